@@ -1,0 +1,153 @@
+"""The recipe's Brain: what is predicted, what it loses, and what is reported.
+
+Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor
+
+from sbkit.data.batch import Batch
+from sbkit.machine.brain import Brain
+from sbkit.machine.statistics import measure_features
+from sbkit.nn.decoding import greedy
+from sbkit.nn.graph import Graph
+from sbkit.nn.loss import Loss, ctc, sequence
+from sbkit.out.curves import draw_curves
+from sbkit.out.report import write_summary, write_wer
+from sbkit.tensors.distributed import gather_over_ranks, rank
+from sbkit.tensors.log import FinalFigures, RunLog
+from sbkit.values.scoring import Scored, score, total_scores
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the model says of a batch.
+
+    log_probs (B, U, V) of CTC, frames (B,), logits (B, L + 1, V) of the decoder if it was run.
+    """
+
+    log_probs: Tensor
+    frames: Tensor
+    logits: Tensor | None
+
+
+class AsrBrain(Brain):
+    """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
+
+    def __init__(self, *, measure_set: Iterable[Batch], **options: Any) -> None:
+        """Take SpeechBrain's options, and the training set in order, to measure its features."""
+        super().__init__(**options)
+        self.measure_set = measure_set
+        self.tokenizer = self.hparams.tokenizer
+        self.graph = Graph(
+            model=self.modules["model"],
+            compute_features=self.hparams.compute_features.to(self.device),
+            CNN=self.hparams.CNN,
+            Transformer=self.hparams.Transformer,
+            ctc_lin=self.hparams.ctc_lin,
+            seq_lin=self.hparams.seq_lin,
+            labels=self.tokenizer.labels,
+        )
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        """Walk from the audio to the scores of every label at every frame."""
+        audio, samples = batch.audio.float(), batch.samples
+        if stage is Stage.TRAIN:
+            audio, samples = self.hparams.speed_perturb(audio, samples)
+        features, frames = self.graph.features(audio, samples)
+        if stage is Stage.TRAIN:
+            features = self.hparams.spec_augment(features, frames)
+        logits = None
+        if self.hparams.ctc_weight < 1:
+            states, frames, logits = self.graph.encode_and_decode(features, frames, batch.tokens)
+        else:
+            states, frames = self.graph.encode(features, frames)
+        return Predictions(self.graph.ctc_log_probs(states), frames, logits)
+
+    def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
+        """Sum the losses per utterance; outside training, also score the best path."""
+        labels = self.tokenizer.labels
+        tokens, counts = batch.tokens, batch.token_counts
+        loss = ctc(predictions.log_probs, predictions.frames, tokens, counts, labels.blank)
+        if predictions.logits is not None:
+            smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
+            decoder = sequence(predictions.logits, tokens, counts, labels.eos, smoothing)
+            loss = loss.mixed(decoder, self.hparams.ctc_weight)
+        if stage is not Stage.TRAIN:
+            self.scored += self._score(predictions, batch)
+        return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
+
+    def _score(self, predictions: Predictions, batch: Batch) -> list[Scored]:
+        best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.labels.blank)
+        hypotheses = map(self.tokenizer.decode, best)
+        return list(map(score, batch.ids, batch.texts, hypotheses))
+
+    # -- hooks --------------------------------------------------------------------------------
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        """Move the batch to the device once."""
+        return super().fit_batch(batch.to(self.device))
+
+    def evaluate_batch(self, batch: Batch, stage: Stage) -> Loss:
+        """Move the batch to the device once."""
+        return super().evaluate_batch(batch.to(self.device), stage)
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, measure the features first."""
+        super().on_fit_start()
+        measure_features(self.modules, self.graph, self.measure_set, self.device)
+
+    def on_fit_batch_start(self, batch: Batch, should_step: bool) -> None:
+        """Set the rate and the seed from the place in the run: a resumed run needs nothing else."""
+        epochs = self.hparams.epoch_counter
+        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.hparams.lr * self.hparams.lr_schedule(progress)
+        place = (self.hparams.seed, epochs.current, self.step, rank())
+        torch.manual_seed(hash(place))  # a hash of whole numbers is the same in every process
+
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """Start a new list of scored utterances."""
+        self.scored: list[Scored] = []
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """After validation: log and save. After the test: report."""
+        if stage is Stage.TRAIN:
+            return
+        scored = [each for share in gather_over_ranks(self.scored) for each in share]
+        scores = total_scores(scored)
+        if stage is Stage.VALID and epoch is not None:
+            self.log_epoch(epoch, dev_loss=stage_loss, cer=scores.cer, wer=scores.wer)
+            self.checkpointer.save_and_keep_only(
+                meta={"CER": scores.cer, "WER": scores.wer, "epoch": epoch},
+                min_keys=["CER"],
+                num_to_keep=self.hparams.keep_checkpoints,
+            )
+        elif rank() == 0:
+            self._report(scored)
+
+    def _report(self, scored: list[Scored]) -> None:
+        folder = Path(self.hparams.output_folder)
+        scores = total_scores(scored)
+        log = RunLog(folder, resume_step=self.optimizer_step)
+        epoch = self.hparams.epoch_counter.current
+        log.write(
+            FinalFigures(epoch=epoch, step=self.optimizer_step, cer=scores.cer, wer=scores.wer)
+        )
+        log.close()
+        write_wer(folder / "wer_test.txt", scored)
+        write_summary(
+            folder / "summary.json",
+            test=scores,
+            parameters=sum(each.numel() for each in self.modules.parameters()),
+            train_seconds=self.train_seconds,
+            audio_seconds=self.audio_seconds,
+            device=self.device,
+        )
+        draw_curves(folder / "train_log.jsonl", folder / "curves.png")

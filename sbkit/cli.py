@@ -1,0 +1,84 @@
+"""The command ``sbkit``: what a trained run is good for.
+
+Each command imports its parts when it runs, so that ``sbkit --help`` answers at once.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sbkit.values.errors import BAD_INPUT, SbkitError, exit_with_sentence
+from sbkit.values.version import __version__
+
+if TYPE_CHECKING:
+    from sbkit.out.transcribe import Transcript
+
+
+def main() -> None:
+    """Run ``sbkit`` with the arguments of the process."""
+    exit_with_sentence(lambda: run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and give its exit code.
+
+    Raises:
+        SbkitError: bad input.
+    """
+    options = _parser().parse_args(arguments)
+    code: int = options.command(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sbkit", description="Speech recognition from one YAML.")
+    parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
+    export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
+    export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
+    export.set_defaults(command=_export)
+
+    transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
+    transcribe.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
+    transcribe.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
+    transcribe.add_argument("--format", choices=("text", "json"), default="text")
+    transcribe.set_defaults(command=_transcribe)
+    return parser
+
+
+def _export(options: argparse.Namespace) -> int:
+    from sbkit.out.export import export_run
+
+    export_run(options.run, options.out)
+    print(options.out)
+    return 0
+
+
+def _transcribe(options: argparse.Namespace) -> int:
+    from sbkit.out.transcribe import transcribe_files
+
+    code = 0
+    for result in transcribe_files(options.bundle, options.files):
+        if isinstance(result, SbkitError):
+            print(result, file=sys.stderr)
+            code = BAD_INPUT
+        else:
+            print(_line(result, options), flush=True)
+    return code
+
+
+def _line(transcript: "Transcript", options: argparse.Namespace) -> str:
+    """Write one transcript: the text, after the file's name where there are several."""
+    if options.format == "json":
+        values = {
+            "file": str(transcript.file),
+            "text": transcript.text,
+            "seconds": transcript.seconds,
+        }
+        return json.dumps(values, ensure_ascii=False)
+    return f"{transcript.file}\t{transcript.text}" if len(options.files) > 1 else transcript.text

@@ -1,0 +1,88 @@
+"""Figures of a run, added up on the device and read once in a while."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sbkit.nn.loss import Loss
+from sbkit.tensors.distributed import sum_over_ranks, world_size
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What happened since a meter was last read, over all ranks."""
+
+    loss_sum: float
+    labels: float
+    audio_seconds: float
+    wall_seconds: float
+    waiting_seconds: float  # mean over the ranks
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per label."""
+        return self.loss_sum / self.labels if self.labels else float("nan")
+
+    @property
+    def xrt(self) -> float:
+        """Seconds of audio per second."""
+        return self.audio_seconds / self.wall_seconds if self.wall_seconds else 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time spent waiting for data."""
+        return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
+
+    def __add__(self, other: "Reading") -> "Reading":
+        """Add two stretches of a run."""
+        return Reading(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+
+NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Meter:
+    """Add losses without making the host wait for the device; the one wait is in `read`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._reset()
+
+    def add(self, loss: Loss, audio_seconds: float) -> None:
+        """Count one micro-batch of this rank."""
+        self._loss += torch.stack([loss.sums.detach().sum(), loss.counts.sum()])
+        self._audio_seconds += audio_seconds
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which there was no batch to work on."""
+        self._waiting_seconds += seconds
+
+    def read(self) -> Reading:
+        """Sum over ranks, transfer once, and start anew."""
+        host = torch.tensor([self._audio_seconds, self._waiting_seconds], dtype=torch.float64)
+        sums = sum_over_ranks(torch.cat([self._loss, host.to(self._loss)])).tolist()
+        wall_seconds = time.perf_counter() - self._started
+        loss_sum, labels, audio_seconds, waiting_seconds = sums
+        self._reset()
+        waiting_seconds /= world_size()
+        return Reading(loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds)
+
+    def _reset(self) -> None:
+        # MPS has no float64; over the few steps between two readings float32 is exact enough.
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
+        self._audio_seconds = 0.0
+        self._waiting_seconds = 0.0
+        self._started = time.perf_counter()
+
+
+def _values(reading: Reading) -> tuple[float, ...]:
+    return (
+        reading.loss_sum,
+        reading.labels,
+        reading.audio_seconds,
+        reading.wall_seconds,
+        reading.waiting_seconds,
+    )

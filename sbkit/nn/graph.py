@@ -1,0 +1,156 @@
+"""How the four parts hang together: audio -> features -> CNN -> Transformer -> heads.
+
+Legend: B utterances, S samples, T frames of 10 ms, U frames after the CNN, L tokens, M mel bins,
+D model width, V vocabulary.
+
+Training, transcription and export all walk this one graph. It owns nothing: every parameter
+belongs to the one ModuleList of the YAML, and a part that does not is refused here.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.nn.features import Fbank
+from sbkit.tensors.lengths import to_absolute, to_relative
+from sbkit.values.errors import SbkitError
+from sbkit.values.labels import LabelSpace
+
+
+class Graph:
+    """Call the parts of a model in their order.
+
+    Parts may be sbkit's, which take absolute lengths, or SpeechBrain's, which take relative ones
+    or none; they are told apart by their signature, once, here.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.ModuleList,
+        compute_features: nn.Module,
+        CNN: nn.Module,  # noqa: N803
+        Transformer: nn.Module,  # noqa: N803
+        ctc_lin: nn.Module,
+        seq_lin: nn.Module,
+        labels: LabelSpace,
+    ) -> None:
+        parts = {"CNN": CNN, "Transformer": Transformer, "ctc_lin": ctc_lin, "seq_lin": seq_lin}
+        refuse_strays(model, parts)
+        labels.check_head(name="ctc_lin", outputs=head_size(ctc_lin))
+        labels.check_head(name="seq_lin", outputs=head_size(seq_lin))
+        self.model = model
+        self.labels = labels
+        self.ctc_lin = ctc_lin
+        self.seq_lin = seq_lin
+        self._features = compute_features
+        self._front_end = front_end(CNN)
+        self._transformer = transformer(Transformer)
+
+    def features(self, audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute features in float32: (B, S), (B,) -> (B, T, M), (B,)."""
+        if isinstance(self._features, Fbank):
+            return self._features(audio, samples)
+        with torch.autocast(audio.device.type, enabled=False):
+            features = self._features(audio.float())
+        return features, to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
+
+    def encode(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
+        x, frames = self._front_end(features, frames)
+        return self._transformer.encode(x, frames), frames
+
+    def encode_and_decode(
+        self, features: Tensor, frames: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L + 1, V) logits."""
+        x, frames = self._front_end(features, frames)
+        shifted = nn.functional.pad(tokens, (1, 0), value=self.labels.bos)  # (B, L + 1)
+        states, decoded = self._transformer.encode_and_decode(x, frames, shifted)
+        return states, frames, self.seq_lin(decoded)
+
+    def ctc_log_probs(self, states: Tensor) -> Tensor:
+        """Score every label at every frame, in float32: (B, U, D) -> (B, U, V)."""
+        return self.ctc_lin(states).float().log_softmax(-1)
+
+
+def refuse_strays(model: nn.ModuleList, parts: dict[str, nn.Module]) -> None:
+    """Refuse a part with parameters or buffers that the one ModuleList does not own.
+
+    Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
+    """
+    owned = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    for name, part in parts.items():
+        strays = [
+            key
+            for key, tensor in [*part.named_parameters(), *part.named_buffers()]
+            if id(tensor) not in owned
+        ]
+        if strays:
+            raise SbkitError(
+                f"`model` must own every part, but `{name}` is not in its list "
+                f"({name}.{strays[0]} and {len(strays) - 1} more tensors are left out). "
+                f"Add `!ref <{name}>` to the torch.nn.ModuleList."
+            )
+
+
+def head_size(head: nn.Module) -> int:
+    """Count the outputs of a head: the rows of its last matrix."""
+    matrices = [parameter for parameter in head.parameters() if parameter.ndim > 1]
+    return matrices[-1].shape[0] if matrices else 0
+
+
+def front_end(part: nn.Module) -> Any:
+    """Give a CNN that takes and returns absolute lengths."""
+    return part if _takes_lengths(part.forward) else _SpeechBrainFrontEnd(part)
+
+
+def transformer(part: nn.Module) -> Any:
+    """Give a Transformer that takes absolute lengths."""
+    return _Ours(part) if _takes_lengths(getattr(part, "encode", None)) else _SpeechBrain(part)
+
+
+def _takes_lengths(method: Any) -> bool:
+    return callable(method) and "lengths" in inspect.signature(method).parameters
+
+
+class _Ours:
+    def __init__(self, part: Any) -> None:
+        self.encode = part.encode
+        self._decode = part.decode
+
+    def encode_and_decode(
+        self, x: Tensor, frames: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        states = self.encode(x, frames)
+        return states, self._decode(tokens, states, frames)
+
+
+class _SpeechBrainFrontEnd:
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+
+    def __call__(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        x = self._part(features)  # (B, U, C, F), or (B, U, D)
+        relative = to_relative(frames, features.shape[1])
+        return x.flatten(2), to_absolute(relative, x.shape[1])
+
+
+class _SpeechBrain:
+    PADDING = 0  # sbkit's blank, which is never a token
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def encode(self, x: Tensor, frames: Tensor) -> Tensor:
+        states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self.PADDING)
+        return states
+
+    def encode_and_decode(
+        self, x: Tensor, frames: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        relative = to_relative(frames, x.shape[1])
+        states, decoded = self._part(x, tokens, relative, self.PADDING)
+        return states, decoded

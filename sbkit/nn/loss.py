@@ -1,0 +1,69 @@
+"""Losses as sums and counts, never as means: they are added, reduced over ranks, divided once.
+
+Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, ctc_loss
+
+from sbkit.tensors.lengths import length_mask
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What each utterance lost and how much it weighs.
+
+    sums (B,): negative log-likelihood; counts (B,): labels that it is spread over, zero for an
+    utterance that takes no part.
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+    def mixed(self, other: "Loss", weight: float) -> "Loss":
+        """Weigh this loss against another of the same utterances; the counts stay."""
+        return Loss(weight * self.sums + (1 - weight) * other.sums, self.counts)
+
+
+def ctc(
+    log_probs: Tensor, frames: Tensor, tokens: Tensor, token_counts: Tensor, blank: int
+) -> Loss:
+    """Sum over all alignments: (B, U, V), (B,), (B, L), (B,) -> Loss.
+
+    In float32. An utterance with fewer frames than its labels need (one each, and one more between
+    two that are equal) has no alignment: it weighs nothing here, and `impossible` counts it.
+    Source: Graves et al. 2006.
+    """
+    per_utterance = ctc_loss(
+        log_probs.float().transpose(0, 1),  # (U, B, V)
+        tokens,
+        frames,
+        token_counts,
+        blank=blank,
+        reduction="none",
+        zero_infinity=True,
+    )
+    possible = frames >= frames_needed(tokens, token_counts)
+    return Loss(per_utterance * possible, token_counts * possible)
+
+
+def frames_needed(tokens: Tensor, token_counts: Tensor) -> Tensor:
+    """Count the frames that CTC needs at least: (B, L), (B,) -> (B,)."""
+    repeats = (tokens[:, 1:] == tokens[:, :-1]) & length_mask(token_counts, tokens.shape[1])[:, 1:]
+    return token_counts + repeats.sum(1)
+
+
+def sequence(
+    logits: Tensor, tokens: Tensor, token_counts: Tensor, eos: int, label_smoothing: float
+) -> Loss:
+    """Predict each token and the end: (B, L + 1, V), (B, L), (B,) -> Loss, in float32."""
+    wanted = torch.nn.functional.pad(tokens, (0, 1))
+    wanted = wanted.scatter(1, token_counts.unsqueeze(1), eos)  # (B, L + 1)
+    each = cross_entropy(
+        logits.float().transpose(1, 2), wanted, reduction="none", label_smoothing=label_smoothing
+    )  # (B, L + 1)
+    inside = length_mask(token_counts + 1, wanted.shape[1])
+    return Loss((each * inside).sum(1), token_counts)

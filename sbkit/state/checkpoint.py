@@ -1,0 +1,146 @@
+"""Checkpoints that are whole or absent.
+
+SpeechBrain's Checkpointer writes its marker file first, so a killed save looks like a good
+checkpoint. This one writes a folder beside, checksums it, and renames it: the name is the marker.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.utils.checkpoints import Checkpoint
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
+
+from sbkit.tensors.distributed import barrier, rank
+from sbkit.tensors.log import say
+from sbkit.values.errors import SbkitError
+from sbkit.values.files import fsync_tree, write_text_atomically
+
+CHECKSUMS = "checksums.json"
+UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
+
+
+class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
+    """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one."""
+
+    def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
+        super().__init__(checkpoints_dir, **options)
+        if rank() == 0:
+            for folder in self.checkpoints_dir.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
+        """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
+        try:
+            written = super().save_checkpoint(*arguments, **options)
+            barrier()
+            return _publish(written) if written is not None else None
+        except OSError as error:
+            raise SbkitError(
+                f"A checkpoint must fit on the disk, but writing to {self.checkpoints_dir} failed "
+                f"({error.strerror}). The one before it is untouched; make room and start again."
+            ) from error
+        finally:
+            barrier()
+
+    def recover_if_possible(
+        self,
+        importance_key: Callable[[Checkpoint], Any] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
+    ) -> Checkpoint | None:
+        """Load the first in the order asked for that is undamaged, and say which ones are not."""
+        ranked = self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)
+        for checkpoint in ranked:
+            damage = find_damage(checkpoint.path)
+            if damage is None:
+                self.load_checkpoint(checkpoint)
+                return checkpoint
+            say(f"{checkpoint.path} is left alone: {damage}. Trying the next best.")
+        if ranked:
+            raise SbkitError(
+                f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
+                f"{len(ranked)} are damaged. Restore one, or remove the folder to start over."
+            )
+        return None
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
+        for name, recoverable in self.recoverables.items():
+            if isinstance(recoverable, torch.nn.Module) and name in checkpoint.paramfiles:
+                saved = torch.load(checkpoint.paramfiles[name], "cpu", weights_only=True)
+                refuse_other_model(saved, recoverable.state_dict(), of=str(checkpoint.path))
+        super().load_checkpoint(checkpoint)
+
+    def _new_checkpoint_dirpath(self) -> Path:
+        return _beside(super()._new_checkpoint_dirpath())
+
+    def _custom_checkpoint_dirpath(self, name: str) -> Path:
+        return _beside(super()._custom_checkpoint_dirpath(name))
+
+
+def find_damage(folder: Path) -> str | None:
+    """Compare the files with their checksums; None when all is well."""
+    try:
+        expected: dict[str, str] = json.loads((folder / CHECKSUMS).read_text())
+        for name, digest in expected.items():
+            if checksum(folder / name) != digest:
+                return f"{name} is not what was written"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
+def checksum(file: Path) -> str:
+    """Give a file's SHA-256 in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksum of every file in a folder beside them."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != CHECKSUMS)
+    sums = {file.name: checksum(file) for file in files}
+    write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
+
+
+def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
+    """Refuse weights of another model; the first differences are named with their sizes."""
+    differences = [
+        f"{key}: {_size(saved, key)} saved, {_size(wanted, key)} declared"
+        for key in sorted({*saved, *wanted})
+        if _size(saved, key) != _size(wanted, key)
+    ]
+    if differences:
+        shown = "; ".join(differences[:3])
+        raise SbkitError(
+            f"The weights in {of} must be those of the declared model, but {len(differences)} "
+            f"tensors differ ({shown}). Use the YAML they were trained with, or another folder."
+        )
+
+
+def _size(tensors: Mapping[str, Any], key: str) -> str:
+    if key not in tensors:
+        return "none"
+    return "x".join(map(str, tensors[key].shape)) or "1"
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(UNFINISHED + folder.name)
+
+
+def _publish(written: Checkpoint) -> Checkpoint:
+    """Give a finished folder its name, once everything in it is on the disk."""
+    write_checksums(written.path)
+    fsync_tree(written.path)
+    final = written.path.with_name(written.path.name.removeprefix(UNFINISHED))
+    if final.exists():
+        shutil.rmtree(final)
+    written.path.rename(final)
+    files = {name: final / file.name for name, file in written.paramfiles.items()}
+    return Checkpoint(final, written.meta, files)

@@ -1,0 +1,96 @@
+"""One device and one precision, parsed once; only the device's type reaches autocast."""
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from sbkit.values.errors import SbkitError
+
+FORMS = "cpu, cuda, cuda:N, mps, xpu or xpu:N"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SUPPORTED = {  # device type -> precisions; fp16 needs a GradScaler, which has no CPU or MPS kernels
+    "cpu": ("fp32", "bf16"),
+    "cuda": ("fp32", "bf16", "fp16"),
+    "mps": ("fp32", "bf16"),
+    "xpu": ("fp32", "bf16", "fp16"),
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model runs and in which precision; a pair that is known to work."""
+
+    device: torch.device
+    precision: str
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Open a new autocast context of the declared precision; fp32 leaves everything alone."""
+        return torch.autocast(
+            self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32"
+        )
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Make a GradScaler, which does something in fp16 and is a quiet object otherwise."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+
+def resolve(device: str | torch.device | None, precision: str) -> Placement:
+    """Check a declared device and precision against this machine.
+
+    ``None`` takes the first GPU, or the CPU where there is none. Under torchrun, `cuda` and `xpu`
+    without a number are the device of the local rank.
+    Raises SbkitError when the pair is not supported, or the machine has no such device.
+    """
+    parsed = parse_device("cuda" if torch.cuda.is_available() else "cpu") if device is None else (
+        parse_device(device)
+    )
+    check_precision(parsed.type, precision)
+    return Placement(_on_this_machine(parsed), precision)
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """Turn `cuda:1` and its like into a torch.device; refuse what is not one of FORMS."""
+    text = str(device)
+    kind, colon, index = text.partition(":")
+    numbered = kind in ("cuda", "xpu") and index.isascii() and index.isdigit()
+    if kind not in SUPPORTED or (colon and not numbered):
+        raise SbkitError(
+            f"`device` must be {FORMS}, but is {device!r}. Write it in one of these forms."
+        )
+    return torch.device(text)
+
+
+def check_precision(device_type: str, precision: str) -> None:
+    """Refuse a precision that the type of device cannot train in, by name."""
+    if precision not in DTYPES:
+        raise SbkitError(
+            f"`precision` must be one of {', '.join(DTYPES)}, but is {precision!r}. "
+            "Choose one of them."
+        )
+    if precision not in SUPPORTED[device_type]:
+        raise SbkitError(
+            f"`precision` on {device_type} must be one of {', '.join(SUPPORTED[device_type])}, "
+            f"but is {precision}. Use --precision=bf16, or another device."
+        )
+
+
+def _on_this_machine(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        return device
+    backend = torch.get_device_module(device.type)
+    count = backend.device_count() if backend.is_available() else 0
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.index is not None and local_ranks > 1:
+        raise SbkitError(
+            f"`device` must have no number when torchrun starts {local_ranks} processes, so that "
+            f"each takes its own, but is {device}. Write --device={device.type}."
+        )
+    index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
+    if index >= count:
+        raise SbkitError(
+            f"`device` must be one of the {count} {device.type} devices that torch sees here, but "
+            f"is {device.type}:{index}. Use --device=cpu, or fewer processes."
+        )
+    return torch.device(device.type) if device.type == "mps" else torch.device(device.type, index)

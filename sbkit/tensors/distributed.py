@@ -1,0 +1,67 @@
+"""Ranks: how many there are, and the few things that they do together."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank() -> int:
+    """Give this process's rank; 0 when it is alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Count the processes of the run; 1 when it is alone."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join torchrun's other processes, if there are any, and leave them when done."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+    dist.init_process_group(backend, device_id=None if device.type == "cpu" else device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait for the other ranks, if there are any."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+@contextmanager
+def main_rank_first() -> Iterator[None]:
+    """Let rank 0 do something, and the others find it done."""
+    if rank() > 0:
+        barrier()
+    yield
+    if rank() == 0:
+        barrier()
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Add a tensor up over all ranks, in place; the host does not wait for it."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather_over_ranks(value: Any) -> list[Any]:
+    """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+

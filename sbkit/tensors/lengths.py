@@ -1,0 +1,27 @@
+"""Absolute lengths and masks.
+
+Inside sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,).
+SpeechBrain's relative lengths (a fraction of the longest in the batch) are made at its border only.
+"""
+
+import torch
+from torch import Tensor
+
+
+def length_mask(lengths: Tensor, max_length: int | Tensor) -> Tensor:
+    """Mark what is inside each utterance: (B,) -> (B, T) of bool, true inside."""
+    positions = torch.arange(max_length, device=lengths.device)
+    return positions < lengths.unsqueeze(1)
+
+
+def to_relative(lengths: Tensor, max_length: int) -> Tensor:
+    """Turn absolute lengths into SpeechBrain's fractions of the padded length: (B,) -> (B,)."""
+    return lengths / max_length
+
+
+def to_absolute(fractions: Tensor, max_length: int) -> Tensor:
+    """Turn SpeechBrain's fractions of the padded length into absolute lengths: (B,) -> (B,).
+
+    Rounded, because a fraction in float32 may land just below the whole number that it stands for.
+    """
+    return torch.round(fractions * max_length).long()

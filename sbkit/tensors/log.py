@@ -1,0 +1,163 @@
+"""What a run tells: facts on the screen, and its figures in ``train_log.jsonl`` and TensorBoard.
+
+Figures are plain numbers, given every few steps, never tensors: reading a tensor would make
+the host wait for the device.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sbkit.values.files import to_json, write_text_atomically
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+LOG_FILE = "train_log.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+Record = dict[str, Any]  # a line of the log, as JSON gives it
+
+
+def is_first_rank() -> bool:
+    """Tell whether this process is the one that prints and writes, by torchrun's RANK."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(message: str) -> None:
+    """Print one fact, once: on rank 0 of a run of many processes."""
+    if is_first_rank():
+        print(message, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured at a step; ``others`` takes the figures that only one recipe knows."""
+
+    kind: ClassVar[str]
+    epoch: int
+    step: int
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    def as_record(self) -> Record:
+        """Flatten to one line of the log."""
+        named = asdict(self)
+        others = named.pop("others")
+        return {"kind": self.kind, **named, **others}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures(Figures):
+    """Figures of the steps since the last logged one."""
+
+    kind: ClassVar[str] = "step"
+    loss: float
+    learning_rate: float
+    xrt: float  # seconds of audio per second of wall time, over all ranks
+    waiting: float  # share of wall time spent waiting for data, 0 to 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochFigures(Figures):
+    """Figures of a whole epoch; the dev ones are None when it was not validated."""
+
+    kind: ClassVar[str] = "epoch"
+    loss: float  # mean training loss over the epoch
+    xrt: float
+    dev_loss: float | None = None
+    cer: float | None = None  # fractions
+    wer: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalFigures(Figures):
+    """Figures of the test split, as fractions."""
+
+    kind: ClassVar[str] = "test"
+    cer: float
+    wer: float
+
+
+def read_log(path: Path) -> list[Record]:
+    """Read a run's records in order, past the line that a killed run left half written.
+
+    A missing file is an empty log.
+    """
+    if not path.exists():
+        return []
+    records = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [record for record in records if record is not None]
+
+
+class QuietLog:
+    """The log of every rank but the first: it keeps nothing."""
+
+    def write(self, figures: Figures) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RunLog(QuietLog):
+    """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
+
+    A run that resumes at ``resume_step`` forgets what it had logged beyond; a fresh one (0)
+    forgets all. A line is on its way to the disk before ``write`` returns, so a killed run
+    loses at most its last.
+    """
+
+    def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
+        """Open the log of the run in ``folder``."""
+        path = folder / LOG_FILE
+        _forget_beyond(path, resume_step)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._folder = folder
+        self._resume_step = resume_step
+        self._tensorboard: SummaryWriter | None = None
+
+    def write(self, figures: Figures) -> None:
+        """Add one line, and one point to each of TensorBoard's curves."""
+        record = figures.as_record()
+        self._file.write(to_json(record) + "\n")
+        self._mirror(record, step=figures.step)
+
+    def close(self) -> None:
+        """Finish both files."""
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _mirror(self, record: Record, *, step: int) -> None:
+        writer = self._tensorboard = self._tensorboard or self._open_tensorboard()
+        for name, value in record.items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                writer.add_scalar(f"{record['kind']}/{name}", value, step)
+
+    def _open_tensorboard(self) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter  # 1.5 s to import
+
+        return SummaryWriter(
+            str(self._folder / TENSORBOARD_FOLDER),
+            purge_step=self._resume_step + 1,  # hides the points that the log forgot
+            flush_secs=30,
+        )
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "step" in record else None
+
+
+def _forget_beyond(path: Path, step: int) -> None:
+    """Rewrite the log without the records past ``step`` and without torn lines."""
+    if not path.exists():
+        return
+    kept = [record for record in read_log(path) if record["step"] <= step]
+    write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))

@@ -1,0 +1,33 @@
+"""The one exception that a user of sbkit is meant to read, and how a command leaves with it."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+class SbkitError(Exception):
+    """Tell a user what must hold, what came instead, and what to do.
+
+    Command lines print the message alone, without a traceback, and leave with exit code 2.
+    """
+
+
+def exit_with_sentence(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command and leave with its exit code; bad input leaves a sentence, not a traceback."""
+    try:
+        code = main() or 0
+        sys.stdout.flush()  # a reader that has left is noticed here, not while Python shuts down
+    except SbkitError as error:
+        print(error, file=sys.stderr)
+        code = BAD_INPUT
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = PIPE_CLOSED
+    sys.exit(code)

@@ -1,0 +1,50 @@
+"""Write files that are whole whenever they are there, even after a kill or a power cut."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write beside ``path``, then rename: a reader sees the old file or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all."""
+    write_bytes_atomically(path, text.encode())
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Encode plain data as valid JSON, in which NaN and infinity have no place and become null."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def fsync_tree(folder: Path) -> None:
+    """Wait until every file of a flat folder, and the folder itself, is on the disk."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,170 @@
+"""Word and character error rates: counts are added over a split and divided once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jiwer
+from rich.cells import cell_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorCounts:
+    """The edits that turn references into hypotheses; ``ErrorCounts()`` is the zero of a sum.
+
+    ``total`` counts the words, or the characters, of the references.
+    """
+
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+    total: int = 0
+
+    def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
+        """Add count by count."""
+        return ErrorCounts(
+            substitutions=self.substitutions + other.substitutions,
+            deletions=self.deletions + other.deletions,
+            insertions=self.insertions + other.insertions,
+            total=self.total + other.total,
+        )
+
+    @property
+    def errors(self) -> int:
+        """Count all edits."""
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def rate(self) -> float:
+        """Divide errors by the total, as a fraction that exceeds 1 when insertions abound.
+
+        An empty reference divides by one, as jiwer does: 0.0 for an empty hypothesis,
+        otherwise the number of insertions; so it is finite, sorts and fits into JSON.
+        """
+        return self.errors / max(self.total, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Error counts of one utterance or of many; ``sum(scores, Scores())`` scores a split."""
+
+    words: ErrorCounts = ErrorCounts()
+    characters: ErrorCounts = ErrorCounts()
+    utterances: int = 0
+
+    def __add__(self, other: "Scores") -> "Scores":
+        """Add the counts of two sets of utterances."""
+        return Scores(
+            words=self.words + other.words,
+            characters=self.characters + other.characters,
+            utterances=self.utterances + other.utterances,
+        )
+
+    @property
+    def wer(self) -> float:
+        """Give the word error rate as a fraction."""
+        return self.words.rate
+
+    @property
+    def cer(self) -> float:
+        """Give the character error rate as a fraction."""
+        return self.characters.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One utterance with what was said, what was heard and the errors between."""
+
+    id: str
+    reference: str
+    hypothesis: str
+    scores: Scores
+
+
+class Alignment(NamedTuple):
+    """Three lines to print below each other in a fixed-width font."""
+
+    reference: str
+    hypothesis: str
+    marks: str
+
+
+def score(id: str, reference: str, hypothesis: str) -> Scored:
+    """Score one utterance."""
+    return Scored(
+        id=id,
+        reference=reference,
+        hypothesis=hypothesis,
+        scores=count_errors(reference, hypothesis),
+    )
+
+
+def total_scores(scored: Iterable[Scored]) -> Scores:
+    """Add the scores of a whole split."""
+    return sum((utterance.scores for utterance in scored), Scores())
+
+
+def count_errors(reference: str, hypothesis: str) -> Scores:
+    """Count word and character errors of one utterance; either side may be empty.
+
+    Words stand between white space, of which any run counts as one space. Characters are
+    code points, spaces among them, as in jiwer: "ab" for "a b" has one deletion in three.
+    """
+    reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
+    return Scores(
+        words=_counts(jiwer.process_words(reference, hypothesis)),
+        characters=_counts(jiwer.process_characters(reference, hypothesis)),
+        utterances=1,
+    )
+
+
+def align(reference: str, hypothesis: str) -> Alignment:
+    """Set the words of both in shared columns, ``*`` where one is missing, marked S, D or I.
+
+    Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
+    combining accent.
+    """
+    columns = [_column(*pair) for pair in _pair_words(reference.split(), hypothesis.split())]
+    lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
+    return Alignment(*(" ".join(line).rstrip() for line in lines))
+
+
+def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
+    return ErrorCounts(
+        substitutions=output.substitutions,
+        deletions=output.deletions,
+        insertions=output.insertions,
+        total=output.hits + output.substitutions + output.deletions,
+    )
+
+
+def _pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair each word with its counterpart, "" where there is none."""
+    chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
+    pairs: list[tuple[str, str]] = []
+    for chunk in chunks:
+        said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
+        heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]
+        length = max(len(said), len(heard))
+        pairs += zip(_fill(said, length), _fill(heard, length), strict=True)
+    return pairs
+
+
+def _fill(words: Sequence[str], length: int) -> list[str]:
+    return [*words, *[""] * (length - len(words))]
+
+
+def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:
+    width = max(cell_len(reference), cell_len(hypothesis), 1)
+    cells = (reference or "*" * width, hypothesis or "*" * width, _mark(reference, hypothesis))
+    return (_pad(cells[0], width), _pad(cells[1], width), _pad(cells[2], width))
+
+
+def _mark(reference: str, hypothesis: str) -> str:
+    if reference == hypothesis:
+        return ""
+    return "S" if reference and hypothesis else "D" if reference else "I"
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))

@@ -1,0 +1,29 @@
+"""Seconds, samples and frames: the only file that turns one into another.
+
+Rates are those of Kaldi's filterbanks, which deployed runtimes compute:
+16 kHz audio, a window of 25 ms every 10 ms, and only windows that lie wholly inside the audio.
+"""
+
+SAMPLE_RATE = 16_000  # samples per second
+WINDOW_SAMPLES = 400  # 25 ms
+SHIFT_SAMPLES = 160  # 10 ms
+
+
+def seconds_to_samples(seconds: float) -> int:
+    """Round a duration to the nearest sample."""
+    return round(seconds * SAMPLE_RATE)
+
+
+def samples_to_seconds(samples: int) -> float:
+    """Give the exact duration of a number of samples."""
+    return samples / SAMPLE_RATE
+
+
+def samples_to_frames(samples: int) -> int:
+    """Count the whole analysis windows in a number of samples (Kaldi's ``snip_edges``)."""
+    return max(0, 1 + (samples - WINDOW_SAMPLES) // SHIFT_SAMPLES)
+
+
+def conv_length(length: int, kernel: int, stride: int) -> int:
+    """Count the outputs of an unpadded convolution over ``length`` inputs, never below zero."""
+    return max(0, (length - kernel) // stride + 1)

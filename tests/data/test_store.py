@@ -1,0 +1,93 @@
+"""Stores are whole or not there, and give back what was put in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.data.store import Utterance, building, default_cache, open_store, write_store
+from sbkit.values.errors import SbkitError
+
+
+def utterances(count: int) -> Iterator[Utterance]:
+    """Make utterances of growing length, their samples counted from zero."""
+    for n in range(count):
+        audio = np.arange(n, dtype="<i2").tobytes()
+        yield Utterance(f"clip{n}", f"été {n}", f"Été {n}!", "ann", n, audio)
+
+
+def test_a_store_gives_back_what_was_written(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", utterances(250))
+    dataset = open_store(tmp_path / "store")
+    assert len(dataset) == 250
+    for n in (0, 99, 100, 249):
+        row = dataset[n]
+        assert (row["id"], row["text"], row["sentence"]) == (f"clip{n}", f"été {n}", f"Été {n}!")
+        assert (row["client_id"], row["samples"]) == ("ann", n)
+        assert np.array_equal(np.frombuffer(row["audio"], "<i2"), np.arange(n))
+
+
+def test_a_store_is_read_from_disk_when_asked(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", utterances(5))
+    dataset = open_store(tmp_path / "store")
+    assert [file["filename"] for file in dataset.cache_files] == [
+        str(tmp_path / "store" / "data.arrow")
+    ]
+    assert dataset.select([3, 1])["id"][:] == ["clip3", "clip1"]
+
+
+def test_an_empty_store_can_be_opened(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", iter(()))
+    dataset = open_store(tmp_path / "store")
+    assert len(dataset) == 0
+    assert "audio" in dataset.column_names
+
+
+def test_nothing_is_left_of_a_store_that_failed(tmp_path: Path) -> None:
+    def failing() -> Iterator[Utterance]:
+        yield from utterances(150)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "store", failing())
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SbkitError, match=r"must hold data\.arrow"):
+        open_store(tmp_path / "store")
+
+
+def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    with building(folder) as slow:
+        with building(folder) as quick:
+            (quick / "file").write_text("quick")
+        (slow / "file").write_text("slow")
+    assert (folder / "file").read_text() == "quick"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SbkitError, match="must be a folder to write to"),
+        building(tmp_path / "file" / "store"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SBKIT_CACHE": "/s", "XDG_CACHE_HOME": "/x"}, "/s"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/sbkit"),
+        ({}, "/home/ann/.cache/sbkit"),
+    ],
+)
+def test_default_cache(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("SBKIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ann", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert default_cache() == Path(expected)

@@ -1,0 +1,255 @@
+"""The default corpus: made of tiny packages that are built here, and once of the real ones."""
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+
+import G722
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.AsteriskPrompts.prepare import (
+    Prompt,
+    choose_split,
+    decode_g722,
+    prepare_prompts,
+    read_prompts,
+    write_release,
+)
+from recipes.CommonVoice.prepare import prepare
+from sbkit.data.manifest import Clip, read_manifest
+from sbkit.values.errors import SbkitError
+from sbkit.values.text import normalize
+
+COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
+COLUMNS += ["down_votes", "age", "gender", "accents", "variant", "locale", "segment"]
+
+TEXT = """\ufeff; Core Asterisk Sounds in English
+
+hello: Hello,  World.
+press: Press 1, then *.
+digits/7: seven
+again: hello world!
+no-sound: Nobody recorded this.
+iax: IAX (note: does not say "2")
+join: <beep>
+monkeys: [sound of monkeys screaming]
+damaged: sar? esattamente
+dots: ...
+beep: a beep
+silence/1: one second
+note: Two: a colon
+"""
+SPOKEN = ["hello", "press", "digits/7", "again", "note"]
+NOISES = ["iax", "join", "monkeys", "damaged", "dots", "beep", "silence/1"]
+
+
+def make_packages(root: Path) -> Path:
+    """Lay out what two unpacked packages hold: every sound is half a second of the same tone."""
+    documents = root / "usr/share/doc/asterisk-core-sounds-en"
+    documents.mkdir(parents=True)
+    (documents / "core-sounds-en.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    for key in SPOKEN + NOISES:
+        file = root / f"usr/share/asterisk/sounds/en_US_f_Ann/{key}.g722"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(G722.G722(16_000, 64_000).encode(tone()))
+    return root
+
+
+def tone() -> np.ndarray:
+    """Give half a second of 440 Hz."""
+    return (8000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16_000)).astype(np.int16)
+
+
+def all_clips(release: Path) -> dict[str, Clip]:
+    """Give the clips of all splits by their id."""
+    return {clip.id: clip for clip in read_manifest(release / "validated.tsv").clips}
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    """A release written from the tiny packages."""
+    folder = tmp_path / "release"
+    folder.mkdir()
+    write_release(make_packages(tmp_path / "root"), "en", folder)
+    return folder
+
+
+def test_speech_is_kept_and_noises_are_not(release: Path) -> None:
+    sentences = {id: clip.sentence for id, clip in all_clips(release).items()}
+    assert sentences == {
+        "hello": "Hello, World.",
+        "press": "Press one, then star.",
+        "digits_7": "seven",
+        "again": "hello world!",
+        "note": "Two: a colon",
+    }
+
+
+def test_clips_are_sixteen_kilohertz_flac(release: Path) -> None:
+    for clip in all_clips(release).values():
+        samples, rate = soundfile.read(clip.path, dtype="int16")
+        assert (clip.path.suffix, rate, len(samples)) == (".flac", 16_000, 8000)
+        spectrum = np.abs(np.fft.rfft(samples.astype(float)))
+        assert np.argmax(spectrum) * 2 == 440
+
+
+def test_manifests_have_the_columns_of_common_voice(release: Path) -> None:
+    lines = (release / "validated.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in lines]
+    assert lines[0].split("\t") == COLUMNS
+    assert {row["locale"] for row in rows[1:]} == {"en"}
+    assert {row["gender"] for row in rows[1:]} == {"female_feminine"}
+    assert {row["client_id"] for row in rows[1:]} == {"en_US_f_Ann"}
+
+
+def test_one_text_is_in_one_split(release: Path) -> None:
+    listed = []
+    for split in ("train", "dev", "test"):
+        lines = (release / f"{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+        names = [line.split("\t")[1] for line in lines]
+        assert ("hello.flac" in names) == ("again.flac" in names)
+        listed += lines
+    assert listed == (release / "validated.tsv").read_text(encoding="utf-8").splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "split"), [("activated", "test"), ("call forwarding", "dev"), ("added", "train")]
+)
+def test_the_split_of_a_text_never_changes(text: str, split: str) -> None:
+    assert choose_split(text) == split
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a: Hi\nb/c: Yo", [Prompt("a", "Hi"), Prompt("b/c", "Yo")]),
+        (b"\xef\xbb\xbf; note: this\r\n\r\na:  Hi \r\n", [Prompt("a", "Hi")]),
+        (
+            "a: più\n".encode("latin-1") + "b: più\n".encode(),
+            [Prompt("a", "più"), Prompt("b", "più")],
+        ),
+        (b"no colon\n;x: y\na: b: c", [Prompt("a", "b: c")]),
+        (b"", []),
+    ],
+)
+def test_prompts_are_read_from_text(content: bytes, expected: list[Prompt]) -> None:
+    assert list(read_prompts(content)) == expected
+
+
+def test_g722_is_decoded_to_what_was_encoded(tmp_path: Path) -> None:
+    (tmp_path / "a.g722").write_bytes(G722.G722(16_000, 64_000).encode(tone()))
+    samples = decode_g722(tmp_path / "a.g722")
+    assert len(samples) == 8000
+    assert np.corrcoef(samples[22:].astype(float), tone()[:-22].astype(float))[0, 1] > 0.99
+
+
+needs_dpkg = pytest.mark.skipif(which("dpkg-deb") is None, reason="builds real packages")
+
+
+def install_apt(folder: Path, monkeypatch: pytest.MonkeyPatch, *, script: str) -> None:
+    """Put a program named apt-get before the real one."""
+    program = folder / "bin" / "apt-get"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def build_packages(folder: Path) -> None:
+    """Build the two packages with dpkg-deb: the text in one, the sounds in the other."""
+    root = make_packages(folder / "root")
+    for name, part in (("en", "doc"), ("en-g722", "asterisk")):
+        tree = folder / name
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN/control").write_text(
+            f"Package: asterisk-core-sounds-{name}\nVersion: 9.9-1\nArchitecture: all\n"
+            "Maintainer: Ann <ann@example.org>\nDescription: test\n"
+        )
+        (tree / "usr/share").mkdir(parents=True)
+        (root / "usr/share" / part).rename(tree / "usr/share" / part)
+        subprocess.run(["dpkg-deb", "-b", tree, folder / f"{name}.deb"], check=True, stdout=-3)
+
+
+@needs_dpkg
+def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_packages(tmp_path)
+    script = (
+        f'echo "$@" >> {tmp_path}/calls\ncase "$*" in *download*) cp {tmp_path}/*.deb . ;; esac'
+    )
+    install_apt(tmp_path, monkeypatch, script=script)
+    for _ in range(2):
+        release = prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+        assert release == tmp_path / "cache/asterisk-prompts/9.9-1-r1/en"
+        assert len(all_clips(release)) == 5
+    update, download = (tmp_path / "calls").read_text().splitlines()
+    assert update.endswith("update")
+    assert download.endswith("download asterisk-core-sounds-en asterisk-core-sounds-en-g722")
+
+
+FAILURES = {
+    "no mirror": (
+        "case $* in *update*) echo 'W: Failed to fetch http://x  No route' >&2 ;;"
+        " *) echo 'E: Unable to locate package' >&2; exit 100 ;; esac",
+        r"apt-get failed \(W: Failed to fetch http://x  No route\)",
+    ),
+    "no such package": (
+        "case $* in *download*) echo 'E: Unable to locate package' >&2; exit 100 ;; esac",
+        r"apt-get failed \(E: Unable to locate package\)",
+    ),
+    "silence": ("exit 3", r"apt-get failed \(without a word\)"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_download_is_told_in_apts_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    script, words = FAILURES[failure]
+    install_apt(tmp_path, monkeypatch, script=script)
+    with pytest.raises(SbkitError, match=f"{words}.*as --data_folder"):
+        prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_machine_without_apt_is_told_what_to_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SbkitError, match=r"apt-get is not on this machine.*as --data_folder"):
+        prepare_prompts(language="en", cache_folder=tmp_path)
+
+
+def test_a_language_without_prompts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match=r"one of en, es, fr, it, ru .*but is 'xx'"):
+        prepare_prompts(language="xx", cache_folder=tmp_path)
+
+
+def test_the_command_prints_a_sentence_and_leaves_with_two(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recipes.AsteriskPrompts.prepare", "--language", "xx"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("language must be one of")
+
+
+def test_the_written_release_can_be_prepared(release: Path, tmp_path: Path) -> None:
+    """The tiny release has nothing in dev or test, so only training is prepared."""
+    prepared = prepare(
+        data_folder=release, language="en", cache_folder=tmp_path / "cache", splits=["train"]
+    )
+    assert prepared.left_out == []
+
+
+def test_the_real_english_prompts(asterisk_english: Path) -> None:
+    clips = all_clips(asterisk_english)
+    assert len(clips) > 500
+    for clip in clips.values():
+        text = normalize(clip.sentence, "en")
+        assert text
+        assert normalize(text, "en") == text
+        assert not any(char.isdigit() for char in text)
+    assert clips["vm-Cust1"].sentence == "folder five"

@@ -1,0 +1,287 @@
+"""Release folders, sound and damaged, prepared from end to end."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.CommonVoice.prepare import (
+    LeftOut,
+    find_release,
+    prepare,
+    report_left_out,
+    select_train,
+)
+from sbkit.data.store import Utterance, open_store, write_store
+from sbkit.values.errors import SbkitError
+
+SPLITS = ("train", "dev", "test")
+
+
+def make_release(folder: Path, *, count: int = 3, kind: str = "flac", rate: int = 16_000) -> Path:
+    """Write a release whose clips last 0.1, 0.2, 0.3, 0.1 ... seconds."""
+    (folder / "clips").mkdir(parents=True)
+    for split in SPLITS:
+        rows = ["client_id\tpath\tsentence"]
+        for n in range(count):
+            name = f"{split}{n}.{kind}"
+            noise = 0.1 * np.random.default_rng(n).standard_normal(rate * (n % 3 + 1) // 10)
+            write_clip(folder / "clips" / name, noise, rate)
+            rows.append(f'ann\t{name}\t"Clip" number {n}!')
+        write_tsv(folder, split, rows)
+    return folder
+
+
+def write_clip(file: Path, signal: np.ndarray, rate: int) -> None:
+    """Write audio; soundfile knows opus as a kind of ogg."""
+    opus = file.suffix == ".opus"
+    soundfile.write(
+        file, signal, rate, format="OGG" if opus else None, subtype="OPUS" * opus or None
+    )
+
+
+def write_tsv(folder: Path, split: str, rows: list[str]) -> None:
+    """Write a manifest."""
+    (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
+    """Change one transcript."""
+    rows = (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
+    rows[row + 1] = "\t".join([*rows[row + 1].split("\t")[:2], sentence])
+    write_tsv(folder, split, rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("ogg", 44_100), ("opus", 48_000)],
+)
+def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
+    release = make_release(tmp_path / "en", kind=kind, rate=rate)
+    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    assert list(prepared.stores) == list(SPLITS)
+    assert prepared.left_out == []
+    for split in SPLITS:
+        rows = open_store(prepared.stores[split]).to_list()
+        assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
+        assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
+        assert rows[2]["sentence"] == '"Clip" number 2!'
+        for n, row in enumerate(rows):
+            assert len(row["audio"]) == 2 * row["samples"]
+            assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400 if kind == "mp3" else 1)
+
+
+def test_what_is_prepared_is_not_prepared_again(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=170)
+    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    written = [folder.stat().st_mtime_ns for folder in first.stores.values()]
+    start = time.perf_counter()
+    again = prepare(data_folder=str(release), language="en", cache_folder=str(tmp_path / "cache"))
+    assert time.perf_counter() - start < 1.0
+    assert again == first
+    assert [folder.stat().st_mtime_ns for folder in again.stores.values()] == written
+
+
+def rewrite_clip(release: Path) -> None:
+    """Put a longer clip in the place of one."""
+    soundfile.write(release / "clips" / "dev0.flac", np.zeros(9999), 16_000)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a transcript": lambda release: set_sentence(release, "dev", 0, "Another."),
+    "a clip": rewrite_clip,
+    "a time": lambda release: os.utime(release / "clips" / "dev0.flac", (1, 1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_the_split_that_changed_is_prepared_again(tmp_path: Path, change: str) -> None:
+    release = make_release(tmp_path / "en")
+    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    CHANGES[change](release)
+    again = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    assert again.stores["dev"] != first.stores["dev"]
+    assert again.stores["train"] == first.stores["train"]
+    assert again.stores["test"] == first.stores["test"]
+
+
+def test_another_language_is_another_store(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en")
+    set_sentence(release, "test", 0, "Été")
+    texts = {}
+    for language in ("en", "fr"):
+        prepared = prepare(data_folder=release, language=language, cache_folder=tmp_path / "cache")
+        texts[language] = open_store(prepared.stores["test"])[0]["text"]
+    assert texts == {"en": "ete", "fr": "été"}
+
+
+def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en")
+    for split in SPLITS:
+        set_sentence(release, split, 1, "…")
+    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    assert prepared.left_out == [LeftOut("train", "train1", "empty transcript", "…")]
+    sizes = [len(open_store(store)) for store in prepared.stores.values()]
+    assert sizes == [2, 3, 3]
+    assert open_store(prepared.stores["dev"])[1]["text"] == ""
+
+
+def cut(file: Path) -> None:
+    """Keep the first half of a file."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda file: file.unlink(), "is missing"),
+    "empty": (lambda file: file.write_bytes(b""), "is empty"),
+    "truncated": (cut, "truncated"),
+    "no audio": (lambda file: file.write_text("<html>" * 99), "not recognized as audio"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_damaged_clip_is_left_out_and_the_run_goes_on(
+    tmp_path: Path, split: str, damage: str
+) -> None:
+    spoil, words = DAMAGE[damage]
+    release = make_release(tmp_path / "en", count=20)
+    spoil(release / "clips" / f"{split}7.flac")
+    for _ in range(2):  # from the release, then from the cache
+        prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+        (item,) = prepared.left_out
+        assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
+        assert words in item.detail
+        assert len(open_store(prepared.stores[split])) == 19
+
+
+def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=20)
+    with (release / "dev.tsv").open("a", encoding="utf-8") as file:
+        file.write("ann\t../../secret.flac\tEscaped\n")
+    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    assert prepared.left_out == [
+        LeftOut("dev", "line 22", "path outside the clips folder", "../../secret.flac")
+    ]
+
+
+def test_too_many_damaged_clips_are_refused_with_counts(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=20)
+    (release / "clips" / "test3.flac").unlink()
+    (release / "clips" / "test5.flac").unlink()
+    with pytest.raises(SbkitError) as caught:
+        prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    for words in ("At most 5% of test", "2 of 20", "2 unreadable audio", "test3", "test5"):
+        assert words in str(caught.value)
+    assert not list((tmp_path / "cache" / "stores").glob("en-test-*"))
+
+
+def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
+    make_release(tmp_path / "cv-corpus-22.0" / "fr")
+    assert find_release(tmp_path / "cv-corpus-22.0", "fr") == tmp_path / "cv-corpus-22.0" / "fr"
+
+
+def remove_manifests(folder: Path) -> None:
+    """Take all manifests away."""
+    for file in folder.glob("*.tsv"):
+        file.unlink()
+
+
+def remove_clips(folder: Path) -> None:
+    """Take a release's clips folder away, with what is in it."""
+    for file in (folder / "clips").iterdir():
+        file.unlink()
+    (folder / "clips").rmdir()
+
+
+def no_sentence(folder: Path) -> None:
+    """Give one manifest a header without the column for transcripts."""
+    write_tsv(folder, "dev", ["path\ttext", "a.flac\thi"])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "without manifests": (
+        remove_manifests,
+        r"no train\.tsv, dev\.tsv, test\.tsv\. Pass --data_folder",
+    ),
+    "without one": (lambda folder: (folder / "dev.tsv").unlink(), r"has no dev\.tsv\. Pass"),
+    "without clips": (remove_clips, r"has no clips/\. Pass --data_folder"),
+    "with an empty manifest": (lambda folder: (folder / "dev.tsv").write_text(""), "is empty"),
+    "without a column": (no_sentence, "Add sentence"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_release_is_refused(tmp_path: Path, broken: str) -> None:
+    spoil, words = BROKEN[broken]
+    release = make_release(tmp_path / "en")
+    spoil(release)
+    with pytest.raises(SbkitError, match=words):
+        prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, "is not set"),
+        ("", "is not set"),
+        ("nowhere", "is not one"),
+        ("empty", "has no train"),
+    ],
+)
+def test_a_folder_that_is_no_release_is_refused(
+    tmp_path: Path, name: str | None, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    folder = tmp_path / name if name else name
+    with pytest.raises(SbkitError, match=rf"{words}.*Pass --data_folder=FOLDER"):
+        prepare(data_folder=folder, language="en", cache_folder=tmp_path / "cache")
+
+
+def test_training_is_limited_by_length(tmp_path: Path) -> None:
+    seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
+    rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
+    write_store(tmp_path / "store", rows)
+    dataset = open_store(tmp_path / "store")
+    kept, left_out = select_train(dataset, min_seconds=0.3, max_seconds=15)
+    assert kept["id"][:] == ["0.3", "5.0", "15.0"]
+    assert left_out == [
+        LeftOut("train", "0.2", "shorter than 0.3 s", "0.20 s"),
+        LeftOut("train", "15.01", "longer than 15 s", "15.01 s"),
+    ]
+
+
+def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
+    left_out = [
+        LeftOut("train", "a", "empty transcript", '"…"\tand\nmore'),
+        LeftOut("train", "b", "empty transcript", ""),
+        LeftOut("dev", "c", "unreadable audio", "gone"),
+    ]
+    file = tmp_path / "run" / "left_out.tsv"
+    assert report_left_out(left_out, file) == {
+        ("train", "empty transcript"): 2,
+        ("dev", "unreadable audio"): 1,
+    }
+    assert file.read_text(encoding="utf-8").splitlines() == [
+        "split\tid\treason\tdetail",
+        'train\ta\tempty transcript\t"…" and more',
+        "train\tb\tempty transcript\t",
+        "dev\tc\tunreadable audio\tgone",
+    ]
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> None:
+    prepared = prepare(data_folder=asterisk_english, language="en", cache_folder=tmp_path)
+    assert prepared.left_out == []
+    texts = {}
+    for split, store in prepared.stores.items():
+        texts[split] = set(open_store(store)["text"][:])
+        assert sum(open_store(store)["samples"][:]) > 60 * 16_000
+    assert not texts["train"] & (texts["dev"] | texts["test"])
+    assert not texts["dev"] & texts["test"]
+    assert set("".join(map("".join, texts.values()))) == set("abcdefghijklmnopqrstuvwxyz' ")

@@ -1,0 +1,108 @@
+"""A run's log survives kills and resumes, and says things once."""
+
+import json
+import math
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sbkit.tensors.log import (
+    EpochFigures,
+    FinalFigures,
+    QuietLog,
+    RunLog,
+    StepFigures,
+    read_log,
+    say,
+)
+
+
+def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
+    return StepFigures(
+        epoch=1, step=step, loss=loss, learning_rate=1e-3, xrt=200.0, waiting=0.02, others=others
+    )
+
+
+def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(10, ctc_loss=1.5))
+    log.write(EpochFigures(epoch=1, step=10, loss=2.0, xrt=200.0, cer=0.5, wer=0.9))
+    log.write(FinalFigures(epoch=1, step=10, cer=0.4, wer=0.8))
+    lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
+    log.close()
+    step, epoch, test = map(json.loads, lines)
+    assert (step["kind"], step["step"], step["ctc_loss"]) == ("step", 10, 1.5)
+    assert (epoch["kind"], epoch["cer"], epoch["dev_loss"]) == ("epoch", 0.5, None)
+    assert (test["kind"], test["wer"]) == ("test", 0.8)
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(1, loss=math.nan))
+    log.close()
+    assert "NaN" not in (tmp_path / "train_log.jsonl").read_text()
+    assert read_log(tmp_path / "train_log.jsonl")[0]["loss"] is None
+
+
+def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    first = RunLog(tmp_path)
+    for step in (10, 20, 30):
+        first.write(step_figures(step))
+    first.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "step": 4')  # the kill
+
+    assert [record["step"] for record in read_log(path)] == [10, 20, 30]
+    resumed = RunLog(tmp_path, resume_step=20)
+    resumed.write(step_figures(30, loss=1.0))
+    resumed.close()
+    lines = path.read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [(record["step"], record["loss"]) for record in records] == [
+        (10, 2.0),
+        (20, 2.0),
+        (30, 1.0),
+    ]
+    assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0), (30, 1.0)]
+
+
+def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = RunLog(tmp_path)
+        log.write(step_figures(10))
+        log.close()
+    assert len(read_log(tmp_path / "train_log.jsonl")) == 1
+
+
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "train_log.jsonl") == []
+
+
+def test_the_quiet_log_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = QuietLog()
+    log.write(step_figures(1))
+    log.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("rank", "printed"), [(None, "hello\n"), ("0", "hello\n"), ("1", "")])
+def test_facts_are_printed_once(
+    rank: str | None,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    say("hello")
+    assert capsys.readouterr().out == printed
+
+
+def _tensorboard_losses(folder: Path) -> list[tuple[int, float]]:
+    reader = import_module("tensorboard.backend.event_processing.event_accumulator")  # untyped
+    events = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars("step/loss")]

@@ -1,0 +1,160 @@
+"""The command line: quick to answer, quiet about its own code, and a sentence for bad input."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sbkit.cli import run
+from sbkit.values.errors import SbkitError, exit_with_sentence
+from sbkit.values.version import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("module", ["sbkit", "sbkit.cli", "sbkit.machine.hparams"])
+def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
+    heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
+    done = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_help_comes_within_a_second() -> None:
+    start = time.perf_counter()
+    done = python("import sys; sys.argv = ['sbkit', '--help']; from sbkit.cli import main; main()")
+    assert time.perf_counter() - start < 1
+    assert done.returncode == 0
+    assert "export" in done.stdout
+    assert "transcribe" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["--version"])
+    assert capsys.readouterr().out == f"sbkit {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "COMMAND"),
+        (["exprot", "x"], "invalid choice"),
+        (["export", "x"], "--out"),
+        (["transcribe", "x"], "FILE"),
+        (["transcribe", "x", "y.wav", "--format", "xml"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        run(arguments)
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Spoken:
+    file: Path
+    text: str
+    seconds: float
+
+
+def transcribe_files(bundle: Path, files: Sequence[Path]) -> Iterator[Spoken | SbkitError]:
+    for file in files:
+        if file.suffix == ".wav":
+            yield Spoken(file, f"{bundle} é", 1.5)
+        else:
+            yield SbkitError(f"{file} must be audio")
+
+
+@pytest.fixture
+def transcriber(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a transcriber without a model in the place of the real one."""
+    module = ModuleType("sbkit.out.transcribe")
+    monkeypatch.setattr(module, "transcribe_files", transcribe_files, raising=False)
+    monkeypatch.setitem(sys.modules, "sbkit.out.transcribe", module)
+
+
+@pytest.mark.usefixtures("transcriber")
+@pytest.mark.parametrize(
+    ("files", "out", "err", "code"),
+    [
+        (["a.wav"], "model é\n", "", 0),
+        (["a.wav", "b.wav"], "a.wav\tmodel é\nb.wav\tmodel é\n", "", 0),
+        (["a.txt", "b.wav"], "b.wav\tmodel é\n", "a.txt must be audio\n", 2),
+    ],
+)
+def test_transcribe_prints_all_it_can(
+    files: list[str], out: str, err: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["transcribe", "model", *files]) == code
+    assert tuple(capsys.readouterr()) == (out, err)
+
+
+@pytest.mark.usefixtures("transcriber")
+def test_transcribe_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["transcribe", "model", "a.wav", "b.wav", "--format", "json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {"file": "a.wav", "text": "model é", "seconds": 1.5}
+    assert second["file"] == "b.wav"
+
+
+def test_export_hands_over_both_folders(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Path, Path]] = []
+    module = ModuleType("sbkit.out.export")
+    monkeypatch.setattr(module, "export_run", lambda *both: calls.append(both), raising=False)
+    monkeypatch.setitem(sys.modules, "sbkit.out.export", module)
+    assert run(["export", "results/1", "--out", "model"]) == 0
+    assert calls == [(Path("results/1"), Path("model"))]
+    assert capsys.readouterr().out == "model\n"
+
+
+@pytest.mark.parametrize(
+    ("raises", "code", "says"),
+    [(SbkitError("x must be y"), 2, "x must be y\n"), (KeyboardInterrupt(), 130, "")],
+)
+def test_a_command_leaves_with_a_sentence(
+    raises: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise raises
+
+    with pytest.raises(SystemExit) as left:
+        exit_with_sentence(main)
+    assert (left.value.code, capsys.readouterr().err) == (code, says)
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        exit_with_sentence(lambda: 1 // 0)
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(
+        "from sbkit.values.errors import exit_with_sentence\n"
+        "exit_with_sentence(lambda: print('x\\n' * 100_000))\n"
+    )
+    command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "x\n", "")
+
+
+def test_an_unknown_name_of_sbkit_is_an_attribute_error() -> None:
+    done = python("import sbkit; sbkit.Brian")
+    assert "module 'sbkit' has no attribute 'Brian'" in done.stderr

@@ -1,0 +1,47 @@
+"""Train a speech recognizer: `torchrun train.py hparams/ctc.yaml [--knob=value ...]`."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from recipes.CommonVoice.brain import AsrBrain
+from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from sbkit.machine.hparams import load_hparams, parse_overrides, read_knobs, save_resolved
+from sbkit.tensors.device import resolve
+from sbkit.tensors.distributed import main_rank_first, process_group
+from sbkit.tensors.log import say
+from sbkit.values.errors import exit_with_sentence
+
+
+def main() -> None:
+    """Run the steps of a training run in their order."""
+    yaml_file, overrides = (Path(sys.argv[1]), parse_overrides(sys.argv[2:]))
+    knobs = read_knobs(yaml_file, overrides)
+    placement = resolve(knobs["device"], knobs["precision"])
+    run_folder = Path(knobs["output_folder"])
+
+    with process_group(placement.device):
+        with main_rank_first():
+            run_folder.mkdir(parents=True, exist_ok=True)
+            splits = prepare_splits(knobs)
+            tokenizer = prepare_tokenizer(knobs, splits)
+            save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)
+        loaders = make_loaders(knobs, splits, tokenizer, placement)
+        torch.manual_seed(knobs["seed"])
+        hparams = load_hparams(yaml_file, overrides)
+        brain = AsrBrain(
+            modules={"model": hparams["model"]},
+            opt_class=hparams["opt_class"],
+            hparams=hparams,
+            run_opts={"device": placement.device},
+            checkpointer=hparams["checkpointer"],
+            measure_set=loaders.measure,
+        )
+        brain.fit(hparams["epoch_counter"], loaders.train, loaders.dev)
+        brain.evaluate(loaders.test, min_key="CER")
+    say(f"run folder: {run_folder}")
+
+
+if __name__ == "__main__":
+    exit_with_sentence(main)
