@@ -1,4 +1,4 @@
-"""Train a speech recognizer: `torchrun train.py hparams/ctc.yaml [--knob=value ...]`."""
+"""Train a speech recognizer: ``torchrun train.py hparams/ctc.yaml [--knob=value ...]``."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
-from sbkit.machine.hparams import load_hparams, parse_overrides, read_knobs, save_resolved
+from sbkit.machine.hparams import load_hparams, parse_command, read_knobs, save_resolved
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import main_rank_first, process_group
 from sbkit.tensors.log import say
@@ -16,14 +16,13 @@ from sbkit.values.errors import exit_with_sentence
 
 def main() -> None:
     """Run the steps of a training run in their order."""
-    yaml_file, overrides = (Path(sys.argv[1]), parse_overrides(sys.argv[2:]))
+    yaml_file, overrides = parse_command(sys.argv[1:])
     knobs = read_knobs(yaml_file, overrides)
     placement = resolve(knobs["device"], knobs["precision"])
     run_folder = Path(knobs["output_folder"])
 
     with process_group(placement.device):
         with main_rank_first():
-            run_folder.mkdir(parents=True, exist_ok=True)
             splits = prepare_splits(knobs)
             tokenizer = prepare_tokenizer(knobs, splits)
             save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)

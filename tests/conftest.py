@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.store import default_cache
 

@@ -19,9 +19,10 @@ import soundfile
 
 from recipes.AsteriskPrompts.fetch import PASS_A_RELEASE, fetch_packages
 from sbkit.data.manifest import read_manifest
-from sbkit.data.store import building, default_cache
+from sbkit.data.store import default_cache
 from sbkit.tensors.audio import Samples
 from sbkit.values.errors import SbkitError
+from sbkit.values.files import building
 from sbkit.values.numbers import spell_digits
 from sbkit.values.text import normalize
 from sbkit.values.units import SAMPLE_RATE, samples_to_seconds

@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import track
 
 from sbkit.data.manifest import Clip, Manifest, read_manifest
-from sbkit.data.store import Utterance, building, write_store
+from sbkit.data.store import Utterance, write_store
 from sbkit.tensors.audio import Samples, read_audio
 from sbkit.values.errors import SbkitError
+from sbkit.values.files import building
 from sbkit.values.text import normalize
 from sbkit.values.units import samples_to_seconds, seconds_to_samples
 

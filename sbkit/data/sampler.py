@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sbkit.values.errors import SbkitError
@@ -17,6 +18,7 @@ from sbkit.values.units import samples_to_seconds, seconds_to_samples
 
 LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
 
+Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
 MicroBatch = list[int]  # rows; a row written ~row pads an empty micro-batch and weighs nothing
 
 
@@ -26,7 +28,7 @@ class TrainSampler(Sampler[MicroBatch]):
     def __init__(
         self,
         *,
-        samples: Sequence[int],
+        samples: Lengths,
         batch_seconds: float,
         seed: int,
         rank: int = 0,
@@ -70,7 +72,7 @@ class EvalSampler(Sampler[MicroBatch]):
     """Share out a split: every utterance once, whole batches, the same for any world size."""
 
     def __init__(
-        self, *, samples: Sequence[int], batch_seconds: float, rank: int = 0, world_size: int = 1
+        self, *, samples: Lengths, batch_seconds: float, rank: int = 0, world_size: int = 1
     ) -> None:
         lengths = np.asarray(samples)
         longest = int(lengths.max(initial=0))
@@ -87,7 +89,7 @@ class EvalSampler(Sampler[MicroBatch]):
         return len(self._batches)
 
 
-def cut(order: Sequence[int], samples: Sequence[int], capacity: int) -> list[MicroBatch]:
+def cut(order: Lengths, samples: Lengths, capacity: int) -> list[MicroBatch]:
     """Cut rows into runs whose padded audio, count times longest, is within ``capacity``."""
     batches: list[MicroBatch] = []
     longest = 0
@@ -100,7 +102,7 @@ def cut(order: Sequence[int], samples: Sequence[int], capacity: int) -> list[Mic
     return batches
 
 
-def deal(step: MicroBatch, samples: Sequence[int], parts: int) -> list[MicroBatch]:
+def deal(step: MicroBatch, samples: Lengths, parts: int) -> list[MicroBatch]:
     """Deal rows out by length like cards, so that the parts are alike in number and length.
 
     Where there are fewer rows than parts, the shortest row stands in without weight.
@@ -109,7 +111,7 @@ def deal(step: MicroBatch, samples: Sequence[int], parts: int) -> list[MicroBatc
     return [by_length[part::parts] or [~by_length[-1]] for part in range(parts)]
 
 
-def _check_capacity(samples: Sequence[int], batch_seconds: float) -> None:
+def _check_capacity(samples: Lengths, batch_seconds: float) -> None:
     if len(samples) == 0:
         raise SbkitError(
             "The training set must hold at least one utterance, but holds none. Check "

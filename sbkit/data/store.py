@@ -1,18 +1,16 @@
 """Arrow stores: the utterances of one split, decoded once and read through a memory map."""
 
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from uuid import uuid4
 
 import datasets
 import pyarrow as pa
 
 from sbkit.values.errors import SbkitError
+from sbkit.values.files import building
 
 DATA_FILE = "data.arrow"
 ROWS_PER_BATCH = 100  # about 16 MB of audio; the binary values of one batch must stay below 2 GB
@@ -56,35 +54,6 @@ def default_cache() -> Path:
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
-
-
-@contextmanager
-def building(folder: Path) -> Iterator[Path]:
-    """Give an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
-
-    Where another process finished the same folder first, its work is kept and ours is removed.
-    """
-    beside = folder.with_name(f"{folder.name}.{uuid4().hex[:12]}.tmp")
-    try:
-        beside.mkdir(parents=True)
-    except OSError as error:
-        raise SbkitError(
-            f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
-            "another cache folder, for example with the variable SBKIT_CACHE."
-        ) from error
-    try:
-        yield beside
-        _rename(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _rename(beside: Path, folder: Path) -> None:
-    try:
-        beside.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
 
 
 def write_store(folder: Path, utterances: Iterable[Utterance]) -> None:

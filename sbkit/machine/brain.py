@@ -64,6 +64,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.so_far = NOTHING  # of this epoch
         self.train_seconds, self.audio_seconds = 0.0, 0.0  # of the whole run
         self.epoch_share = 0.0  # of the current epoch, before the current step
+        self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self.should_step = True
         self.log, self.progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
@@ -146,7 +147,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """Load the best checkpoint, but keep the counters of the whole run."""
         counters = {name: getattr(self, name) for name in (*COUNTERS, "so_far")}
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
-        vars(self).update(counters)
+        for name, value in counters.items():
+            setattr(self, name, value)
 
     def fit_batch(self, batch: Any) -> torch.Tensor:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole."""
@@ -156,7 +158,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 outputs, objective = self._step_graph(batch)
             loss = as_loss(objective)
             total = loss.sums.sum()
-            self.scaler.scale(total).backward()
+            torch.autograd.backward(self.scaler.scale(total))
         self._labels += loss.counts.sum()
         self.meter.add(loss, getattr(batch, "seconds", 0.0))
         if self.should_step:
@@ -278,7 +280,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return False
         by_steps = steps > 0 and self.optimizer_step % steps == 0
         by_time = minutes > 0 and time.monotonic() - last_save > 60 * minutes
-        return by_steps or (minutes > 0 and gather_over_ranks(by_time)[0])
+        return by_steps or (minutes > 0 and bool(gather_over_ranks(by_time)[0]))
 
     @property
     def _log_every(self) -> int:
@@ -392,4 +394,5 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
     else:
         given = dict(run_opts or {})
     known = RunOptions().as_dict()
-    return {**{name: hparams[name] for name in known if name in (hparams or {})}, **given}
+    declared = hparams or {}
+    return {**{name: declared[name] for name in known if name in declared}, **given}

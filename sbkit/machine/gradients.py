@@ -16,7 +16,7 @@ def divide_once(optimizers: Iterable[Optimizer], labels: Tensor) -> None:
     labels (): labels that this rank saw in the step; they are added up over the ranks here.
     """
     total = sum_over_ranks(labels.to(torch.float32)).clamp(min=1)
-    grads = [parameter.grad for parameter in with_gradient(optimizers)]
+    grads = [each.grad for each in with_gradient(optimizers) if each.grad is not None]
     if grads:
         torch._foreach_mul_(grads, (world_size() / total).to(grads[0]))
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from hyperpyyaml import resolve_references
 from ruamel.yaml import YAML
@@ -35,7 +36,7 @@ class _NamedText(StringIO):
         self.name = name
 
 
-def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
+def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Read the root-level plain values as they take effect; keys that reach an object are absent.
 
     Raises:
@@ -45,7 +46,7 @@ def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, ob
         return plain_values(_resolve(yaml_file, overrides)[1])
 
 
-def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
+def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Build everything the file declares.
 
     Raises:
@@ -64,6 +65,21 @@ def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) 
     with clean_ruamel():
         text = _resolve(yaml_file, overrides)[1]
     write_text_atomically(path, text)
+
+
+def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
+    """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
+
+    Raises:
+        SbkitError: the first argument is not a YAML file, or another is no override.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise SbkitError(
+            "The first argument must be a YAML file, but "
+            f"{f'`{arguments[0]}` came' if arguments else 'there is none'}. "
+            "Write: torchrun train.py hparams/ctc.yaml [--key=value ...]"
+        )
+    return Path(arguments[0]), parse_overrides(arguments[1:])
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:

@@ -47,7 +47,8 @@ class Fbank(nn.Module):
         windows = (windows - PREEMPHASIS * before) * povey_window(audio.device)
         power = torch.fft.rfft(windows, n=FFT_SAMPLES).abs().pow(2.0)  # (B, T, 257)
         mel = power @ mel_filters(self.n_mels, audio.device)  # (B, T, M)
-        return mel.clamp(min=EPSILON).log()
+        log_mel: Tensor = mel.clamp(min=EPSILON).log()
+        return log_mel
 
 
 def frame_counts(samples: Tensor) -> Tensor:

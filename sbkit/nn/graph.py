@@ -31,8 +31,8 @@ class Graph:
         *,
         model: nn.ModuleList,
         compute_features: nn.Module,
-        CNN: nn.Module,  # noqa: N803
-        Transformer: nn.Module,  # noqa: N803
+        CNN: nn.Module,
+        Transformer: nn.Module,
         ctc_lin: nn.Module,
         seq_lin: nn.Module,
         labels: LabelSpace,
@@ -52,7 +52,8 @@ class Graph:
     def features(self, audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Compute features in float32: (B, S), (B,) -> (B, T, M), (B,)."""
         if isinstance(self._features, Fbank):
-            return self._features(audio, samples)
+            computed: tuple[Tensor, Tensor] = self._features(audio, samples)
+            return computed
         with torch.autocast(audio.device.type, enabled=False):
             features = self._features(audio.float())
         return features, to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
@@ -73,7 +74,8 @@ class Graph:
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every label at every frame, in float32: (B, U, D) -> (B, U, V)."""
-        return self.ctc_lin(states).float().log_softmax(-1)
+        scores: Tensor = self.ctc_lin(states)
+        return scores.float().log_softmax(-1)
 
 
 def refuse_strays(model: nn.ModuleList, parts: dict[str, nn.Module]) -> None:
@@ -121,9 +123,7 @@ class _Ours:
         self.encode = part.encode
         self._decode = part.decode
 
-    def encode_and_decode(
-        self, x: Tensor, frames: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def encode_and_decode(self, x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         states = self.encode(x, frames)
         return states, self._decode(tokens, states, frames)
 
@@ -148,9 +148,7 @@ class _SpeechBrain:
         states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self.PADDING)
         return states
 
-    def encode_and_decode(
-        self, x: Tensor, frames: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def encode_and_decode(self, x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         relative = to_relative(frames, x.shape[1])
         states, decoded = self._part(x, tokens, relative, self.PADDING)
         return states, decoded

@@ -99,7 +99,8 @@ class ConformerBlock(nn.Module):
         x = x + 0.5 * self.feed_forward1(x)
         x = x + self.attention(x, inside)
         x = x + self.convolution(x, inside)
-        return x + 0.5 * self.feed_forward2(x)
+        added: Tensor = self.feed_forward2(x)
+        return x + 0.5 * added
 
 
 class TransformerBlock(nn.Module):
@@ -113,7 +114,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, inside: Tensor) -> Tensor:
         """Add each part to what came in; ``inside`` (B, U) is true within an utterance."""
         x = x + self.attention(x, inside)
-        return x + self.feed_forward(x)
+        added: Tensor = self.feed_forward(x)
+        return x + added
 
 
 class DecoderBlock(nn.Module):
@@ -129,7 +131,8 @@ class DecoderBlock(nn.Module):
         """Add each part to what came in; ``inside`` (B, U) marks the frames of an utterance."""
         x = x + self.attention(x, None)
         x = x + self.cross_attention(x, states, inside)
-        return x + self.feed_forward(x)
+        added: Tensor = self.feed_forward(x)
+        return x + added
 
 
 class SelfAttention(nn.Module):

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from sbkit.values.errors import SbkitError
 
@@ -31,9 +32,9 @@ class Placement:
             self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32"
         )
 
-    def grad_scaler(self) -> torch.amp.GradScaler:
+    def grad_scaler(self) -> GradScaler:
         """Make a GradScaler, which does something in fp16 and is a quiet object otherwise."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
 def resolve(device: str | torch.device | None, precision: str) -> Placement:
@@ -43,8 +44,10 @@ def resolve(device: str | torch.device | None, precision: str) -> Placement:
     without a number are the device of the local rank.
     Raises SbkitError when the pair is not supported, or the machine has no such device.
     """
-    parsed = parse_device("cuda" if torch.cuda.is_available() else "cpu") if device is None else (
-        parse_device(device)
+    parsed = (
+        parse_device("cuda" if torch.cuda.is_available() else "cpu")
+        if device is None
+        else (parse_device(device))
     )
     check_precision(parsed.type, precision)
     return Placement(_on_this_machine(parsed), precision)

@@ -64,4 +64,3 @@ def gather_over_ranks(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
-

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def length_mask(lengths: Tensor, max_length: int | Tensor) -> Tensor:
+def length_mask(lengths: Tensor, max_length: int) -> Tensor:
     """Mark what is inside each utterance: (B,) -> (B, T) of bool, true inside."""
     positions = torch.arange(max_length, device=lengths.device)
     return positions < lengths.unsqueeze(1)

@@ -3,8 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
+
+from sbkit.values.errors import SbkitError
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
@@ -48,3 +53,36 @@ def fsync_tree(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
+
+    Where ``folder`` is there already, because another process finished it first, it stays and ours
+    is removed; with ``replace`` ours takes its place.
+    Raises SbkitError when nothing can be written there.
+    """
+    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise SbkitError(
+            f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
+            "another one; SBKIT_CACHE names that of prepared data."
+        ) from error
+    try:
+        yield beside
+        if replace and folder.exists():
+            shutil.rmtree(folder)
+        _rename(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _rename(beside: Path, folder: Path) -> None:
+    try:
+        beside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from sbkit.data.store import Utterance, building, default_cache, open_store, write_store
+from sbkit.data.store import Utterance, default_cache, open_store, write_store
 from sbkit.values.errors import SbkitError
+from sbkit.values.files import building
 
 
 def utterances(count: int) -> Iterator[Utterance]:

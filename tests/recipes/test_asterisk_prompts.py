@@ -11,7 +11,6 @@ import G722
 import numpy as np
 import pytest
 import soundfile
-
 from recipes.AsteriskPrompts.prepare import (
     Prompt,
     choose_split,

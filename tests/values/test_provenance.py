@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from sbkit.values.provenance import cpu_name, git_commit, versions
 
 

@@ -1,0 +1,90 @@
+"""From a run folder to a bundle."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from ruamel.yaml.comments import CommentedMap
+from safetensors.torch import save_file
+from speechbrain.utils.checkpoints import Checkpoint
+
+from sbkit.machine.document import read_document
+from sbkit.out.bundle import CONFIG, FORMAT, PARTS, TOKENIZER, WEIGHTS, load_bundle
+from sbkit.out.plain import to_plain
+from sbkit.state.checkpoint import Checkpointer, find_damage, write_checksums
+from sbkit.tensors.tokenizer import Tokenizer
+from sbkit.values.errors import SbkitError
+from sbkit.values.files import building, to_json
+from sbkit.values.provenance import versions
+from sbkit.values.units import SAMPLE_RATE
+
+KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
+
+
+def export_run(run: Path, out: Path) -> None:
+    """Write the best checkpoint of a run as a bundle, whole or not at all.
+
+    Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or ``out`` exists and
+    is not a bundle.
+    """
+    _check_folders(run, out)
+    document = read_document(run / "hyperparams.yaml")
+    tokenizer = Tokenizer(model_file=run / TOKENIZER)
+    checkpoint = best_checkpoint(run / "checkpoints")
+    weights = torch.load(checkpoint.paramfiles["model"], "cpu", weights_only=True)
+    config = {
+        "format": FORMAT,
+        "sample_rate": SAMPLE_RATE,
+        "checkpoint": {name: checkpoint.meta.get(name) for name in ("epoch", "CER", "WER")},
+        "versions": versions(),
+        **{name: document.root[name] for name in KNOBS if name in document.root},
+        **_parts(document.root, tokenizer),
+    }
+    with building(out, replace=True) as beside:
+        (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+        (beside / TOKENIZER).write_bytes((run / TOKENIZER).read_bytes())
+        save_file({name: value.clone() for name, value in weights.items()}, beside / WEIGHTS)
+        write_checksums(beside)
+        load_bundle(beside)  # what cannot be loaded is not exported
+
+
+def best_checkpoint(folder: Path) -> Checkpoint:
+    """Find the undamaged checkpoint of the lowest dev CER."""
+    found = Checkpointer(folder).find_checkpoints(min_key="CER") if folder.is_dir() else []
+    for checkpoint in found:
+        if find_damage(checkpoint.path) is None:
+            return checkpoint
+    raise SbkitError(
+        f"A run must have a good checkpoint to be exported, but {folder} has "
+        f"{f'{len(found)}, all damaged' if found else 'none'}. Train it first: "
+        "torchrun train.py hparams/ctc.yaml"
+    )
+
+
+def _parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Give the parts as plain data, and the order in which the ModuleList owns them."""
+    objects = {id(root.get("tokenizer")): tokenizer}
+    names = (*PARTS, "compute_features")
+    missing = [name for name in (*names, "model") if name not in root]
+    if missing:
+        raise SbkitError(
+            f"The run's hyperparams.yaml must define {', '.join(names)} and model, but has no "
+            f"{', '.join(missing)}. Export works for runs of train.py."
+        )
+    by_node = {id(root[name]): name for name in PARTS}
+    owned = [by_node[id(node)] for node in root["model"][0]]
+    parts = {name: to_plain(root[name], key=name, objects=objects) for name in names}
+    return {"model": owned, "parts": parts}
+
+
+def _check_folders(run: Path, out: Path) -> None:
+    if not (run / "hyperparams.yaml").is_file():
+        raise SbkitError(
+            f"The run to export must be a run folder with hyperparams.yaml, but {run} is none. "
+            "Name the folder that training printed, such as results/ctc/3407."
+        )
+    if out.exists() and not (out / CONFIG).is_file() and any(out.iterdir()):
+        raise SbkitError(
+            f"--out must be a new folder or an earlier bundle, but {out} holds something else. "
+            "Choose another folder."
+        )
