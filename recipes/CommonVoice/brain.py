@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -90,14 +91,6 @@ class AsrBrain(Brain):
 
     # -- hooks --------------------------------------------------------------------------------
 
-    def fit_batch(self, batch: Batch) -> Tensor:
-        """Move the batch to the device once."""
-        return super().fit_batch(batch.to(self.device))
-
-    def evaluate_batch(self, batch: Batch, stage: Stage) -> Loss:
-        """Move the batch to the device once."""
-        return super().evaluate_batch(batch.to(self.device), stage)
-
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
@@ -110,7 +103,7 @@ class AsrBrain(Brain):
         for group in self.optimizer.param_groups:
             group["lr"] = self.hparams.lr * self.hparams.lr_schedule(progress)
         place = (self.hparams.seed, epochs.current, self.step, rank())
-        torch.manual_seed(hash(place))  # a hash of whole numbers is the same in every process
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """Start a new list of scored utterances."""
@@ -127,7 +120,7 @@ class AsrBrain(Brain):
             self.checkpointer.save_and_keep_only(
                 meta={"CER": scores.cer, "WER": scores.wer, "epoch": epoch},
                 min_keys=["CER"],
-                num_to_keep=self.hparams.keep_checkpoints,
+                num_to_keep=self.hparams.average_checkpoints,
             )
         elif rank() == 0:
             self._report(scored)

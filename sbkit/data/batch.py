@@ -30,7 +30,7 @@ class Batch:
         tokens: (B, L) label ids, the blank past each length.
         token_counts: (B,) lengths of the labels.
         weights: (B,) 1, or 0 for a row that only fills a rank's empty share.
-        seconds: audio in the batch, without padding.
+        seconds: audio in the batch, without padding and rows of weight 0.
     """
 
     ids: list[str]
@@ -101,7 +101,9 @@ class Collate:
             tokens=pad_sequence(tokens, batch_first=True, padding_value=blank),
             token_counts=torch.tensor([len(labels) for labels in tokens]),
             weights=torch.tensor([row["weight"] for row in rows]),
-            seconds=samples_to_seconds(sum(len(clip) for clip in audio)),
+            seconds=samples_to_seconds(
+                sum(len(clip) * row["weight"] for clip, row in zip(audio, rows, strict=True))
+            ),
         )
 
     def _encode(self, row: dict[str, Any]) -> list[int]:

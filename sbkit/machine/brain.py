@@ -8,7 +8,7 @@ counts, or a plain mean as in SpeechBrain.
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from torch.utils.data import DataLoader
 from sbkit.data.sampler import TrainSampler
 from sbkit.machine.gradients import clip, divide_once
 from sbkit.machine.meter import NOTHING, Meter, Reading
+from sbkit.machine.step import StepGraph, as_loss, freeze_unused, length_of, mark_last, share_step
 from sbkit.nn.loss import Loss
+from sbkit.state.checkpoint import Checkpointer
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import gather_over_ranks, rank, world_size
-from sbkit.tensors.log import EpochFigures, QuietLog, RunLog, StepFigures
+from sbkit.tensors.log import EpochFigures, QuietLog, RunLog, StepFigures, say
 from sbkit.tensors.progress import Progress
 
 LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
@@ -84,6 +86,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
         valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
+        self._freeze_unused(train_set)
         self.on_fit_start()
         self._open_log(epoch_counter, train_set)
         try:
@@ -121,17 +124,18 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         self._labels = torch.zeros((), device=self.device)
-        micro_batches = len(train_set)
-        last_save = time.monotonic()
+        count = length_of(train_set)
+        last_save, log_every = time.monotonic(), self._declared("log_every", LOG_EVERY)
         self.meter.read()  # what passed since the last epoch is none of this one's
-        for batch, is_last in self._with_waiting_time(train_set):
+        marked = mark_last(train_set, count=count, done=self.step)
+        for batch, is_last in self.meter.timed(marked):
             if self._optimizer_step_limit_exceeded:
                 break
-            self.epoch_share = self.step / micro_batches
+            self.epoch_share = self.step / count if count else 0.0
             self.step += 1
             self.should_step = is_last or self.step % self.grad_accumulation_factor == 0
             self.fit_batch(batch)
-            if self.should_step and self.optimizer_step % self._log_every == 0:
+            if self.should_step and self.optimizer_step % log_every == 0:
                 self._log_step(epoch)
             if self.debug and self.step >= self.debug_batches:
                 break
@@ -144,14 +148,21 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.on_stage_end(Stage.TRAIN, self.so_far.loss, epoch)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Load the best checkpoint, but keep the counters of the whole run."""
+        """Load the best checkpoint, or the mean of the `average_checkpoints` best.
+
+        The counters stay those of the whole run.
+        """
         counters = {name: getattr(self, name) for name in (*COUNTERS, "so_far")}
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        count = int(self._declared("average_checkpoints", 1))
+        if count > 1 and isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.load_average(count, max_key=max_key, min_key=min_key)
         for name, value in counters.items():
             setattr(self, name, value)
 
     def fit_batch(self, batch: Any) -> torch.Tensor:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole."""
+        batch = self._placed(batch)
         self.on_fit_batch_start(batch, self.should_step)
         with self.no_sync(not self.should_step):
             with self.training_ctx:
@@ -205,6 +216,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Loss:
         """Give the loss of one batch, as sums and counts on the CPU."""
+        batch = self._placed(batch)
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             loss = as_loss(self.compute_objectives(outputs, batch, stage=stage))
@@ -220,16 +232,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         elif hasattr(self.train_sampler, "set_epoch"):
             self.train_sampler.set_epoch(epoch)
 
-    def _with_waiting_time(self, train_set: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-        """Walk the micro-batches, marking the last one, and measure the waits between them."""
-        batches = mark_last(train_set, done=self.step)
-        while True:
-            started = time.perf_counter()
-            marked = next(batches, None)
-            self.meter.waited(time.perf_counter() - started)
-            if marked is None:
-                return
-            yield marked
+    def _placed(self, batch: Any) -> Any:
+        return batch.to(self.device) if hasattr(batch, "to") else batch
 
     def _log_step(self, epoch: int) -> None:
         reading = self._take_reading()
@@ -268,8 +272,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _open_log(self, epochs: Any, train_set: Any) -> None:
         """Open the log where the run stands: behind the checkpoint that it starts from."""
         total_epochs = getattr(epochs, "limit", None) or len(epochs)
-        steps = -(-len(train_set) // self.grad_accumulation_factor)
-        folder = getattr(getattr(self, "hparams", None), "output_folder", None)
+        steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
+        folder = self._declared("output_folder", None)
         if rank() == 0 and folder is not None:
             self.log = RunLog(Path(folder), resume_step=self.optimizer_step)
         self.progress = Progress(total_epochs=total_epochs, total_steps=total_epochs * steps)
@@ -282,9 +286,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         by_time = minutes > 0 and time.monotonic() - last_save > 60 * minutes
         return by_steps or (minutes > 0 and bool(gather_over_ranks(by_time)[0]))
 
-    @property
-    def _log_every(self) -> int:
-        return int(getattr(getattr(self, "hparams", None), "log_every", LOG_EVERY))
+    def _declared(self, name: str, default: Any) -> Any:
+        return getattr(getattr(self, "hparams", None), name, default)
 
     def _loader(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> Any:
         if data is None or isinstance(data, DataLoader | LoopedLoader):
@@ -295,18 +298,23 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- processes ----------------------------------------------------------------------------
 
     def _wrap_distributed(self) -> None:
-        """Wrap the whole step, forward and loss, in one DistributedDataParallel.
+        self._step_graph = share_step(self._step(), self.device)
 
-        One reducer sees every parameter, whichever modules a recipe calls and in whatever order.
-        """
-        self._step_graph: nn.Module = _StepGraph(self)
-        if world_size() > 1:
-            self._step_graph = DistributedDataParallel(
-                self._step_graph,
-                device_ids=None if self.device_type == "cpu" else [self.device],
-                broadcast_buffers=False,
-                find_unused_parameters=self.find_unused_parameters,
-                gradient_as_bucket_view=True,
+    def _step(self) -> StepGraph:
+        return StepGraph(
+            modules=self.modules, predict=self.compute_forward, lose=self.compute_objectives
+        )
+
+    def _freeze_unused(self, train_set: Any) -> None:
+        """Before DDP waits for gradients that never come, find out which, and say it."""
+        if world_size() == 1:
+            return
+        self.modules.train()
+        unused = freeze_unused(self._step(), self._placed(next(iter(train_set))))
+        if unused:
+            say(
+                f"{len(unused)} parameters take no part in the loss and stay as they are: "
+                f"{unused[0]} to {unused[-1]}"
             )
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
@@ -329,51 +337,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.so_far = Reading(**state.pop("so_far"))
         for name, value in state.items():
             setattr(self, name, value)
-
-
-class _StepGraph(nn.Module):
-    """Forward and loss as one module, so that DDP can wrap both at once."""
-
-    def __init__(self, brain: Brain) -> None:
-        super().__init__()
-        self.parts = brain.modules
-        self._forward, self._objectives = brain.compute_forward, brain.compute_objectives
-
-    def forward(self, batch: Any) -> tuple[Any, Any]:
-        """Give what the recipe predicts and what it loses."""
-        outputs = self._forward(batch, Stage.TRAIN)
-        return outputs, self._objectives(outputs, batch, Stage.TRAIN)
-
-
-def mark_last(batches: Iterable[Any], done: int) -> Iterator[tuple[Any, bool]]:
-    """Tell of each batch whether it is the last, by the loader's length where it has one.
-
-    Looking one ahead would do too, but then a loader that saves its place is one too far.
-    """
-    try:
-        count = len(batches)  # type: ignore[arg-type]
-    except TypeError:
-        yield from _look_ahead(batches)
-        return
-    for number, batch in enumerate(batches, done + 1):
-        yield batch, number == count
-
-
-def _look_ahead(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    before: list[Any] = []
-    for batch in batches:
-        if before:
-            yield before.pop(), False
-        before.append(batch)
-    for batch in before:
-        yield batch, True
-
-
-def as_loss(objective: Any) -> Loss:
-    """Take a Loss as it is, and a plain mean as the loss of one label."""
-    if isinstance(objective, Loss):
-        return objective
-    return Loss(objective.reshape(1), torch.ones(1, device=objective.device))
 
 
 def mean_over_ranks(losses: Iterable[Loss]) -> float:

@@ -1,13 +1,17 @@
 """Figures of a run, added up on the device and read once in a while."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sbkit.nn.loss import Loss
 from sbkit.tensors.distributed import sum_over_ranks, world_size
+
+Batched = TypeVar("Batched")
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,15 @@ class Meter:
         self._loss += torch.stack([loss.sums.detach().sum(), loss.counts.sum()])
         self._audio_seconds += audio_seconds
 
-    def waited(self, seconds: float) -> None:
-        """Count time in which there was no batch to work on."""
-        self._waiting_seconds += seconds
+    def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
+        """Walk the batches, and count the time in which there was none to work on."""
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self._waiting_seconds += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
 
     def read(self) -> Reading:
         """Sum over ranks, transfer once, and start anew."""

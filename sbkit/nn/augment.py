@@ -9,6 +9,7 @@ import torchaudio.functional
 from torch import Tensor, nn
 
 from sbkit.tensors.lengths import length_mask
+from sbkit.values.errors import SbkitError
 
 
 class SpeedPerturb(nn.Module):
@@ -19,16 +20,23 @@ class SpeedPerturb(nn.Module):
 
     def __init__(self, *, speeds: list[float]) -> None:
         super().__init__()
-        self.speeds = speeds
+        self._percents = [round(100 * speed) for speed in speeds]
+        exact = [percent / 100 for percent in self._percents]
+        if not exact or min(exact) <= 0 or exact != speeds:
+            raise SbkitError(
+                "`speeds` must be one or more positive numbers with at most two decimals, but is "
+                f"{speeds}. Write [1.0] to leave the speed alone."
+            )
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a speed and resample."""
-        percent = round(100 * self.speeds[int(torch.randint(len(self.speeds), ()))])
+        percent = self._percents[int(torch.randint(len(self._percents), ()))]
         if percent == 100:
             return audio, lengths
         # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
         faster = torchaudio.functional.resample(audio.float(), percent, 100)
-        return faster, torch.div(lengths * 100, percent, rounding_mode="floor")
+        lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
+        return faster * length_mask(lengths, faster.shape[1]), lengths  # the filter rings beyond
 
 
 class SpecAugment(nn.Module):
@@ -55,7 +63,7 @@ class SpecAugment(nn.Module):
         """Draw the masks of every utterance and fill them."""
         batch, frames, bins = features.shape
         hidden = torch.zeros(batch, frames, bins, dtype=torch.bool, device=features.device)
-        widest = (lengths * self.time_share).clamp(max=self.time_width)
+        widest = (lengths * self.time_share).floor().clamp(max=self.time_width)
         for _ in range(self.time_masks):
             hidden |= _stretch(widest, lengths, frames).unsqueeze(2)
         widest = torch.full_like(lengths, self.freq_width)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from sbkit.values.errors import SbkitError
+
 _STEPS = 1 << 16  # a decision is one of 65536 values, so a rate is met to 1 part in 65536
 
 
@@ -16,6 +18,10 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise SbkitError(
+                f"`dropout` must be at least 0 and below 1, but is {p}. Try a share such as 0.1."
+            )
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,9 +30,9 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return nn.functional.dropout(x, self.p)
-        dropped = round(self.p * _STEPS)
+        dropped = min(round(self.p * _STEPS), _STEPS - 1)
         keep = _draw_int16(x.shape, x.numel()) >= dropped - _STEPS // 2
-        return x * keep.to(x.dtype).mul_(_STEPS / max(1, _STEPS - dropped))
+        return x * keep.to(x.dtype).mul_(_STEPS / (_STEPS - dropped))
 
     def extra_repr(self) -> str:
         """Show the rate when the module is printed."""

@@ -134,8 +134,9 @@ class _SpeechBrainFrontEnd:
 
     def __call__(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         x = self._part(features)  # (B, U, C, F), or (B, U, D)
-        relative = to_relative(frames, features.shape[1])
-        return x.flatten(2), to_absolute(relative, x.shape[1])
+        stride = -(-features.shape[1] // x.shape[1])
+        # "same" padding leaves ceil(T / stride) frames; a rounded fraction of U may be one off.
+        return x.flatten(2), torch.div(frames + stride - 1, stride, rounding_mode="floor")
 
 
 class _SpeechBrain:

@@ -24,8 +24,12 @@ class Loss:
     counts: Tensor
 
     def mixed(self, other: "Loss", weight: float) -> "Loss":
-        """Weigh this loss against another of the same utterances; the counts stay."""
-        return Loss(weight * self.sums + (1 - weight) * other.sums, self.counts)
+        """Weigh this loss against another of the same utterances; the counts stay.
+
+        An utterance that takes no part here takes none in the mixture.
+        """
+        sums = weight * self.sums + (1 - weight) * other.sums
+        return Loss(sums * (self.counts > 0), self.counts)
 
 
 def ctc(

@@ -245,15 +245,15 @@ def _check_sizes(
             f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
             "Choose one of the two."
         )
-    if d_model % (2 * nhead):
+    if min(d_model, nhead) < 1 or d_model % (2 * nhead):
         raise SbkitError(
             f"`d_model` must be a multiple of twice `nhead` (rotary positions turn pairs), but "
             f"they are {d_model} and {nhead}. Change one of them."
         )
-    if kernel_size % 2 == 0:
+    if kernel_size < 1 or kernel_size % 2 == 0:
         raise SbkitError(
-            f"`kernel_size` must be odd, so that a frame sits in its middle, but is {kernel_size}. "
-            "Add or take one."
+            "`kernel_size` must be odd and positive, so that a frame sits in its middle, but is "
+            f"{kernel_size}. Add or take one."
         )
     if d_ffn < 1:
         raise SbkitError(f"`d_ffn` must be positive, but is {d_ffn}. Try 4 x d_model.")

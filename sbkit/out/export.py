@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from ruamel.yaml.comments import CommentedMap
-from safetensors.torch import save_file
+from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.machine.document import read_document
 from sbkit.out.bundle import CONFIG, FORMAT, PARTS, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.out.plain import to_plain
-from sbkit.state.checkpoint import Checkpointer, find_damage, write_checksums
+from sbkit.state.checkpoint import Checkpointer, average, write_checksums
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.errors import SbkitError
 from sbkit.values.files import building, to_json
@@ -30,12 +29,14 @@ def export_run(run: Path, out: Path) -> None:
     _check_folders(run, out)
     document = read_document(run / "hyperparams.yaml")
     tokenizer = Tokenizer(model_file=run / TOKENIZER)
-    checkpoint = best_checkpoint(run / "checkpoints")
-    weights = torch.load(checkpoint.paramfiles["model"], "cpu", weights_only=True)
+    count = int(document.root.get("average_checkpoints", 1))
+    best = best_checkpoints(run / "checkpoints", count)
     config = {
         "format": FORMAT,
         "sample_rate": SAMPLE_RATE,
-        "checkpoint": {name: checkpoint.meta.get(name) for name in ("epoch", "CER", "WER")},
+        "checkpoints": [
+            {name: each.meta.get(name) for name in ("epoch", "CER", "WER")} for each in best
+        ],
         "versions": versions(),
         **{name: document.root[name] for name in KNOBS if name in document.root},
         **_parts(document.root, tokenizer),
@@ -43,22 +44,21 @@ def export_run(run: Path, out: Path) -> None:
     with building(out, replace=True) as beside:
         (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
         (beside / TOKENIZER).write_bytes((run / TOKENIZER).read_bytes())
-        save_file({name: value.clone() for name, value in weights.items()}, beside / WEIGHTS)
+        weights = {name: value.clone() for name, value in average(best, "model").items()}
+        (beside / WEIGHTS).write_bytes(save(weights))
         write_checksums(beside)
         load_bundle(beside)  # what cannot be loaded is not exported
 
 
-def best_checkpoint(folder: Path) -> Checkpoint:
-    """Find the undamaged checkpoint of the lowest dev CER."""
-    found = Checkpointer(folder).find_checkpoints(min_key="CER") if folder.is_dir() else []
-    for checkpoint in found:
-        if find_damage(checkpoint.path) is None:
-            return checkpoint
-    raise SbkitError(
-        f"A run must have a good checkpoint to be exported, but {folder} has "
-        f"{f'{len(found)}, all damaged' if found else 'none'}. Train it first: "
-        "torchrun train.py hparams/ctc.yaml"
-    )
+def best_checkpoints(folder: Path, count: int) -> list[Checkpoint]:
+    """Find the undamaged checkpoints of the lowest dev CER, those that the test was run with."""
+    best = Checkpointer(folder).find_whole(count, min_key="CER") if folder.is_dir() else []
+    if not best:
+        raise SbkitError(
+            f"A run must have a whole checkpoint to be exported, but {folder} has none. "
+            "Train it first: torchrun train.py hparams/ctc.yaml"
+        )
+    return best
 
 
 def _parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:

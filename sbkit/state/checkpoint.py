@@ -7,7 +7,8 @@ checkpoint. This one writes a folder beside, checksums it, and renames it: the n
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             )
         return None
 
+    def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
+        """Find the ``count`` best undamaged checkpoints by ``min_key`` or ``max_key``."""
+        ranked = (each for each in self.find_checkpoints(**keys) if find_damage(each.path) is None)
+        return list(islice(ranked, count))
+
+    def load_average(self, count: int, **keys: Any) -> None:
+        """Load the modules with the mean weights of the ``count`` best checkpoints."""
+        best = self.find_whole(count, **keys)
+        for name, recoverable in self.recoverables.items():
+            if best and isinstance(recoverable, torch.nn.Module):
+                recoverable.load_state_dict(average(best, name))
+
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
         for name, recoverable in self.recoverables.items():
@@ -82,6 +95,23 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _custom_checkpoint_dirpath(self, name: str) -> Path:
         return _beside(super()._custom_checkpoint_dirpath(name))
+
+
+def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
+    """Average the weights of a module over checkpoints; whole numbers are the first one's.
+
+    One after the other in float64, so memory holds two models however many there are.
+    """
+    first, *others = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
+    mean: dict[str, Any] = torch.load(first, "cpu", weights_only=True)
+    types = {key: value.dtype for key, value in mean.items() if value.is_floating_point()}
+    for key in types:
+        mean[key] = mean[key].double()
+    for file in others:
+        weights = torch.load(file, "cpu", weights_only=True)
+        for key in types:
+            mean[key] += weights[key]
+    return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
 
 
 def find_damage(folder: Path) -> str | None:

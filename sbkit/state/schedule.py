@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from sbkit.values.errors import SbkitError
+
 Schedule = Callable[[float], float]  # share of the run, 0 to 1 -> share of the peak rate, 0 to 1
 
 
@@ -13,6 +15,7 @@ class WarmupCosine:
     """
 
     def __init__(self, *, warmup: float) -> None:
+        _check_share("warmup", warmup)
         self.warmup = warmup
 
     def __call__(self, progress: float) -> float:
@@ -27,8 +30,23 @@ class WarmupHoldLinear:
     """Rise in a line, hold, and fall in a line to zero over the last ``cooldown`` of the run."""
 
     def __init__(self, *, warmup: float, cooldown: float) -> None:
+        _check_share("warmup", warmup)
+        _check_share("cooldown", cooldown)
         self.warmup, self.cooldown = warmup, cooldown
 
     def __call__(self, progress: float) -> float:
         """Give the factor at a share of the run."""
-        return max(0.0, min(1.0, progress / self.warmup, (1 - progress) / self.cooldown))
+        return min(_ramp(progress, self.warmup), _ramp(1 - progress, self.cooldown))
+
+
+def _ramp(done: float, share: float) -> float:
+    """Rise from 0 to 1 in a line over ``share``; a share of nothing is a jump."""
+    return 1.0 if done >= share else max(0.0, done / share)
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0.0 <= share < 1.0:
+        raise SbkitError(
+            f"`{name}` must be a share of the run, at least 0 and below 1, but is {share}. "
+            "Try 0.1."
+        )

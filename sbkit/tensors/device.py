@@ -1,6 +1,7 @@
 """One device and one precision, parsed once; only the device's type reaches autocast."""
 
 import os
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -55,10 +56,10 @@ def resolve(device: str | torch.device | None, precision: str) -> Placement:
 
 def parse_device(device: str | torch.device) -> torch.device:
     """Turn `cuda:1` and its like into a torch.device; refuse what is not one of FORMS."""
+    if isinstance(device, torch.device) and device.type in SUPPORTED:
+        return device
     text = str(device)
-    kind, colon, index = text.partition(":")
-    numbered = kind in ("cuda", "xpu") and index.isascii() and index.isdigit()
-    if kind not in SUPPORTED or (colon and not numbered):
+    if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:(0|[1-9]\d?))?", text, re.ASCII):
         raise SbkitError(
             f"`device` must be {FORMS}, but is {device!r}. Write it in one of these forms."
         )
@@ -81,16 +82,17 @@ def check_precision(device_type: str, precision: str) -> None:
 
 def _on_this_machine(device: torch.device) -> torch.device:
     if device.type == "cpu":
-        return device
+        return torch.device("cpu")
     backend = torch.get_device_module(device.type)
     count = backend.device_count() if backend.is_available() else 0
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if device.index is not None and local_ranks > 1:
+    if device.index not in (None, local_rank) and local_ranks > 1:
         raise SbkitError(
             f"`device` must have no number when torchrun starts {local_ranks} processes, so that "
             f"each takes its own, but is {device}. Write --device={device.type}."
         )
-    index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
+    index = local_rank if device.index is None else device.index
     if index >= count:
         raise SbkitError(
             f"`device` must be one of the {count} {device.type} devices that torch sees here, but "

@@ -70,6 +70,7 @@ def ensure_tokenizer(
             f"`token_type` must be one of {', '.join(KINDS)}, but is {kind!r}. Choose one of them."
         )
     if not model_file.exists():
+        model_file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(model_file, _train(kind, vocab_size, texts()))
     tokenizer = Tokenizer(model_file=model_file)
     if tokenizer.kind != kind:

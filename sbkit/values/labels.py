@@ -22,9 +22,9 @@ class LabelSpace:
     def __post_init__(self) -> None:
         """Refuse special ids that collide or lie outside the space."""
         special = {"blank": self.blank, "unk": self.unk, "bos": self.bos, "eos": self.eos}
-        if len(set(special.values())) < len(special) or max(special.values()) >= self.size:
+        if len(set(special.values()) & set(range(self.size))) < len(special):
             raise SbkitError(
-                f"blank, unk, bos and eos must be four different ids below {self.size}, "
+                f"blank, unk, bos and eos must be four different ids from 0 to {self.size - 1}, "
                 f"but are {special}. Train the tokenizer again."
             )
 
@@ -43,8 +43,15 @@ class LabelSpace:
 
     def check_head(self, *, name: str, outputs: int) -> None:
         """Refuse a head whose number of outputs is not the number of labels."""
-        if outputs != self.size:
+        self._check_size(f"`{name}` must have as many outputs", outputs)
+
+    def check_embedding(self, *, name: str, rows: int) -> None:
+        """Refuse an embedding whose number of rows is not the number of labels."""
+        self._check_size(f"The embedding of `{name}` must have as many rows", rows)
+
+    def _check_size(self, claim: str, size: int) -> None:
+        if size != self.size:
             raise SbkitError(
-                f"`{name}` must have as many outputs as the tokenizer has tokens ({self.size}), "
-                f"but has {outputs}. Write `!ref <tokenizer.vocab_size>` for its size."
+                f"{claim} as the tokenizer has tokens ({self.size}), but has {size}. "
+                "Write `!ref <tokenizer.vocab_size>` for its size."
             )
