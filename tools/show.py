@@ -1,44 +1,63 @@
-"""Show what a run came to: ``python -m tools.show scores RUN`` or ``... clip RUN``."""
+"""Show what a run is and what it came to.
+
+python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
+python -m tools.show scores RUN
+python -m tools.show clip RUN
+"""
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from recipes.CommonVoice.prepare import find_release
 from sbkit.data.manifest import read_manifest
 from sbkit.data.store import default_cache
-from sbkit.machine.hparams import read_knobs
+from sbkit.machine.hparams import parse_command, read_knobs
 from sbkit.values.errors import SbkitError, exit_with_sentence
+from sbkit.values.text import normalize
 
 WORTH_HEARING = 5  # words
 
 
-def scores(run: Path) -> str:
+def folder(arguments: Sequence[str]) -> str:
+    """Name the folder that a training command will write to."""
+    return str(read_knobs(*parse_command(arguments))["output_folder"])
+
+
+def scores(arguments: Sequence[str]) -> str:
     """Say how many words and characters of the test split came out wrong."""
-    test = json.loads((run / "summary.json").read_text(encoding="utf-8"))["test"]
+    summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
+    test = summary["test"]
     return f"\ntest WER {test['wer']:.1%}, CER {test['cer']:.1%} ({test['utterances']} utterances)"
 
 
-def clip(run: Path) -> str:
-    """Name a clip of the test split and, after a tab, its reference."""
-    knobs = read_knobs(run / "hyperparams.yaml", {})
-    language = str(knobs["language"])
-    folder = str(
-        knobs.get("data_folder") or prepare_prompts(language=language, cache_folder=default_cache())
+def clip(arguments: Sequence[str]) -> str:
+    """Name a clip of the test split and, after a tab, its normalized reference."""
+    knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
+    language = knobs["language"]
+    release = knobs["data_folder"] or prepare_prompts(
+        language=language, cache_folder=default_cache()
     )
-    clips = read_manifest(find_release(folder, language) / "test.tsv").clips
+    clips = read_manifest(find_release(release, language) / "test.tsv").clips
     long = (each for each in clips if len(each.sentence.split()) >= WORTH_HEARING)
     chosen = next(long, clips[0])
-    return f"{chosen.path}\t{chosen.sentence}"
+    return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
+
+
+SHOWS: dict[str, Callable[[Sequence[str]], str]] = {
+    "folder": folder,
+    "scores": scores,
+    "clip": clip,
+}
 
 
 def main() -> None:
-    """Print one of the two."""
-    shows = {"scores": scores, "clip": clip}
-    if len(sys.argv) != 3 or sys.argv[1] not in shows:
-        raise SbkitError(f"Arguments must be {' or '.join(shows)} and a run folder.")
-    print(shows[sys.argv[1]](Path(sys.argv[2])))
+    """Print one of them."""
+    if len(sys.argv) < 3 or sys.argv[1] not in SHOWS:
+        raise SbkitError(f"The first argument must be one of {', '.join(SHOWS)}.\n{__doc__}")
+    print(SHOWS[sys.argv[1]](sys.argv[2:]))
 
 
 if __name__ == "__main__":

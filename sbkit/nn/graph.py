@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.nn.features import Fbank
-from sbkit.tensors.lengths import to_absolute, to_relative
+from sbkit.tensors.lengths import length_mask, to_absolute, to_relative
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
 
@@ -38,25 +38,30 @@ class Graph:
         labels: LabelSpace,
     ) -> None:
         parts = {"CNN": CNN, "Transformer": Transformer, "ctc_lin": ctc_lin, "seq_lin": seq_lin}
-        refuse_strays(model, parts)
+        learned = nn.ParameterList(compute_features.parameters())
+        refuse_strays(model, {**parts, "compute_features": learned})
         labels.check_head(name="ctc_lin", outputs=head_size(ctc_lin))
         labels.check_head(name="seq_lin", outputs=head_size(seq_lin))
+        for part in Transformer.modules():
+            if isinstance(part, nn.Embedding):
+                labels.check_embedding(name="Transformer", rows=part.num_embeddings)
         self.model = model
         self.labels = labels
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
         self._features = compute_features
         self._front_end = front_end(CNN)
-        self._transformer = transformer(Transformer)
+        self._transformer = transformer(Transformer, labels.blank)
 
     def features(self, audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute features in float32: (B, S), (B,) -> (B, T, M), (B,)."""
+        """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
         if isinstance(self._features, Fbank):
             computed: tuple[Tensor, Tensor] = self._features(audio, samples)
             return computed
         with torch.autocast(audio.device.type, enabled=False):
             features = self._features(audio.float())
-        return features, to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
+        frames = to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
+        return features * length_mask(frames, features.shape[1]).unsqueeze(-1), frames
 
     def encode(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
@@ -109,9 +114,10 @@ def front_end(part: nn.Module) -> Any:
     return part if _takes_lengths(part.forward) else _SpeechBrainFrontEnd(part)
 
 
-def transformer(part: nn.Module) -> Any:
-    """Give a Transformer that takes absolute lengths."""
-    return _Ours(part) if _takes_lengths(getattr(part, "encode", None)) else _SpeechBrain(part)
+def transformer(part: nn.Module, blank: int) -> Any:
+    """Give a Transformer that takes absolute lengths; the blank pads its tokens."""
+    ours = _takes_lengths(getattr(part, "encode", None))
+    return _Ours(part) if ours else _SpeechBrain(part, blank)
 
 
 def _takes_lengths(method: Any) -> bool:
@@ -140,16 +146,14 @@ class _SpeechBrainFrontEnd:
 
 
 class _SpeechBrain:
-    PADDING = 0  # sbkit's blank, which is never a token
-
-    def __init__(self, part: Any) -> None:
-        self._part = part
+    def __init__(self, part: Any, padding: int) -> None:
+        self._part, self._padding = part, padding
 
     def encode(self, x: Tensor, frames: Tensor) -> Tensor:
-        states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self.PADDING)
+        states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self._padding)
         return states
 
     def encode_and_decode(self, x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         relative = to_relative(frames, x.shape[1])
-        states, decoded = self._part(x, tokens, relative, self.PADDING)
+        states, decoded = self._part(x, tokens, relative, self._padding)
         return states, decoded

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from speechbrain.utils.checkpoints import Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
+from yaml import YAMLError
 
 from sbkit.tensors.distributed import barrier, rank
 from sbkit.tensors.log import say
@@ -30,9 +31,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
         super().__init__(checkpoints_dir, **options)
-        if rank() == 0:
-            for folder in self.checkpoints_dir.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(folder, ignore_errors=True)
+        self._remove_unfinished()
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
@@ -40,10 +39,11 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             written = super().save_checkpoint(*arguments, **options)
             barrier()
             return _publish(written) if written is not None else None
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
+            self._remove_unfinished()
             raise SbkitError(
-                f"A checkpoint must fit on the disk, but writing to {self.checkpoints_dir} failed "
-                f"({error.strerror}). The one before it is untouched; make room and start again."
+                f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
+                f"({error}). The one before it is untouched; make room there and start again."
             ) from error
         finally:
             barrier()
@@ -56,24 +56,31 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
     ) -> Checkpoint | None:
         """Load the first in the order asked for that is undamaged, and say which ones are not."""
-        ranked = self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)
-        for checkpoint in ranked:
-            damage = find_damage(checkpoint.path)
-            if damage is None:
-                self.load_checkpoint(checkpoint)
-                return checkpoint
-            say(f"{checkpoint.path} is left alone: {damage}. Trying the next best.")
-        if ranked:
+        best = self.find_whole(
+            1,
+            importance_key=importance_key,
+            max_key=max_key,
+            min_key=min_key,
+            ckpt_predicate=ckpt_predicate,
+        )
+        if not best:
+            return None
+        self.load_checkpoint(best[0])
+        return best[0]
+
+    def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
+        """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
+
+        Raises SbkitError when there are checkpoints and all of them are damaged.
+        """
+        ranked = self.find_checkpoints(**keys)
+        whole = list(islice(filter(_is_whole, ranked), count))
+        if ranked and not whole:
             raise SbkitError(
                 f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
                 f"{len(ranked)} are damaged. Restore one, or remove the folder to start over."
             )
-        return None
-
-    def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
-        """Find the ``count`` best undamaged checkpoints by ``min_key`` or ``max_key``."""
-        ranked = (each for each in self.find_checkpoints(**keys) if find_damage(each.path) is None)
-        return list(islice(ranked, count))
+        return whole
 
     def load_average(self, count: int, **keys: Any) -> None:
         """Load the modules with the mean weights of the ``count`` best checkpoints."""
@@ -89,6 +96,24 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 saved = torch.load(checkpoint.paramfiles[name], "cpu", weights_only=True)
                 refuse_other_model(saved, recoverable.state_dict(), of=str(checkpoint.path))
         super().load_checkpoint(checkpoint)
+
+    def save_and_keep_only(
+        self, *arguments: Any, importance_keys: Sequence[Any] = (), **options: Any
+    ) -> None:
+        """Save, and delete what is neither best nor recent.
+
+        SpeechBrain's appends to its own default list, so every save takes longer than the last.
+        """
+        super().save_and_keep_only(*arguments, importance_keys=[*importance_keys], **options)
+
+    def _remove_unfinished(self) -> None:
+        if rank() == 0:
+            for folder in self.checkpoints_dir.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def _construct_checkpoint_objects(folders: Sequence[Path]) -> list[Checkpoint]:
+        return [_describe(folder) for folder in folders]
 
     def _new_checkpoint_dirpath(self) -> Path:
         return _beside(super()._new_checkpoint_dirpath())
@@ -112,6 +137,24 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
         for key in types:
             mean[key] += weights[key]
     return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
+
+
+def _describe(folder: Path) -> Checkpoint:
+    """Read a checkpoint's meta file; one that cannot be read makes it the oldest of all."""
+    described: list[Checkpoint]
+    try:
+        described = SpeechBrainCheckpointer._construct_checkpoint_objects([folder])
+        float(described[0].meta["unixtime"])
+    except (OSError, LookupError, TypeError, ValueError, YAMLError):
+        return Checkpoint(folder, {"unixtime": 0.0}, {})
+    return described[0]
+
+
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    damage = find_damage(checkpoint.path)
+    if damage is not None:
+        say(f"{checkpoint.path} is left alone: {damage}. Trying the next best.")
+    return damage is None
 
 
 def find_damage(folder: Path) -> str | None:

@@ -47,6 +47,5 @@ def _ramp(done: float, share: float) -> float:
 def _check_share(name: str, share: float) -> None:
     if not 0.0 <= share < 1.0:
         raise SbkitError(
-            f"`{name}` must be a share of the run, at least 0 and below 1, but is {share}. "
-            "Try 0.1."
+            f"`{name}` must be a share of the run, at least 0 and below 1, but is {share}. Try 0.1."
         )

@@ -134,7 +134,9 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
 
 def _load(model_file: Path) -> sentencepiece.SentencePieceProcessor:
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=model_file.read_bytes())
+        pieces = sentencepiece.SentencePieceProcessor()
+        pieces.load_from_serialized_proto(model_file.read_bytes())
+        return pieces
     except (OSError, RuntimeError) as error:
         raise SbkitError(
             f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "

@@ -1,0 +1,126 @@
+"""Whole runs on a few real prompts, for the tests that walk the road from end to end."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import soundfile
+import torch
+import train
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.values.errors import exit_with_sentence
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ("train.py",)
+TORCHRUN = ("-m", "torch.distributed.run", "train.py")
+TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py")
+COUNTS = {"train": 16, "dev": 4, "test": 4}
+TINY = (
+    "--device=cpu",
+    "--channels=32",
+    "--d_model=32",
+    "--nhead=2",
+    "--d_ffn=64",
+    "--num_encoder_layers=2",
+    "--batch_seconds=6",
+    "--number_of_epochs=4",
+    "--log_every=1",
+)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A release to train on, and the cache that keeps its stores."""
+
+    release: Path
+    cache: Path
+
+    def arguments(self, output: Path, *options: str, yaml: str = "hparams/ctc.yaml") -> list[str]:
+        """Write the command after ``train.py``; later options win."""
+        folders = (f"--data_folder={self.release}", f"--output_folder={output}")
+        return [yaml, *folders, *TINY, *options]
+
+    def start(
+        self, output: Path, *options: str, launcher: tuple[str, ...] = PYTHON, **more: Any
+    ) -> subprocess.Popen[str]:
+        """Start the real command from the root of the checkout."""
+        return subprocess.Popen(
+            [sys.executable, *launcher, *self.arguments(output, *options, **more)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(self.cache)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def train(self, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run the real command to its end."""
+        process = self.start(*arguments, **options)
+        try:
+            stdout, stderr = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def train_here(self, output: Path, *options: str, **more: Any) -> int:
+        """Run the command in this process, which spares its imports; give its exit code."""
+        arguments = ["train.py", *self.arguments(output, *options, **more)]
+        cache = {"SBKIT_CACHE": str(self.cache)}
+        with (
+            patch.object(sys, "argv", arguments),
+            patch.dict(os.environ, cache),
+            pytest.raises(SystemExit) as left,
+        ):
+            exit_with_sentence(train.main)
+        return int(left.value.code or 0)
+
+
+def rows_of(tsv: Path) -> list[dict[str, str]]:
+    with tsv.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def prompts(asterisk: Path, split: str) -> Iterator[tuple[Path, str]]:
+    """Give the clips of one to two seconds, with what is said in them."""
+    for row in rows_of(asterisk / f"{split}.tsv"):
+        clip = asterisk / "clips" / row["path"]
+        if 1.0 < soundfile.info(clip).duration < 2.0:
+            yield clip, row["sentence"]
+
+
+def make_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS) -> Workplace:
+    """Cut a small release out of the default corpus."""
+    clips = folder / "release" / "clips"
+    clips.mkdir(parents=True)
+    for split, count in counts.items():
+        chosen = [pair for _, pair in zip(range(count), prompts(asterisk, split), strict=False)]
+        write_tsv(folder / "release", split, [(clip.name, text) for clip, text in chosen])
+        for clip, _ in chosen:
+            shutil.copy2(clip, clips)
+    return Workplace(folder / "release", folder / "cache")
+
+
+def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:
+    lines = ["client_id\tpath\tsentence", *(f"allison\t{name}\t{text}" for name, text in rows)]
+    (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def last_parameters(run: Path) -> dict[str, torch.Tensor]:
+    """Read the model of the last checkpoint."""
+    last = Checkpointer(run / "checkpoints").find_checkpoint()
+    assert last is not None
+    weights: dict[str, torch.Tensor] = torch.load(last.paramfiles["model"], weights_only=True)
+    return weights

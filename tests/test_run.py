@@ -1,0 +1,388 @@
+"""One road, walked from end to end: train, stop, resume, score, export, transcribe."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+import torchaudio.functional
+from recipes.CommonVoice.brain import AsrBrain
+from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from sbkit.cli import run as sbkit
+from sbkit.machine.document import read_document
+from sbkit.machine.hparams import load_hparams, parse_command, read_knobs
+from sbkit.nn.transformer import Transformer
+from sbkit.tensors.device import resolve
+from sbkit.tensors.log import Record, read_log
+from sbkit.values.text import normalize
+from speechbrain.utils.run_opts import RunOptions
+from tests.runs import (
+    PYTHON,
+    ROOT,
+    TORCHRUN,
+    TWO_PROCESSES,
+    Workplace,
+    last_parameters,
+    make_workplace,
+    read_json,
+    rows_of,
+)
+
+YAMLS = sorted((ROOT / "hparams").glob("*.yaml"))
+TIMES = ("xrt", "waiting")  # no two runs share them
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="module")
+def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four epochs that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    done = workplace.train(folder, launcher=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert "16 utterances" in done.stdout
+    assert str(folder) in done.stdout.splitlines()[-1]
+    assert "Warning" not in done.stderr
+    return folder
+
+
+def figures(run: Path, kind: str) -> list[Record]:
+    """Give what a run logged, without what depends on the clock."""
+    records = [each for each in read_log(run / "train_log.jsonl") if each["kind"] == kind]
+    return [{name: value for name, value in each.items() if name not in TIMES} for each in records]
+
+
+def hypothesis_of(run: Path, clip: str) -> str:
+    """Find what ``wer_test.txt`` says was heard."""
+    body = (run / "wer_test.txt").read_text(encoding="utf-8")
+    found = re.search(rf"^{re.escape(clip)}: .*\n  reference.*\n  hypothesis(.*)$", body, re.M)
+    assert found is not None
+    return " ".join(found[1].replace("*", " ").split())
+
+
+# -- what a run leaves ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
+    for name in (
+        "train_log.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "curves.png",
+        "wer_test.txt",
+        "summary.json",
+        "hyperparams.yaml",
+        "left_out.tsv",
+        "tokenizer.model",
+    ):
+        file = finished / name
+        assert file.exists(), name
+        assert any(file.iterdir()) if file.is_dir() else file.stat().st_size > 0, name
+    assert not list(finished.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_its_log_tells_every_step_every_epoch_and_the_test(finished: Path) -> None:
+    steps, epochs = figures(finished, "step"), figures(finished, "epoch")
+    assert [each["step"] for each in steps] == list(range(1, len(steps) + 1))
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
+    assert len(steps) > 4 * 2
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert all(each["cer"] is not None and each["dev_loss"] > 0 for each in epochs)
+    assert len(figures(finished, "test")) == 1
+
+
+@pytest.mark.slow
+def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Workplace) -> None:
+    summary = read_json(finished / "summary.json")
+    test, (logged,) = summary["test"], figures(finished, "test")
+    rows = rows_of(workplace.release / "test.tsv")
+    assert test["utterances"] == len(rows) == 4
+    assert test["words"] == sum(len(normalize(row["sentence"], "en").split()) for row in rows)
+    assert 0 < test["cer"] <= 1.5
+    assert (test["cer"], test["wer"]) == (logged["cer"], logged["wer"])
+    assert summary["parameters"] == sum(
+        value.numel()
+        for name, value in last_parameters(finished).items()
+        if "normalize" not in name
+    )
+    assert summary["audio_seconds"] == pytest.approx(4 * train_seconds(workplace), abs=0.1)
+    assert summary["xrt"] > 0
+    assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
+    for row in rows:
+        assert hypothesis_of(finished, Path(row["path"]).stem) is not None
+
+
+def train_seconds(workplace: Workplace) -> float:
+    rows = rows_of(workplace.release / "train.tsv")
+    return sum(soundfile.info(workplace.release / "clips" / row["path"]).duration for row in rows)
+
+
+@pytest.mark.slow
+def test_the_same_command_again_does_not_train_again(finished: Path, workplace: Workplace) -> None:
+    log, summary = read_log(finished / "train_log.jsonl"), read_json(finished / "summary.json")
+    scored = (finished / "wer_test.txt").read_text(encoding="utf-8")
+    done = workplace.train(finished, launcher=PYTHON)
+    assert done.returncode == 0, done.stderr
+    again = read_json(finished / "summary.json")
+    for name in ("test", "parameters", "train_seconds", "audio_seconds"):
+        assert again[name] == summary[name], name
+    assert (finished / "wer_test.txt").read_text(encoding="utf-8") == scored
+    assert read_log(finished / "train_log.jsonl") == log
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_digits(
+    finished: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    process = workplace.start(tmp_path)
+    while process.poll() is None and not any(
+        each["epoch"] == 2 for each in figures(tmp_path, "step")
+    ):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -9
+    assert len(figures(tmp_path, "epoch")) < 4
+
+    done = workplace.train(tmp_path)
+    assert done.returncode == 0, done.stderr
+    for kind in ("step", "epoch", "test"):
+        assert figures(tmp_path, kind) == figures(finished, kind)
+    expected = last_parameters(finished)
+    for name, value in last_parameters(tmp_path).items():
+        assert torch.equal(value, expected[name]), name
+    assert (
+        read_json(tmp_path / "summary.json")["test"] == read_json(finished / "summary.json")["test"]
+    )
+
+
+# -- a run that learns ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learned(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that trained, and is tested, on the same eight prompts."""
+    folder = tmp_path_factory.mktemp("learned")
+    workplace = make_workplace(asterisk_english, folder, {"train": 8})
+    for split in ("dev", "test"):
+        shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
+    learn = ("--d_model=96", "--d_ffn=192", "--channels=96", "--number_of_epochs=60")
+    plain = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
+    code = workplace.train_here(folder / "run", *learn, *plain, "--average_checkpoints=1")
+    assert code == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_it_learns_eight_utterances_by_heart(learned: Path) -> None:
+    assert read_json(learned / "run" / "summary.json")["test"]["cer"] < 0.05
+
+
+@pytest.fixture(scope="module")
+def bundle(learned: Path) -> Path:
+    assert sbkit(["export", str(learned / "run"), "--out", str(learned / "bundle")]) == 0
+    return learned / "bundle"
+
+
+@pytest.mark.slow
+def test_the_bundle_hears_what_the_test_heard(
+    learned: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clips = sorted((learned / "release" / "clips").iterdir())
+    assert sbkit(["transcribe", str(bundle), *map(str, clips)]) == 0
+    heard = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert heard == {str(clip): hypothesis_of(learned / "run", clip.stem) for clip in clips}
+    assert all(heard.values())
+
+
+def as_it_is(audio: torch.Tensor, rate: int) -> torch.Tensor:
+    return audio
+
+
+def in_stereo(audio: torch.Tensor, rate: int) -> torch.Tensor:
+    return torch.stack([audio, audio], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rate", "shaped"),
+    [
+        ("talk.wav", 8_000, as_it_is),
+        ("talk.wav", 44_100, in_stereo),
+        ("talk.mp3", 44_100, as_it_is),
+        ("talk.ogg", 16_000, in_stereo),
+        ("talk.opus", 48_000, as_it_is),
+    ],
+)
+def test_the_bundle_takes_any_audio(
+    learned: Path,
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    rate: int,
+    shaped: Callable[[torch.Tensor, int], torch.Tensor],
+) -> None:
+    clip = min((learned / "release" / "clips").iterdir())
+    samples, source = soundfile.read(clip, dtype="float32")
+    audio = torchaudio.functional.resample(torch.from_numpy(samples), source, rate)
+    kind = {"format": "OGG", "subtype": "OPUS"} if name.endswith("opus") else {}
+    soundfile.write(tmp_path / name, shaped(audio, rate).numpy(), rate, **kind)
+    assert sbkit(["transcribe", str(bundle), str(tmp_path / name), "--format", "json"]) == 0
+    transcript = json.loads(capsys.readouterr().out)
+    assert transcript["file"] == str(tmp_path / name)
+    assert transcript["seconds"] == pytest.approx(len(samples) / source, abs=0.1)
+    assert len(transcript["text"]) > 5
+
+
+# -- other models --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_pure_ctc_does_not_run_the_decoder(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the decoder was run")
+
+    monkeypatch.setattr(Transformer, "decode", refuse)
+    assert workplace.train_here(tmp_path, "--ctc_weight=1.0", "--number_of_epochs=1") == 0
+    with pytest.raises(AssertionError, match="the decoder was run"):
+        workplace.train_here(tmp_path / "joint", "--number_of_epochs=1")
+
+
+@pytest.mark.slow
+def test_pieces_of_words_are_tokens_as_well(workplace: Workplace, tmp_path: Path) -> None:
+    options = ("--token_type=bpe", "--vocab_size=50", "--number_of_epochs=1")
+    assert workplace.train_here(tmp_path, *options) == 0
+    parameters = last_parameters(tmp_path)
+    assert parameters["3.weight"].shape == (50, 32)  # ctc_lin
+    assert read_json(tmp_path / "summary.json")["test"]["utterances"] == 4
+
+
+@pytest.mark.slow
+def test_speechbrains_parts_train_export_and_transcribe(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    options = ("--channels=8", "--number_of_epochs=2")
+    assert workplace.train_here(run, *options, yaml="hparams/ctc_speechbrain.yaml") == 0
+    assert sbkit(["export", str(run), "--out", str(tmp_path / "bundle")]) == 0
+    clip = workplace.release / "clips" / rows_of(workplace.release / "test.tsv")[0]["path"]
+    capsys.readouterr()
+    assert sbkit(["transcribe", str(tmp_path / "bundle"), str(clip)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("yaml", YAMLS, ids=lambda yaml: yaml.stem)
+def test_every_yaml_takes_a_step(
+    yaml: Path, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its own size; only the batch is small, and the tokens those of a small text."""
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    small = ("--batch_seconds=4", "--num_workers=0", "--device=cpu")
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path}")
+    pieces = ("--vocab_size=60",) if "unigram" in yaml.read_text() else ()
+    pieces = pieces if read_document(yaml).root["token_type"] != "char" else ()
+    file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
+    knobs = read_knobs(file, overrides)
+    placement = resolve(knobs["device"], knobs["precision"])
+    splits = prepare_splits(knobs)
+    loaders = make_loaders(knobs, splits, prepare_tokenizer(knobs, splits), placement)
+    hparams = load_hparams(file, overrides)
+    before = [value.detach().clone() for value in hparams["model"].parameters()]
+    brain = AsrBrain(
+        modules={"model": hparams["model"]},
+        opt_class=hparams["opt_class"],
+        hparams={**hparams, "lr_schedule": lambda progress: 0.1},
+        run_opts={"device": placement.device, "optimizer_step_limit": 1},
+        measure_set=loaders.measure,
+    )
+    brain.fit(hparams["epoch_counter"], loaders.train)
+    assert brain.optimizer_step == 1
+    assert 0 < brain.so_far.loss < 1000
+    after = list(hparams["model"].parameters())
+    assert all(value.isfinite().all() for value in after)
+    still = [pair for pair in zip(before, after, strict=True) if torch.equal(*pair)]
+    assert len(still) < 0.1 * len(after)
+
+
+SOURCES = [ROOT / "train.py", *(ROOT / "recipes").rglob("*.py"), *(ROOT / "sbkit").rglob("*.py")]
+
+
+@pytest.mark.parametrize("yaml", YAMLS, ids=lambda yaml: yaml.stem)
+def test_every_knob_is_read(yaml: Path) -> None:
+    """By a reference in the YAML, by its name in the code, or as an option of SpeechBrain's."""
+    text = yaml.read_text(encoding="utf-8")
+    code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCES)
+    options = RunOptions().as_dict()
+    unread = [
+        key
+        for key in read_document(yaml).root
+        if not re.search(rf"<{key}[>.\[]", text)
+        and not re.search(rf"""(hparams\.{key}\b)|(["']{key}["'])""", code)
+        and key not in options
+    ]
+    assert not unread
+
+
+def test_a_knob_that_nothing_reads_would_be_seen(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.yaml"
+    odd.write_text((ROOT / "hparams" / "ctc.yaml").read_text() + "\nforgotten_knob: 3\n")
+    with pytest.raises(AssertionError, match="forgotten_knob"):
+        test_every_knob_is_read(odd)
+
+
+# -- two processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
+    """With plain gradient descent, which shows a gradient of the wrong scale; AdamW would not."""
+    yaml = tmp_path / "sgd.yaml"
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
+    yaml.write_text(re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, text, flags=re.M))
+    options = (
+        *("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0"),
+        *("--lr=0.05", "--max_grad_norm=1.0", "--number_of_epochs=2"),
+    )
+    assert workplace.train_here(tmp_path / "one", *options, yaml=str(yaml)) == 0
+    done = workplace.train(tmp_path / "two", *options, yaml=str(yaml), launcher=TWO_PROCESSES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("train: 16 utterances") == 1
+
+    one, two = last_parameters(tmp_path / "one"), last_parameters(tmp_path / "two")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=0, msg=name)
+    for mine, yours in zip(
+        figures(tmp_path / "one", "step"), figures(tmp_path / "two", "step"), strict=True
+    ):
+        assert mine == pytest.approx(yours, rel=1e-4)
+    assert (
+        read_json(tmp_path / "one" / "summary.json")["test"]
+        == read_json(tmp_path / "two" / "summary.json")["test"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> None:
+    """The decoder that is not run has no gradient for DDP to wait for."""
+    options = ("--ctc_weight=1.0", "--number_of_epochs=2")
+    done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "summary.json")["test"]["utterances"] == 4
