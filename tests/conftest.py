@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.store import default_cache
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import soundfile
 import torch
+
 import train
 from sbkit.state.checkpoint import Checkpointer
 from sbkit.values.errors import exit_with_sentence

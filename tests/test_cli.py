@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from sbkit.cli import run
 from sbkit.values.errors import SbkitError, exit_with_sentence
 from sbkit.values.version import __version__

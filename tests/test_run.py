@@ -12,6 +12,8 @@ import pytest
 import soundfile
 import torch
 import torchaudio.functional
+from speechbrain.utils.run_opts import RunOptions
+
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
 from sbkit.cli import run as sbkit
@@ -21,7 +23,6 @@ from sbkit.nn.transformer import Transformer
 from sbkit.tensors.device import resolve
 from sbkit.tensors.log import Record, read_log
 from sbkit.values.text import normalize
-from speechbrain.utils.run_opts import RunOptions
 from tests.runs import (
     PYTHON,
     ROOT,

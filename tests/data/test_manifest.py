@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from sbkit.data.manifest import BadRow, Clip, read_manifest
 from sbkit.values.errors import SbkitError
 

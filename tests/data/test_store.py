@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sbkit.data.store import Utterance, default_cache, open_store, write_store
 from sbkit.values.errors import SbkitError
 from sbkit.values.files import building

@@ -10,6 +10,7 @@ import pytest
 import ruamel.yaml
 from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml.constructor import BaseConstructor
+
 from sbkit.machine.hparams import load_hparams, parse_overrides, read_knobs, save_resolved
 from sbkit.values.errors import SbkitError
 

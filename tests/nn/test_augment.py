@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from sbkit.nn.augment import SpecAugment, SpeedPerturb
-from sbkit.values.errors import SbkitError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.nn.augment import SpecAugment, SpeedPerturb
+from sbkit.values.errors import SbkitError
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}

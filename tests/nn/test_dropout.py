@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from sbkit.nn.dropout import Dropout
 from sbkit.values.errors import SbkitError
 

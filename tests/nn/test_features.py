@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from sbkit.nn.features import Fbank, frame_counts, mel_filters
-from sbkit.values.units import samples_to_frames
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
+
+from sbkit.nn.features import Fbank, frame_counts, mel_filters
+from sbkit.values.units import samples_to_frames
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from sbkit.nn.normalize import FeatureSums, GlobalNorm
-from sbkit.values.errors import SbkitError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.nn.normalize import FeatureSums, GlobalNorm
+from sbkit.values.errors import SbkitError
 
 CPU = torch.device("cpu")
 

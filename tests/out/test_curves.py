@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
+
 from sbkit.out.curves import draw_curves
 from sbkit.tensors.log import EpochFigures, Figures, FinalFigures, StepFigures
 from sbkit.values.files import to_json

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sbkit.out.report import write_summary, write_wer
 from sbkit.values.scoring import Scores, score, total_scores
 

@@ -11,6 +11,7 @@ import G722
 import numpy as np
 import pytest
 import soundfile
+
 from recipes.AsteriskPrompts.prepare import (
     Prompt,
     choose_split,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+
 from recipes.CommonVoice.prepare import (
     LeftOut,
     find_release,

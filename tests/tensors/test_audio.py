@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
+
 from sbkit.tensors.audio import read_audio
 from sbkit.values.errors import SbkitError
 from sbkit.values.units import SAMPLE_RATE

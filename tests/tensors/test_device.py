@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sbkit.tensors import device as device_file
 from sbkit.tensors.device import Placement, check_precision, parse_device, resolve
 from sbkit.values.errors import SbkitError

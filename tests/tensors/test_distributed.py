@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from sbkit.tensors.distributed import (
     barrier,
     gather_over_ranks,

@@ -1,6 +1,7 @@
 """Absolute lengths, and the fractions that SpeechBrain wants."""
 
 import torch
+
 from sbkit.tensors.lengths import length_mask, to_absolute, to_relative
 
 

@@ -5,6 +5,7 @@ import itertools
 import sys
 
 import pytest
+
 from sbkit.tensors.log import EpochFigures, StepFigures
 from sbkit.tensors.progress import Progress, TimeLeft, format_clock
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from sbkit.values.files import to_json, write_bytes_atomically, write_text_atomically
 
 

@@ -1,6 +1,7 @@
 """One space of ids: what lies outside is refused before a kernel could read it."""
 
 import pytest
+
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
 

@@ -1,6 +1,7 @@
 """Each row tells how a prompt that is written in digits is read aloud."""
 
 import pytest
+
 from sbkit.values.numbers import spell_digits
 
 CASES = [

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from sbkit.values.provenance import cpu_name, git_commit, versions
 
 

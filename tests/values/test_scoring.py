@@ -5,6 +5,7 @@ from dataclasses import astuple
 
 import pytest
 from rich.cells import cell_len
+
 from sbkit.values.scoring import ErrorCounts, Scores, align, count_errors, score, total_scores
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+
 from sbkit.values.text import ORTHOGRAPHIES, normalize, orthography
 
 MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019·-. \u00ad\u200dAl"
