@@ -25,10 +25,12 @@ def main() -> None:
         with main_rank_first():
             splits = prepare_splits(knobs)
             tokenizer = prepare_tokenizer(knobs, splits)
-            save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)
         loaders = make_loaders(knobs, splits, tokenizer, placement)
         torch.manual_seed(knobs["seed"])
         hparams = load_hparams(yaml_file, overrides)
+        hparams["checkpointer"].refuse_other_model()
+        with main_rank_first():
+            save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)
         brain = AsrBrain(
             modules={"model": hparams["model"]},
             opt_class=hparams["opt_class"],

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,22 @@ class Workplace:
         with (
             patch.object(sys, "argv", arguments),
             patch.dict(os.environ, cache),
+            one_thread(),
             pytest.raises(SystemExit) as left,
         ):
             exit_with_sentence(train.main)
         return int(left.value.code or 0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute as the real command does here, which is also quicker for a model this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def rows_of(tsv: Path) -> list[dict[str, str]]:

@@ -30,10 +30,12 @@ from sbkit.values.scoring import Scored, score, total_scores
 class Predictions:
     """What the model says of a batch.
 
-    log_probs (B, U, V) of CTC, frames (B,), logits (B, L + 1, V) of the decoder if it was run.
+    log_probs (B, U, V) of CTC and, if asked for, from the middle of the encoder; frames (B,);
+    logits (B, L + 1, V) of the decoder if it was run.
     """
 
     log_probs: Tensor
+    middle: Tensor | None
     frames: Tensor
     logits: Tensor | None
 
@@ -64,18 +66,25 @@ class AsrBrain(Brain):
         features, frames = self.graph.features(audio, samples)
         if stage is Stage.TRAIN:
             features = self.hparams.spec_augment(features, frames)
-        logits = None
-        if self.hparams.ctc_weight < 1:
-            states, frames, logits = self.graph.encode_and_decode(features, frames, batch.tokens)
-        else:
-            states, frames = self.graph.encode(features, frames)
-        return Predictions(self.graph.ctc_log_probs(states), frames, logits)
+        with_decoder = self.hparams.ctc_weight < 1
+        encoded = self.graph.run(
+            features,
+            frames,
+            tokens=batch.tokens if with_decoder else None,
+            twice=stage is Stage.TRAIN and self.hparams.inter_ctc_weight > 0,
+        )
+        log_probs = self.graph.ctc_log_probs
+        middle = None if encoded.middle is None else log_probs(encoded.middle)
+        return Predictions(log_probs(encoded.states), middle, encoded.frames, encoded.logits)
 
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
         """Sum the losses per utterance; outside training, also score the best path."""
         labels = self.tokenizer.labels
         tokens, counts = batch.tokens, batch.token_counts
         loss = ctc(predictions.log_probs, predictions.frames, tokens, counts, labels.blank)
+        if predictions.middle is not None:
+            middle = ctc(predictions.middle, predictions.frames, tokens, counts, labels.blank)
+            loss = middle.mixed(loss, self.hparams.inter_ctc_weight)
         if predictions.logits is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
             decoder = sequence(predictions.logits, tokens, counts, labels.eos, smoothing)
@@ -129,10 +138,8 @@ class AsrBrain(Brain):
         folder = Path(self.hparams.output_folder)
         scores = total_scores(scored)
         log = RunLog(folder, resume_step=self.optimizer_step)
-        epoch = self.hparams.epoch_counter.current
-        log.write(
-            FinalFigures(epoch=epoch, step=self.optimizer_step, cer=scores.cer, wer=scores.wer)
-        )
+        epochs, step = self.hparams.epoch_counter.limit, self.optimizer_step
+        log.write(FinalFigures(epoch=epochs, step=step, cer=scores.cer, wer=scores.wer))
         log.close()
         write_wer(folder / "wer_test.txt", scored)
         write_summary(

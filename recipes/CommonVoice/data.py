@@ -52,6 +52,12 @@ def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
     stores = {split: open_store(path) for split, path in prepared.stores.items()}
     limits = {name: knobs[name] for name in ("min_seconds", "max_seconds")}
     stores["train"], outside = select_train(stores["train"], **limits)
+    if not len(stores["train"]):
+        raise SbkitError(
+            f"`min_seconds` and `max_seconds` must leave something to train on, but none of the "
+            f"{len(outside)} utterances is between {limits['min_seconds']:g} and "
+            f"{limits['max_seconds']:g} s long. Widen them."
+        )
     return Splits(**stores, left_out=[*prepared.left_out, *outside])
 
 
@@ -69,7 +75,7 @@ def make_loaders(
     knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
-    splits = leave_out_impossible(splits, tokenizer, fastest=max(knobs["speeds"]))
+    splits = leave_out_impossible(splits, tokenizer, fastest=max([1.0, *knobs["speeds"]]))
     if rank() == 0:
         _tell(splits, tokenizer, _run_folder(knobs))
     ranks = {"rank": rank(), "world_size": world_size()}

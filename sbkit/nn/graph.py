@@ -8,7 +8,8 @@ belongs to the one ModuleList of the YAML, and a part that does not is refused h
 """
 
 import inspect
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,22 @@ from sbkit.nn.features import Fbank
 from sbkit.tensors.lengths import length_mask, to_absolute, to_relative
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
+
+Encoded = tuple[Tensor | None, Tensor, Tensor | None]  # middle, states, decoded
+
+
+@dataclass(frozen=True)
+class States:
+    """What training sees of an utterance.
+
+    middle (B, U, D) of half of the encoder, if asked for; states (B, U, D) of all of it;
+    frames (B,); logits (B, L + 1, V) of the decoder, if there were tokens.
+    """
+
+    middle: Tensor | None
+    states: Tensor
+    frames: Tensor
+    logits: Tensor | None
 
 
 class Graph:
@@ -68,14 +85,16 @@ class Graph:
         x, frames = self._front_end(features, frames)
         return self._transformer.encode(x, frames), frames
 
-    def encode_and_decode(
-        self, features: Tensor, frames: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L + 1, V) logits."""
+    def run(
+        self, features: Tensor, frames: Tensor, *, tokens: Tensor | None, twice: bool
+    ) -> "States":
+        """Encode for training, ``twice`` for the middle too, and decode (B, L) tokens if any."""
         x, frames = self._front_end(features, frames)
-        shifted = nn.functional.pad(tokens, (1, 0), value=self.labels.bos)  # (B, L + 1)
-        states, decoded = self._transformer.encode_and_decode(x, frames, shifted)
-        return states, frames, self.seq_lin(decoded)
+        if tokens is not None:
+            tokens = nn.functional.pad(tokens, (1, 0), value=self.labels.bos)  # (B, L + 1)
+        middle, states, decoded = self._transformer.run(x, frames, tokens, twice)
+        logits = None if decoded is None else self.seq_lin(decoded)
+        return States(middle, states, frames, logits)
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every label at every frame, in float32: (B, U, D) -> (B, U, V)."""
@@ -120,6 +139,13 @@ def transformer(part: nn.Module, blank: int) -> Any:
     return _Ours(part) if ours else _SpeechBrain(part, blank)
 
 
+def _refuse_twice(*_: Any) -> NoReturn:
+    raise SbkitError(
+        "`inter_ctc_weight` must be 0.0 for a Transformer without `encode_twice`, such as "
+        "SpeechBrain's, but is more. Set it to 0.0, or take sbkit.nn.transformer.Transformer."
+    )
+
+
 def _takes_lengths(method: Any) -> bool:
     return callable(method) and "lengths" in inspect.signature(method).parameters
 
@@ -127,11 +153,12 @@ def _takes_lengths(method: Any) -> bool:
 class _Ours:
     def __init__(self, part: Any) -> None:
         self.encode = part.encode
+        self._twice = getattr(part, "encode_twice", _refuse_twice)
         self._decode = part.decode
 
-    def encode_and_decode(self, x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        states = self.encode(x, frames)
-        return states, self._decode(tokens, states, frames)
+    def run(self, x: Tensor, frames: Tensor, tokens: Tensor | None, twice: bool) -> Encoded:
+        middle, states = self._twice(x, frames) if twice else (None, self.encode(x, frames))
+        return middle, states, None if tokens is None else self._decode(tokens, states, frames)
 
 
 class _SpeechBrainFrontEnd:
@@ -153,7 +180,11 @@ class _SpeechBrain:
         states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self._padding)
         return states
 
-    def encode_and_decode(self, x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, x: Tensor, frames: Tensor, tokens: Tensor | None, twice: bool) -> Encoded:
+        if twice:
+            _refuse_twice()
+        if tokens is None:
+            return None, self.encode(x, frames), None
         relative = to_relative(frames, x.shape[1])
         states, decoded = self._part(x, tokens, relative, self._padding)
-        return states, decoded
+        return None, states, decoded

@@ -8,7 +8,7 @@ an utterance does not depend on what it is padded or batched with.
 Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +62,26 @@ class Transformer(nn.Module):
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Encode frames: (B, U, D), (B,) -> (B, U, D)."""
+        *_, last = self._encoded(x, lengths)
+        normed: Tensor = self.encoder_norm(last)
+        return normed
+
+    def encode_twice(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode, and give first what half of the blocks make of it: -> 2 x (B, U, D).
+
+        Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
+        """
+        after = list(self._encoded(x, lengths))
+        return self.encoder_norm(after[len(self.encoder) // 2]), self.encoder_norm(after[-1])
+
+    def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+        """Walk the blocks, and give what came in and what each makes of it."""
         inside = length_mask(lengths, x.shape[1])  # (B, U)
         x = self.dropout(x)
+        yield x
         for block in self.encoder:
             x = block(x, inside)
-        normed: Tensor = self.encoder_norm(x)
-        return normed
+            yield x
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).

@@ -87,15 +87,25 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         best = self.find_whole(count, **keys)
         for name, recoverable in self.recoverables.items():
             if best and isinstance(recoverable, torch.nn.Module):
-                recoverable.load_state_dict(average(best, name))
+                mean = average(best, name)
+                refuse_other_model(mean, recoverable.state_dict(), of=str(self.checkpoints_dir))
+                recoverable.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
+        self._refuse_other_model(checkpoint)
+        super().load_checkpoint(checkpoint)
+
+    def refuse_other_model(self) -> None:
+        """Refuse a folder whose newest whole checkpoint is of another model, before it is used."""
+        for checkpoint in self.find_whole(1):
+            self._refuse_other_model(checkpoint)
+
+    def _refuse_other_model(self, checkpoint: Checkpoint) -> None:
         for name, recoverable in self.recoverables.items():
             if isinstance(recoverable, torch.nn.Module) and name in checkpoint.paramfiles:
                 saved = torch.load(checkpoint.paramfiles[name], "cpu", weights_only=True)
                 refuse_other_model(saved, recoverable.state_dict(), of=str(checkpoint.path))
-        super().load_checkpoint(checkpoint)
 
     def save_and_keep_only(
         self, *arguments: Any, importance_keys: Sequence[Any] = (), **options: Any

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sbkit.values.errors import BAD_INPUT
+
 
 def rank() -> int:
     """Give this process's rank; 0 when it is alone."""
@@ -42,12 +44,24 @@ def barrier() -> None:
 
 @contextmanager
 def main_rank_first() -> Iterator[None]:
-    """Let rank 0 do something, and the others find it done."""
-    if rank() > 0:
-        barrier()
-    yield
-    if rank() == 0:
-        barrier()
+    """Let rank 0 do something, and the others find it done.
+
+    Where it fails, rank 0 says why and the others leave in silence; left waiting, they would end
+    with a traceback about a broken connection.
+    """
+    if rank() > 0 and not _word_of_main_rank(done=False):
+        raise SystemExit(BAD_INPUT)
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if rank() == 0:
+            _word_of_main_rank(done=done)
+
+
+def _word_of_main_rank(*, done: bool) -> bool:
+    return bool(gather_over_ranks(done)[0])
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

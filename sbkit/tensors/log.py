@@ -105,9 +105,9 @@ class QuietLog:
 class RunLog(QuietLog):
     """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
 
-    A run that resumes at ``resume_step`` forgets what it had logged beyond; a fresh one (0)
-    forgets all. A line is on its way to the disk before ``write`` returns, so a killed run
-    loses at most its last.
+    A run that resumes at ``resume_step`` forgets what it had logged beyond, and its test figures,
+    for it will measure them again; a fresh one (0) forgets all. A line is on its way to the disk
+    before ``write`` returns, so a killed run loses at most its last.
     """
 
     def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
@@ -156,8 +156,9 @@ def _parse(line: str) -> Record | None:
 
 
 def _forget_beyond(path: Path, step: int) -> None:
-    """Rewrite the log without the records past ``step`` and without torn lines."""
+    """Rewrite the log without the records past ``step``, the test's, and torn lines."""
     if not path.exists():
         return
-    kept = [record for record in read_log(path) if record["step"] <= step]
+    early = (record for record in read_log(path) if record["step"] <= step)
+    kept = [record for record in early if record.get("kind") != FinalFigures.kind]
     write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))

@@ -14,12 +14,6 @@ TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}
 
 
-class OnMeta:
-    """Run on a device whose tensors have no values: reading one raises."""
-
-    lengths = torch.tensor([9, 5], device="meta")
-
-
 def tones() -> tuple[Tensor, Tensor]:
     """Make clips of 440 Hz that do not end at a zero, padded."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]

@@ -20,7 +20,9 @@ def test_the_share_that_is_dropped_and_the_mean_that_is_kept(p: float) -> None:
     assert abs(share - p) < 5 * deviation + 1 / 65536
     assert float(kept.double().mean()) == pytest.approx(1.0, abs=6 * deviation / (1 - p))
     survivors = kept[kept != 0]
-    torch.testing.assert_close(survivors, torch.full_like(survivors, 1 / (1 - p)), rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        survivors, torch.full_like(survivors, 1 / (1 - p)), rtol=0.02, atol=0
+    )
 
 
 def test_neighbours_are_dropped_independently() -> None:

@@ -120,7 +120,9 @@ def test_autocast_and_scaler_get_only_the_type(
     assert scaling == {"enabled": scales}
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_the_declared_precision_takes_effect(precision: str, dtype: torch.dtype) -> None:
     placement = resolve("cpu", precision)
     with placement.autocast():

@@ -1,5 +1,6 @@
 """Ranks: alone everything is quiet, together they agree."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,23 +20,32 @@ from sbkit.tensors.distributed import (
 )
 
 TWO_RANKS = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 import torch
 from sbkit.tensors.distributed import *
 
-built = Path(sys.argv[1])
+folder = Path(sys.argv[1])
+seen = {}
 with process_group(torch.device("cpu")):
+    me = rank()
     with main_rank_first():
-        if rank() == 0:
+        if me == 0:
             time.sleep(0.2)
-            built.touch()
-        found = built.exists()
+            (folder / "built").touch()
+        seen["found"] = (folder / "built").exists()
+    try:
+        with main_rank_first():
+            raise ValueError
+    except ValueError:
+        seen["left"] = "with its error"
+    except SystemExit as silent:
+        seen["left"] = silent.code
     barrier()
-    shared = gather_over_ranks({"rank": rank(), "found": found})
-    total = sum_over_ranks(torch.tensor([rank() + 1.0, 10.0])).tolist()
-    print(world_size(), shared, total, flush=True)
-print("left", rank(), world_size(), flush=True)
+    seen["ranks"] = gather_over_ranks([me, world_size()])
+    seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
+seen["alone"] = [rank(), world_size()]
+(folder / f"{me}.json").write_text(json.dumps(seen))
 """
 
 
@@ -50,16 +60,18 @@ def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
 
 
 @pytest.mark.ddp
-def test_two_ranks_wait_share_and_add(tmp_path: Path) -> None:
+def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(TWO_RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
-        [*command, str(tmp_path / "ranks.py"), str(tmp_path / "built")],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        [*command, str(tmp_path / "ranks.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    together = "2 [{'rank': 0, 'found': True}, {'rank': 1, 'found': True}] [3.0, 20.0]"
-    assert sorted(done.stdout.splitlines()) == [together, together, "left 0 1", "left 0 1"]
+    both = {"found": True, "ranks": [[0, 2], [1, 2]], "sum": [3.0, 20.0], "alone": [0, 1]}
+    first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
+    assert first == {**both, "left": "with its error"}
+    assert second == {**both, "left": 2}  # in silence, as after bad input

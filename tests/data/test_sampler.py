@@ -1,0 +1,161 @@
+"""Plans of batches: every row once, whatever the hardware."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, cut, deal
+from sbkit.values.errors import SbkitError
+
+SECOND = 16_000
+
+
+def lengths(seed: int) -> list[int]:
+    """Draw the lengths of 1 to 300 clips, of 0 to 30 s, some of them equal."""
+    random = np.random.default_rng(seed)
+    count = int(random.choice([1, 2, 3, 5, 40, 300]))
+    longest = int(random.choice([1, SECOND, 30 * SECOND]))
+    return [int(each) for each in random.integers(0, longest + 1, count)]
+
+
+def micro_batches(
+    samples: list[int], *, world_size: int = 1, accumulation: int = 1, epoch: int = 1, seed: int = 7
+) -> list[list[MicroBatch]]:
+    """Give every rank's micro-batches of an epoch."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = TrainSampler(
+            samples=samples,
+            batch_seconds=40.0,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            accumulation=accumulation,
+        )
+        sampler.set_epoch(epoch)
+        ranks.append(list(sampler))
+        assert len(sampler) == len(ranks[-1])
+    return ranks
+
+
+def steps(ranks: list[list[MicroBatch]], accumulation: int) -> list[set[int]]:
+    """Put together the real rows of each optimizer step, over all ranks."""
+    count = len(ranks[0]) // accumulation
+    return [
+        {
+            row
+            for rank in ranks
+            for batch in rank[step * accumulation : (step + 1) * accumulation]
+            for row in batch
+            if row >= 0
+        }
+        for step in range(count)
+    ]
+
+
+HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), HARDWARE)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_row_once_and_the_same_steps_on_any_hardware(
+    seed: int, world_size: int, accumulation: int
+) -> None:
+    samples = lengths(seed)
+    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation)
+    rows = Counter(row for rank in ranks for batch in rank for row in batch if row >= 0)
+    assert rows == Counter(range(len(samples)))
+    assert len({len(rank) for rank in ranks}) == 1
+    assert len(ranks[0]) % accumulation == 0
+    assert all(batch for rank in ranks for batch in rank)
+    assert steps(ranks, accumulation) == steps(micro_batches(samples), 1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
+    samples = lengths(seed)
+    (batches,) = micro_batches(samples)
+    assert max(len(batch) * max(samples[row] for row in batch) for batch in batches) <= 40 * SECOND
+
+
+def test_padding_is_little() -> None:
+    samples = [int(each) for each in np.random.default_rng(0).gamma(2.0, 2.5 * SECOND, 2000)]
+    samples = [min(each, 30 * SECOND) for each in samples]
+    (batches,) = micro_batches(samples)
+    padded = sum(len(batch) * max(samples[row] for row in batch) for batch in batches)
+    assert sum(samples) / padded > 0.85
+
+
+def test_the_shares_of_a_step_are_alike() -> None:
+    samples = [(row % 17 + 1) * SECOND // 2 for row in range(300)]
+    ranks = micro_batches(samples, world_size=3, accumulation=2)
+    for micro in zip(*ranks, strict=True):
+        counts = [len(batch) for batch in micro]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None:
+    ranks = micro_batches([3 * SECOND, SECOND], world_size=3, accumulation=1)
+    assert ranks == [[[0]], [[1]], [[~1]]]
+    assert deal([5], [0] * 9, 3) == [[5], [~5], [~5]]
+
+
+def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
+    samples = lengths(5) * 3
+    first = micro_batches(samples, epoch=1)
+    assert first == micro_batches(samples, epoch=1)
+    assert first != micro_batches(samples, epoch=2)
+    assert first != micro_batches(samples, epoch=1, seed=8)
+    contents = [set(map(frozenset, micro_batches(samples, epoch=epoch)[0])) for epoch in (1, 2)]
+    assert contents[0] != contents[1]  # other neighbours, not just another order
+
+
+def test_start_skips_what_was_seen() -> None:
+    sampler = TrainSampler(samples=lengths(5) * 9, batch_seconds=40.0, seed=7, accumulation=2)
+    sampler.set_epoch(3)
+    everything, count = list(sampler), len(sampler)
+    sampler.set_epoch(3, start=4)
+    assert list(sampler) == everything[4:]
+    assert len(sampler) == count
+    sampler.set_epoch(3, start=count)
+    assert list(sampler) == []
+
+
+def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
+    samples = [SECOND, 31 * SECOND, 2 * SECOND]
+    with pytest.raises(SbkitError, match=r"longest utterance \(31\.0 s, row 1\), but is 30\."):
+        TrainSampler(samples=samples, batch_seconds=30.0, seed=0)
+    TrainSampler(samples=samples, batch_seconds=31.0, seed=0)
+
+
+def test_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(SbkitError, match="at least one utterance"):
+        TrainSampler(samples=[], batch_seconds=30.0, seed=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(6))
+def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_size: int) -> None:
+    samples = lengths(seed)
+    alone = list(EvalSampler(samples=samples, batch_seconds=20.0))
+    shares = [
+        EvalSampler(samples=samples, batch_seconds=20.0, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert [len(share) for share in shares] == [len(list(share)) for share in shares]
+    together = [batch for share in shares for batch in share]
+    assert sorted(together) == sorted(alone)
+    assert sorted(row for batch in together for row in batch) == list(range(len(samples)))
+    capacity = max(20 * SECOND, *samples)
+    assert all(len(batch) * max(samples[row] for row in batch) <= capacity for batch in alone)
+
+
+def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
+    assert list(EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)) == [[1], [0]]
+    assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
+
+
+def test_a_run_is_cut_where_the_next_row_would_be_too_much() -> None:
+    samples = [4, 4, 4, 5, 1, 20, 1]
+    assert cut(range(7), samples, capacity=12) == [[0, 1, 2], [3, 4], [5], [6]]

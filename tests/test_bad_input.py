@@ -1,0 +1,380 @@
+"""Bad input gets one clear sentence and a non-zero exit, no traceback, and nothing is lost."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+from safetensors.torch import load_file, save_file
+
+from sbkit.cli import run as sbkit
+from sbkit.state.checkpoint import write_checksums
+from sbkit.values.errors import BAD_INPUT, SbkitError
+from tests.runs import (
+    COUNTS,
+    ROOT,
+    TORCHRUN,
+    TWO_PROCESSES,
+    Workplace,
+    make_workplace,
+    read_json,
+    rows_of,
+    write_tsv,
+)
+
+ONE_EPOCH = "--number_of_epochs=1"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture
+def own(workplace: Workplace, tmp_path: Path) -> Workplace:
+    """A release that a test may spoil."""
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
+    return Workplace(release, tmp_path / "cache")
+
+
+def refused(
+    workplace: Workplace, output: Path, *options: str, capsys: Captured, **more: str
+) -> str:
+    """Run the command, which must be refused; give the one sentence it leaves."""
+    capsys.readouterr()
+    assert workplace.train_here(output, *options, **more) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1, error
+    assert "Traceback" not in error
+    return error
+
+
+def change_row(release: Path, split: str, row: int, **values: str) -> str:
+    """Change a row of a manifest; give the clip's id."""
+    rows = [(each["path"], each["sentence"]) for each in rows_of(release / f"{split}.tsv")]
+    path, sentence = rows[row]
+    rows[row] = (values.get("path", path), values.get("sentence", sentence))
+    write_tsv(release, split, rows)
+    return Path(rows[row][0]).stem
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--d_modle=64"], ["--d_modle", "`d_model`"]),
+        (["--d_modle", "64"], ["--d_modle", "`d_model`"]),
+        (["--Transformer.nheads=2"], ["--Transformer.nheads", "`Transformer.nhead`"]),
+        (["--CNN.normalize.n_mel=80"], ["--CNN.normalize.n_mel", "`CNN.normalize.n_mels`"]),
+        (["--CNN={normalize: {n_mel: 80}}"], ["CNN.normalize.n_mel", "`CNN.normalize.n_mels`"]),
+        (["--checkpointer.recoverables.modle=1"], ["modle", "`checkpointer.recoverables.model`"]),
+        (["d_model=64"], ["--key=value", "`d_model=64`"]),
+        (["--d_model=wide"], ["--d_model", "a whole number", "'wide'"]),
+        (["--device=cuda0"], ["`device`", "cuda:N", "'cuda0'"]),
+        (["--device=0"], ["`device`", "cuda:N", "but is 0"]),
+        (["--device=gpu"], ["`device`", "cuda:N", "'gpu'"]),
+        (["--device=cuda:one"], ["`device`", "cuda:N", "'cuda:one'"]),
+        (["--device=cuda:99"], ["`device`", "cuda:99"]),
+        (["--precision=fp16"], ["`precision`", "cpu", "fp16"]),
+        (["--precision=float32"], ["`precision`", "fp32", "'float32'"]),
+        (["--eval_precision=fp16"], ["cpu", "fp16"]),
+        (["--token_type=word"], ["`token_type`", "char", "'word'"]),
+        (["--token_type=bpe"], ["`vocab_size`", "null"]),
+        (["--token_type=bpe", "--vocab_size=9999"], ["`vocab_size`", "9999"]),
+        (["--vocab_size=77"], ["`vocab_size`", "77"]),
+        (["--ctc_lin.out_features=7"], ["--ctc_lin.out_features", "7"]),
+        (["--encoder_module=lstm"], ["`encoder_module`", "conformer", "'lstm'"]),
+        (["--nhead=5"], ["`d_model`", "`nhead`", "5"]),
+        (["--dropout=1.5"], ["`dropout`", "1.5"]),
+        (["--speeds=[]"], ["`speeds`"]),
+        (["--speeds=[0.0]"], ["`speeds`", "positive"]),
+        (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
+        (["--min_seconds=30"], ["`min_seconds`", "30", "none of the 16"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_knob_that_cannot_be(
+    options: list[str], said: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    sentence = refused(workplace, tmp_path / "run", *options, capsys=capsys)
+    for part in said:
+        assert part in sentence
+
+
+def test_a_folder_that_cannot_be_written(
+    workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    sentence = refused(workplace, tmp_path / "file" / "run", capsys=capsys)
+    assert "output_folder" in sentence
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def edited(yaml: Path, old: str, new: str) -> str:
+    """Write ctc.yaml as a user has edited it."""
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    yaml.write_text(text.replace(old, new))
+    return str(yaml)
+
+
+@pytest.mark.parametrize("head", ["ctc_lin", "seq_lin"])
+def test_a_head_whose_size_is_typed_by_hand(
+    head: str, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    linear = f"{head}: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "
+    yaml = edited(tmp_path / "own.yaml", f"{linear}!ref <tokenizer.vocab_size>", f"{linear}777")
+    sentence = refused(workplace, tmp_path / "run", capsys=capsys, yaml=yaml)
+    assert f"`{head}` must have as many outputs as the tokenizer has tokens" in sentence
+    assert "777" in sentence
+
+
+def test_a_part_that_the_model_does_not_own(
+    workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    yaml = edited(tmp_path / "forgetful.yaml", ", !ref <ctc_lin>]", "]")
+    sentence = refused(workplace, tmp_path / "run", capsys=capsys, yaml=yaml)
+    assert "`ctc_lin` is not in its list" in sentence
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, TWO_PROCESSES], ids=["one", "two"])
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_under_torchrun(launcher: tuple[str, ...], workplace: Workplace, tmp_path: Path) -> None:
+    """Torchrun adds a report of its own; the sentence stands before it, and once."""
+    done = workplace.train(tmp_path, "--data_folder=/nowhere", launcher=launcher)
+    assert done.returncode != 0
+    assert len(re.findall(r"^data_folder must be a folder.*$", done.stderr, re.M)) == 1
+    assert 'train.py", line' not in done.stderr
+
+
+@pytest.mark.slow
+def test_by_the_real_command(workplace: Workplace, tmp_path: Path) -> None:
+    done = workplace.train(tmp_path / "run", "--d_modle=64")
+    assert (done.returncode, done.stdout) == (BAD_INPUT, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "Did you mean `d_model`?" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# -- the data ------------------------------------------------------------------------------------
+
+
+def test_a_data_folder_that_is_not_there(
+    workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    missing = refused(workplace, tmp_path / "run", "--data_folder=/nowhere", capsys=capsys)
+    assert "/nowhere is not one" in missing
+    (tmp_path / "empty").mkdir()
+    folder = f"--data_folder={tmp_path / 'empty'}"
+    empty = refused(workplace, tmp_path / "run", folder, capsys=capsys)
+    assert "train.tsv" in empty
+    assert "clips/" in empty
+
+
+def test_a_table_without_its_columns(own: Workplace, tmp_path: Path, capsys: Captured) -> None:
+    (own.release / "dev.tsv").write_text("path\ttext\na.flac\thello\n")
+    sentence = refused(own, tmp_path / "run", capsys=capsys)
+    assert "sentence" in sentence
+    assert "path, text" in sentence
+
+
+def test_more_bad_clips_than_a_run_can_spare(
+    own: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    clip = change_row(own.release, "dev", 1, path="gone.flac")
+    sentence = refused(own, tmp_path / "run", capsys=capsys)
+    assert "1 of 4" in sentence
+    assert clip in sentence
+    assert not list(own.cache.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_few_bad_clips_are_listed_and_the_run_goes_on(
+    asterisk_english: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    workplace = make_workplace(asterisk_english, tmp_path, {**COUNTS, "train": 84})
+    clips, paths = workplace.release / "clips", rows_of(workplace.release / "train.tsv")
+    missing, empty, truncated, text = (clips / row["path"] for row in paths[:4])
+    missing.unlink()
+    empty.write_bytes(b"")
+    truncated.write_bytes(truncated.read_bytes()[:8000])
+    text.write_text("this is no audio")
+    assert workplace.train_here(tmp_path / "run", ONE_EPOCH, "--batch_seconds=30") == 0
+    out = capsys.readouterr().out
+    assert "train: 80 utterances" in out
+    assert "train: 4 left out, unreadable audio" in out
+    listed = {row["id"]: row for row in rows_of(tmp_path / "run" / "left_out.tsv")}
+    assert {row["reason"] for row in listed.values()} == {"unreadable audio"}
+    for clip, why in (
+        (missing, "missing"),
+        (empty, "empty"),
+        (truncated, "truncated"),
+        (text, "not recognized as audio"),
+    ):
+        assert why in listed[clip.stem]["detail"]
+
+
+@pytest.mark.slow
+def test_transcripts_that_no_model_could_write(
+    own: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    """Long ones are left out of training; in dev and test they stay, and are said to be there."""
+    endless = "one two three four five six seven eight nine ten eleven twelve thirteen " * 3
+    clip = change_row(own.release, "train", 3, sentence=endless)
+    change_row(own.release, "dev", 0, sentence=endless)
+    change_row(own.release, "test", 0, sentence="quiz, quartz & jazz")
+    for row, each in enumerate(rows_of(own.release / "train.tsv")):
+        change_row(own.release, "train", row, sentence=each["sentence"].replace("z", "s"))
+    assert own.train_here(tmp_path / "run", ONE_EPOCH) == 0
+    out = capsys.readouterr().out
+    assert "train: 15 utterances" in out
+    assert "train: 1 left out, too short for its transcript" in out
+    assert "dev: 1 transcripts need more frames" in out
+    assert "test: 1 transcripts hold characters that the training text never showed" in out
+    (row,) = rows_of(tmp_path / "run" / "left_out.tsv")
+    assert row["id"] == clip
+    assert re.fullmatch(r"\d+ frames of 40 ms, \d+ needed", row["detail"])
+    assert read_json(tmp_path / "run" / "summary.json")["test"]["utterances"] == 4
+
+
+# -- runs and bundles ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    assert workplace.train_here(run, "--number_of_epochs=2") == 0
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Iterator[Path]:
+    """A finished run that a test may spoil: it is put back, since a run knows its own path."""
+    whole = shutil.copytree(trained, tmp_path / "whole")
+    yield trained
+    shutil.rmtree(trained)
+    shutil.copytree(whole, trained)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").iterdir())
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--d_model=64"],
+        ["--encoder_module=transformer"],
+        ["--token_type=bpe", "--vocab_size=50"],
+        ["--vocab_size=50"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_of_another_model_is_left_as_it_is(
+    options: list[str], run: Path, workplace: Workplace, capsys: Captured
+) -> None:
+    before = contents(run)
+    sentence = refused(workplace, run, "--number_of_epochs=2", *options, capsys=capsys)
+    assert str(run) in sentence
+    assert contents(run) == before
+
+
+@pytest.mark.slow
+def test_a_checkpoint_cut_short_is_passed_over(
+    run: Path, workplace: Workplace, capsys: Captured
+) -> None:
+    first, last = checkpoints(run)
+    cut_short(last / "model.ckpt")
+    good = contents(first)
+    capsys.readouterr()
+    assert workplace.train_here(run, "--number_of_epochs=2") == 0
+    out = capsys.readouterr().out
+    assert f"{last} is left alone: model.ckpt" in out
+    assert "epoch 2/2" in out
+    assert not first.exists() or contents(first) == good
+
+
+@pytest.mark.slow
+def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(
+    run: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    for checkpoint in checkpoints(run):
+        cut_short(checkpoint / "model.ckpt")
+    before = contents(run)
+    sentence = refused(workplace, run, "--number_of_epochs=2", capsys=capsys)
+    assert "all 2 are damaged" in sentence
+    assert contents(run) == before
+    with pytest.raises(SbkitError, match="all 2 are damaged"):
+        sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_no_run_is_not_exported(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="must be a run folder"):
+        sbkit(["export", str(tmp_path / "release"), "--out", str(tmp_path / "bundle")])
+    before = contents(run)
+    with pytest.raises(SbkitError, match="holds something else"):
+        sbkit(["export", str(run), "--out", str(run / "checkpoints")])
+    assert contents(run) == before
+
+
+@pytest.mark.slow
+def test_a_bundle_of_another_model_is_refused(
+    run: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    sbkit(["export", str(run), "--out", str(bundle)])
+    weights = bundle / "model.safetensors"
+    clip = str(next((workplace.release / "clips").iterdir()))
+
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(SbkitError, match=r"model.safetensors is not what was written"):
+        sbkit(["transcribe", str(bundle), clip])
+
+    weights.write_bytes(whole)
+    fewer = {
+        name: value[:16] if value.ndim else value for name, value in load_file(weights).items()
+    }
+    save_file(fewer, weights)
+    write_checksums(bundle)
+    with pytest.raises(SbkitError, match="must be those of the declared model"):
+        sbkit(["transcribe", str(bundle), clip])
+
+
+@pytest.mark.slow
+def test_a_file_that_is_no_audio_does_not_stop_the_others(
+    run: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    bundle = tmp_path / "bundle"
+    sbkit(["export", str(run), "--out", str(bundle)])
+    clip = next((workplace.release / "clips").iterdir())
+    (tmp_path / "notes.txt").write_text("no audio")
+    soundfile.write(tmp_path / "silent.wav", [], 16_000)
+    files = [tmp_path / "notes.txt", tmp_path / "silent.wav", tmp_path / "gone.mp3", clip]
+    capsys.readouterr()
+    assert sbkit(["transcribe", str(bundle), *map(str, files)]) == BAD_INPUT
+    out, error = capsys.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == [str(clip)]
+    assert len(error.splitlines()) == 3
+    for file, line in zip(files, error.splitlines(), strict=False):
+        assert str(file) in line
+    with pytest.raises(SbkitError, match="must be a folder with config.json"):
+        sbkit(["transcribe", str(tmp_path / "nothing"), str(clip)])

@@ -1,0 +1,87 @@
+"""Every command of the README runs: on a small corpus, with a small model, in their order."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from tests.runs import ROOT, TINY, make_workplace
+
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    for line in block.splitlines()
+]
+# What a machine without GPUs and without Common Voice puts in place of the README's words.
+HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
+OURS = ("tools/demo", "tools/test")  # tools/test runs this test; tools/demo has a test of its own
+
+
+@pytest.fixture(scope="module")
+def checkout(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder that looks like a checkout, with a corpus and two recordings beside it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("train.py", "hparams", "recipes", "sbkit"):
+        (folder / name).symlink_to(ROOT / name)
+    workplace = make_workplace(asterisk_english, folder / "data")
+    clip, *_ = sorted((workplace.release / "clips").iterdir())
+    audio, rate = soundfile.read(clip)
+    soundfile.write(folder / "talk.mp3", audio, rate)
+    soundfile.write(folder / "call.wav", audio, rate)
+    return folder
+
+
+def adapted(command: str, checkout: Path) -> list[str]:
+    """Make a README command small enough to run here; its words and their order stay."""
+    release = str(checkout / "data" / "release")
+    words = [HERE.get(word, word) for word in shlex.split(command)]
+    words = [re.sub(r"=/data/\S+", f"={release}", word) for word in words]
+    if "train.py" in words:
+        own = {word.split("=")[0] for word in words}
+        options = [f"--data_folder={release}", *TINY, "--number_of_epochs=1"]
+        if "hparams/ctc_large.yaml" in words:
+            options += ["--vocab_size=60", "--num_decoder_layers=1"]
+        words += [option for option in options if option.split("=")[0] not in own]
+    return words
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_their_order(checkout: Path) -> None:
+    here = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{here}:{os.environ['PATH']}",
+        "SBKIT_CACHE": str(checkout / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    for command in COMMANDS:
+        if command in OURS:
+            continue
+        done = subprocess.run(
+            adapted(command, checkout),
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    shutil.rmtree(checkout / "results")
+
+
+def test_the_readme_has_commands() -> None:
+    assert COMMANDS[:2] == list(OURS)
+    assert sum("train.py" in command for command in COMMANDS) >= 3
+    assert sum(command.startswith("sbkit ") for command in COMMANDS) >= 3
+
+
+@pytest.mark.parametrize("tool", OURS)
+def test_the_two_commands_are_there_to_be_run(tool: str) -> None:
+    assert os.access(ROOT / tool, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / tool], check=True)
