@@ -68,6 +68,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self.should_step = True
+        self._step_graph: nn.Module = self._step()
         self.log, self.progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
     # -- the run ------------------------------------------------------------------------------
@@ -100,6 +101,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         finally:
             self.progress.close()
             self.log.close()
+            # A reducer that outlives the process group ends some runs with SIGABRT at exit.
+            self._step_graph = self._step()
 
     def evaluate(
         self,

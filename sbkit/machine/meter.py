@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sbkit.nn.loss import Loss
+from sbkit.tensors.device import widest_float
 from sbkit.tensors.distributed import sum_over_ranks, world_size
 
 Batched = TypeVar("Batched")
@@ -80,8 +81,7 @@ class Meter:
         return Reading(loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds)
 
     def _reset(self) -> None:
-        # MPS has no float64; over the few steps between two readings float32 is exact enough.
-        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        dtype = widest_float(self._device)
         self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0

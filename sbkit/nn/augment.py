@@ -22,7 +22,7 @@ class SpeedPerturb(nn.Module):
         super().__init__()
         self._percents = [round(100 * speed) for speed in speeds]
         exact = [percent / 100 for percent in self._percents]
-        if not exact or min(exact) <= 0 or exact != speeds:
+        if not exact or min(exact) <= 0 or exact != list(speeds):
             raise SbkitError(
                 "`speeds` must be one or more positive numbers with at most two decimals, but is "
                 f"{speeds}. Write [1.0] to leave the speed alone."

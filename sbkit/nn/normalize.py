@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from sbkit.tensors.device import widest_float
 from sbkit.values.errors import SbkitError
 
 
@@ -41,12 +42,12 @@ class FeatureSums:
 
     def __init__(self, *, n_mels: int, device: torch.device) -> None:
         self.frames = torch.zeros((), dtype=torch.int64, device=device)
-        self.total = torch.zeros(2, n_mels, dtype=torch.float64, device=device)
+        self.total = torch.zeros(2, n_mels, dtype=widest_float(device), device=device)
 
     def add(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Add batches of features (B, T, M), zero past their lengths, and lengths (B,)."""
         for features, lengths in batches:
-            wide = features.double().flatten(0, 1)  # (B*T, M)
+            wide = features.to(self.total.dtype).flatten(0, 1)  # (B*T, M)
             self.total += torch.stack([wide.sum(0), wide.square().sum(0)])
             self.frames += lengths.sum()
 

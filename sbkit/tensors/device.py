@@ -54,6 +54,11 @@ def resolve(device: str | torch.device | None, precision: str) -> Placement:
     return Placement(_on_this_machine(parsed), precision)
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Name the type to add up long sums in: float64, except on MPS, which has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def parse_device(device: str | torch.device) -> torch.device:
     """Turn `cuda:1` and its like into a torch.device; refuse what is not one of FORMS."""
     if isinstance(device, torch.device) and device.type in SUPPORTED:
