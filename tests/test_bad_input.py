@@ -87,7 +87,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
         (["--token_type=bpe", "--vocab_size=9999"], ["`vocab_size`", "9999"]),
         (["--vocab_size=77"], ["`vocab_size`", "77"]),
-        (["--ctc_lin.out_features=7"], ["--ctc_lin.out_features", "7"]),
+        (["--ctc_lin.out_features=7"], ["`ctc_lin`", "tokens (", "has 7"]),
         (["--encoder_module=lstm"], ["`encoder_module`", "conformer", "'lstm'"]),
         (["--nhead=5"], ["`d_model`", "`nhead`", "5"]),
         (["--dropout=1.5"], ["`dropout`", "1.5"]),

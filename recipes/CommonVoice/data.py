@@ -98,7 +98,7 @@ def make_loaders(
         return make_loader(split, sampler=sampler, **options)
 
     return Loaders(
-        train=make_loader(splits.train, sampler=train, **options),
+        train=make_loader(splits.train, sampler=train, join_share=knobs["join_share"], **options),
         dev=in_order(splits.dev),
         test=in_order(splits.test),
         measure=in_order(splits.train),

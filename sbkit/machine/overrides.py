@@ -186,6 +186,8 @@ def _checked(document: Document, node: object, keys: Keys, value: object, above:
         return None
     if isinstance(value, PurePath):
         value = str(value)
+    if tag_of(node) in REFERENCE_TAGS and "." in text_of(node):
+        return value  # an attribute of an object that is not there yet: of any kind
     scope = Scope(document)
     default = {} if tag_of(node).startswith(INCLUDE_TAG) else scope.evaluate(node)
     parts = default if isinstance(default, CommentedSeq) else [default]

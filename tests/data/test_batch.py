@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.data.batch import Batch, Collate, Rows, make_loader
+from sbkit.data.batch import LONGEST_JOINED, Batch, Collate, Rows, join_pairs, make_loader
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
@@ -129,3 +129,33 @@ def test_the_loader_follows_the_sampler(
             for row, audio in zip(rows, batch.audio, strict=True):
                 original = clip(row if row >= 0 else ~row)
                 assert np.array_equal(audio[: len(original)], original)
+
+
+def test_pairs_are_joined_in_the_declared_share_of_batches() -> None:
+    batches = [
+        [
+            {
+                "id": f"{n}-{row}",
+                "text": f"t{row}",
+                "audio": bytes([row]),
+                "samples": 1,
+                "weight": 1,
+            }
+            for row in range(5)
+        ]
+        for n in range(400)
+    ]
+    joined = [join_pairs(batch, share=0.3) for batch in batches]
+    changed = [batch for batch in joined if len(batch) == 3]
+    assert 90 < len(changed) < 150
+    assert all(len(batch) in (3, 5) for batch in joined)
+    assert [row["text"] for row in changed[0]] == ["t0 t1", "t2 t3", "t4"]
+    assert [row["audio"] for row in changed[0]] == [b"\x00\x01", b"\x02\x03", b"\x04"]
+    assert joined == [join_pairs(batch, share=0.3) for batch in batches]
+    assert [join_pairs(batch, share=0.0) for batch in batches] == batches
+
+
+def test_what_would_be_too_long_is_not_joined() -> None:
+    long = {"id": "a", "text": "a", "audio": b"", "samples": LONGEST_JOINED, "weight": 1}
+    assert join_pairs([long, long], share=1.0) == [long, long]
+    assert join_pairs([long], share=1.0) == [long]
