@@ -1,12 +1,16 @@
-"""The first of the two README commands, on the default corpus with a small model."""
+"""The first of the two README commands, on a small model; and what it shows of a run."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from sbkit.out.report import write_summary
+from sbkit.values.scoring import score, total_scores
 from tests.runs import ROOT, TINY
+from tools import show
 
 IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 
@@ -26,3 +30,24 @@ def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
         assert "held-out clip:" in done.stdout
         assert f"{tmp_path}/run/bundle/model.safetensors" in done.stdout
     assert "epoch 1/1" not in done.stdout
+
+
+def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
+    scores = total_scores([score("a", "one two", "one too"), score("b", "three", "three")])
+    write_summary(
+        tmp_path / "summary.json",
+        test=scores,
+        parameters=2_690_000,
+        train_seconds=90.0,
+        audio_seconds=9000.0,
+        device=torch.device("cpu"),
+    )
+    cells = [cell.strip() for cell in show.row([str(tmp_path)]).strip("|").split("|")]
+    assert cells[:5] == ["2.7 M", "8.3% (1 / 12)", "33.3% (1 / 3)", "1.5 min", "100"]
+    assert "WER 33.3%, CER 8.3% (2 utterances)" in show.scores([str(tmp_path)])
+
+
+def test_the_folder_is_where_the_command_would_write() -> None:
+    yaml = str(ROOT / "hparams/ctc.yaml")
+    assert show.folder([yaml, "--seed=5"]) == "results/ctc/5"
+    assert show.folder([yaml, "--output_folder=there"]) == "there"

@@ -3,6 +3,7 @@
 python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
 python -m tools.show scores RUN
 python -m tools.show clip RUN
+python -m tools.show row RUN    (of the README's table of results)
 """
 
 import json
@@ -46,10 +47,28 @@ def clip(arguments: Sequence[str]) -> str:
     return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
 
 
+def row(arguments: Sequence[str]) -> str:
+    """Write a run's line of the README's table of results."""
+    summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
+    test, machine = summary["test"], summary["machine"]
+    errors = {name: sum(test[f"{name}_errors"].values()) for name in ("character", "word")}
+    cells = [
+        f"{summary['parameters'] / 1e6:.1f} M",
+        f"{test['cer']:.1%} ({errors['character']} / {test['characters']})",
+        f"{test['wer']:.1%} ({errors['word']} / {test['words']})",
+        f"{summary['train_seconds'] / 60:.1f} min",
+        f"{summary['xrt']:.0f}",
+        f"{machine['accelerator'] or machine['cpu']}, {machine['cores']} cores",
+        f"`{(summary['git_commit'] or 'none')[:8]}`",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 SHOWS: dict[str, Callable[[Sequence[str]], str]] = {
     "folder": folder,
     "scores": scores,
     "clip": clip,
+    "row": row,
 }
 
 
