@@ -58,7 +58,7 @@ environment() {
     usable || create
     if [ ! -e "$(stamp "$extras")" ]; then
         printf 'installing sbkit%s: some minutes and 5 GB the first time\n' "$extras"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable ".$extras"
         touch -- "$(stamp "$extras")" "$(stamp "")"
     fi
     export PATH=$root/.venv/bin:$PATH

@@ -6,6 +6,7 @@ Legend: B utterances, S samples, L tokens.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import datasets
@@ -19,7 +20,7 @@ from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.units import samples_to_seconds, seconds_to_samples
 
-LONGEST_JOINED = seconds_to_samples(20.0)  # attention grows with the square of the length
+LONGEST_JOINED = seconds_to_samples(15.0)  # attention grows with the square of the length
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Rows(Dataset[dict[str, Any]]):
 class Collate:
     """Put rows side by side and turn their text into ids that the losses can take.
 
-    In ``join_share`` of the batches the rows are joined two by two, which shows the model words in
+    In ``join_share`` of the batches rows are joined to longer ones, which shows the model words in
     a wider company than the few sentences of a small corpus.
     """
 
@@ -98,7 +99,7 @@ class Collate:
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Batch:
         """Make one batch; an id that no loss may see is refused here, on the CPU."""
-        rows = join_pairs(rows, share=self._join_share)
+        rows = join_runs(rows, share=self._join_share)
         audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in rows]
         tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
         blank = self._tokenizer.labels.blank
@@ -121,21 +122,18 @@ class Collate:
         return ids
 
 
-def join_pairs(rows: Sequence[dict[str, Any]], *, share: float) -> Sequence[dict[str, Any]]:
-    """Join neighbours, or leave the batch alone: a draw that its ids alone decide.
+def join_runs(rows: Sequence[dict[str, Any]], *, share: float) -> Sequence[dict[str, Any]]:
+    """Join neighbours in runs of one size, or leave the batch alone: a draw that its ids decide.
 
-    So a resumed run joins the same, in whichever process. The rows of a micro-batch come longest
-    first, so half as many rows of twice the length need about the padding of before (at an odd
-    count, one row more).
+    So a resumed run joins the same, in whichever process. The rows of a micro-batch are alike in
+    length, so runs need about the padding of before (where the last run is not full, one more).
     """
-    drawn = zlib.crc32(" ".join(row["id"] for row in rows).encode()) / (1 << 32)
-    if drawn >= share or len(rows) < 2 or _samples(rows[:2]) > LONGEST_JOINED:
+    random = Random(zlib.crc32(" ".join(row["id"] for row in rows).encode()))
+    most = min(len(rows), LONGEST_JOINED // max(1, *(row["samples"] for row in rows)))
+    if random.random() >= share or most < 2:
         return rows
-    return [_joined(rows[first : first + 2]) for first in range(0, len(rows), 2)]
-
-
-def _samples(rows: Sequence[dict[str, Any]]) -> int:
-    return sum(row["samples"] for row in rows)
+    size = random.randint(2, most)
+    return [_joined(rows[first : first + size]) for first in range(0, len(rows), size)]
 
 
 def _joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def _joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(row["text"] for row in rows),
         "audio": b"".join(row["audio"] for row in rows),
-        "samples": _samples(rows),
+        "samples": sum(row["samples"] for row in rows),
         "weight": rows[0]["weight"],
     }
 

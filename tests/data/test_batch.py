@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.data.batch import LONGEST_JOINED, Batch, Collate, Rows, join_pairs, make_loader
+from sbkit.data.batch import LONGEST_JOINED, Batch, Collate, Rows, join_runs, make_loader
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
@@ -131,31 +131,28 @@ def test_the_loader_follows_the_sampler(
                 assert np.array_equal(audio[: len(original)], original)
 
 
-def test_pairs_are_joined_in_the_declared_share_of_batches() -> None:
+def test_runs_are_joined_in_the_declared_share_of_batches() -> None:
+    second = LONGEST_JOINED // 15
     batches = [
         [
-            {
-                "id": f"{n}-{row}",
-                "text": f"t{row}",
-                "audio": bytes([row]),
-                "samples": 1,
-                "weight": 1,
-            }
-            for row in range(5)
+            {"id": f"{n}-{k}", "text": f"t{k}", "audio": bytes([k]), "samples": second, "weight": 1}
+            for k in range(5)
         ]
         for n in range(400)
     ]
-    joined = [join_pairs(batch, share=0.3) for batch in batches]
-    changed = [batch for batch in joined if len(batch) == 3]
-    assert 90 < len(changed) < 150
-    assert all(len(batch) in (3, 5) for batch in joined)
-    assert [row["text"] for row in changed[0]] == ["t0 t1", "t2 t3", "t4"]
-    assert [row["audio"] for row in changed[0]] == [b"\x00\x01", b"\x02\x03", b"\x04"]
-    assert joined == [join_pairs(batch, share=0.3) for batch in batches]
-    assert [join_pairs(batch, share=0.0) for batch in batches] == batches
+    joined = [join_runs(batch, share=0.3) for batch in batches]
+    assert 90 < sum(len(batch) < 5 for batch in joined) < 150
+    assert {len(batch) for batch in joined} == {1, 2, 3, 5}  # runs of 5, of 4 and 3, of 2, of 1
+    for batch in joined:
+        assert " ".join(row["text"] for row in batch) == "t0 t1 t2 t3 t4"
+        assert b"".join(row["audio"] for row in batch) == bytes(range(5))
+        assert sum(row["samples"] for row in batch) == 5 * second
+    assert joined == [join_runs(batch, share=0.3) for batch in batches]
+    assert [join_runs(batch, share=0.0) for batch in batches] == batches
 
 
 def test_what_would_be_too_long_is_not_joined() -> None:
     long = {"id": "a", "text": "a", "audio": b"", "samples": LONGEST_JOINED, "weight": 1}
-    assert join_pairs([long, long], share=1.0) == [long, long]
-    assert join_pairs([long], share=1.0) == [long]
+    assert join_runs([long, long], share=1.0) == [long, long]
+    assert join_runs([long], share=1.0) == [long]
+    assert join_runs([{**long, "samples": 0}], share=1.0) == [{**long, "samples": 0}]
