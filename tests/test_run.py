@@ -377,7 +377,13 @@ def test_two_processes_take_the_steps_of_one(workplace: Workplace, tmp_path: Pat
     sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
     yaml.write_text(re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, text, flags=re.M))
     options = (
-        *("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0"),
+        *(
+            "--dropout=0.0",
+            "--join_share=0.0",
+            "--speeds=[1.0]",
+            "--time_masks=0",
+            "--freq_masks=0",
+        ),
         *("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2"),
     )
     assert workplace.train_here(tmp_path / "one", *options, yaml=str(yaml)) == 0
