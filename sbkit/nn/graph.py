@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.nn.features import Fbank
+from sbkit.nn.transformer import refuse_to_decode
 from sbkit.tensors.lengths import length_mask, to_absolute, to_relative
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
@@ -185,6 +186,8 @@ class _SpeechBrain:
             _refuse_twice()
         if tokens is None:
             return None, self.encode(x, frames), None
+        if not hasattr(self._part, "decoder"):
+            refuse_to_decode()
         relative = to_relative(frames, x.shape[1])
         states, decoded = self._part(x, tokens, relative, self._padding)
         return None, states, decoded

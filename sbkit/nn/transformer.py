@@ -9,6 +9,7 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,10 @@ class Transformer(nn.Module):
         """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
 
         What lies past the end of a row of tokens cannot be seen by what lies before it.
+        Raises SbkitError when there are no decoder layers.
         """
+        if not self.decoder:
+            refuse_to_decode()
         inside = length_mask(lengths, states.shape[1])
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
@@ -235,6 +239,14 @@ class Convolution(nn.Module):
         x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
         dropped: Tensor = self.dropout(self.output(silu(self.depthwise_norm(x))))
         return dropped
+
+
+def refuse_to_decode() -> NoReturn:
+    """Say what to do where a decoder is to be trained and there is none."""
+    raise SbkitError(
+        "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
+        "Raise it, or set --ctc_weight=1.0 to train CTC alone."
+    )
 
 
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -168,6 +168,16 @@ def test_the_middle_of_the_encoder_is_read_by_the_same_head() -> None:
     assert twice.logits is None
 
 
+@pytest.mark.parametrize(("family", "kind"), FAMILIES)
+def test_a_transformer_without_a_decoder_refuses_to_decode(
+    family: Callable[..., Parts], kind: str
+) -> None:
+    model = graph(family(kind, 0))
+    audio, samples, tokens, _ = speech()
+    with pytest.raises(SbkitError, match="num_decoder_layers"):
+        model.run(*model.features(audio, samples), tokens=tokens, twice=False)
+
+
 def test_a_transformer_without_a_middle_refuses_to_give_it() -> None:
     model = graph(speechbrains("conformer", 0))
     audio, samples, _, _ = speech()
