@@ -26,24 +26,6 @@ class WarmupCosine:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
 
 
-class WarmupHoldLinear:
-    """Rise in a line, hold, and fall in a line to zero over the last ``cooldown`` of the run."""
-
-    def __init__(self, *, warmup: float, cooldown: float) -> None:
-        _check_share("warmup", warmup)
-        _check_share("cooldown", cooldown)
-        self.warmup, self.cooldown = warmup, cooldown
-
-    def __call__(self, progress: float) -> float:
-        """Give the factor at a share of the run."""
-        return min(_ramp(progress, self.warmup), _ramp(1 - progress, self.cooldown))
-
-
-def _ramp(done: float, share: float) -> float:
-    """Rise from 0 to 1 in a line over ``share``; a share of nothing is a jump."""
-    return 1.0 if done >= share else max(0.0, done / share)
-
-
 def _check_share(name: str, share: float) -> None:
     if not 0.0 <= share < 1.0:
         raise SbkitError(

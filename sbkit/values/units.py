@@ -22,8 +22,3 @@ def samples_to_seconds(samples: int) -> float:
 def samples_to_frames(samples: int) -> int:
     """Count the whole analysis windows in a number of samples (Kaldi's ``snip_edges``)."""
     return max(0, 1 + (samples - WINDOW_SAMPLES) // SHIFT_SAMPLES)
-
-
-def conv_length(length: int, kernel: int, stride: int) -> int:
-    """Count the outputs of an unpadded convolution over ``length`` inputs, never below zero."""
-    return max(0, (length - kernel) // stride + 1)

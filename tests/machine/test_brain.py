@@ -127,7 +127,7 @@ def test_one_norm_clips_every_parameter_group() -> None:
         ),
         run_opts={"device": "cpu", "max_grad_norm": 0.1},
     )
-    brain.compute_forward = lambda batch, stage: second(first(batch[0]) @ torch.ones(2, 3))  # type: ignore[method-assign]
+    brain.compute_forward = lambda batch, stage: second(first(batch[0]) @ torch.ones(2, 3))
     before = torch.cat([each.detach().flatten().clone() for each in brain.modules.parameters()])
     brain.fit(range(1), loader(4, 4))
     after = torch.cat([each.detach().flatten() for each in brain.modules.parameters()])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sbkit.state.schedule import Schedule, WarmupCosine, WarmupHoldLinear
+from sbkit.state.schedule import Schedule, WarmupCosine
 from sbkit.values.errors import SbkitError
 
 HALF = math.sqrt(0.5)
@@ -17,15 +17,6 @@ FACTORS: list[tuple[Schedule, float, float]] = [
     (WarmupCosine(warmup=0.2), 1.0, 0.0),
     (WarmupCosine(warmup=0.2), 1.3, 0.0),
     (WarmupCosine(warmup=0.0), 0.0, 1.0),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 0.0, 0.0),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 0.05, 0.5),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 0.3, 1.0),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 0.75, 0.5),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 1.0, 0.0),
-    (WarmupHoldLinear(warmup=0.1, cooldown=0.5), 1.3, 0.0),
-    (WarmupHoldLinear(warmup=0.0, cooldown=0.0), 0.0, 1.0),
-    (WarmupHoldLinear(warmup=0.0, cooldown=0.0), 1.0, 1.0),
-    (WarmupHoldLinear(warmup=0.9, cooldown=0.9), 0.5, 5 / 9),
 ]
 
 
@@ -36,7 +27,7 @@ def test_the_factor_at_a_share_of_the_run(
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
 
 
-SCHEDULES = [WarmupCosine(warmup=0.15), WarmupHoldLinear(warmup=0.15, cooldown=0.3)]
+SCHEDULES = [WarmupCosine(warmup=0.15), WarmupCosine(warmup=0.0)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -52,5 +43,3 @@ def test_it_rises_once_and_falls_once_between_nothing_and_the_peak(schedule: Sch
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(SbkitError, match="`warmup` must be a share of the run"):
         WarmupCosine(warmup=share)
-    with pytest.raises(SbkitError, match="`cooldown` must be a share of the run"):
-        WarmupHoldLinear(warmup=0.1, cooldown=share)
