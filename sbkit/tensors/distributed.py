@@ -1,8 +1,10 @@
 """Ranks: how many there are, and the few things that they do together."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,11 +30,17 @@ def process_group(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ:
         yield
         return
+    # Imported before there is a group: its functions keep the group of their import as a default
+    # argument (and DDP imports it), so gloo's threads would outlive the group and race with the
+    # interpreter's end: "terminate called without an active exception", now and then.
+    import_module("torch.distributed.nn")
+
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
     dist.init_process_group(backend, device_id=None if device.type == "cpu" else device)
     try:
         yield
     finally:
+        gc.collect()  # a reducer in a cycle would hold the group too
         dist.destroy_process_group()
 
 

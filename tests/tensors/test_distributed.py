@@ -23,6 +23,7 @@ TWO_RANKS = """
 import json, sys, time
 from pathlib import Path
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from sbkit.tensors.distributed import *
 
 folder = Path(sys.argv[1])
@@ -44,6 +45,11 @@ with process_group(torch.device("cpu")):
     barrier()
     seen["ranks"] = gather_over_ranks([me, world_size()])
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
+    reducer = DistributedDataParallel(torch.nn.Linear(2, 2))
+    reducer(torch.ones(1, 2)).sum().backward()
+    del reducer
+tasks = Path("/proc/self/task").glob("*/comm")
+seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]
 seen["alone"] = [rank(), world_size()]
 (folder / f"{me}.json").write_text(json.dumps(seen))
 """
@@ -71,7 +77,13 @@ def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    both = {"found": True, "ranks": [[0, 2], [1, 2]], "sum": [3.0, 20.0], "alone": [0, 1]}
+    both = {
+        "found": True,
+        "ranks": [[0, 2], [1, 2]],
+        "sum": [3.0, 20.0],
+        "alone": [0, 1],
+        "threads": [],
+    }
     first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
     assert first == {**both, "left": "with its error"}
     assert second == {**both, "left": 2}  # in silence, as after bad input
