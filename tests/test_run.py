@@ -379,8 +379,6 @@ def test_two_processes_take_the_steps_of_one(workplace: Workplace, tmp_path: Pat
     options = (
         *(
             "--dropout=0.0",
-            "--join_share=0.0",
-            "--speeds=[1.0]",
             "--time_masks=0",
             "--freq_masks=0",
         ),

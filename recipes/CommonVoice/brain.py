@@ -16,6 +16,7 @@ from torch import Tensor
 from sbkit.data.batch import Batch
 from sbkit.machine.brain import Brain
 from sbkit.machine.statistics import measure_features
+from sbkit.nn.augment import change_speed
 from sbkit.nn.decoding import greedy
 from sbkit.nn.graph import Graph
 from sbkit.nn.loss import Loss, ctc, sequence
@@ -60,10 +61,8 @@ class AsrBrain(Brain):
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
         """Walk from the audio to the scores of every label at every frame."""
-        audio, samples = batch.audio.float(), batch.samples
-        if stage is Stage.TRAIN:
-            audio, samples = self.hparams.speed_perturb(audio, samples)
-        features, frames = self.graph.features(audio, samples)
+        audio, samples = change_speed(batch.audio, batch.samples, batch.paces)
+        features, frames = self.graph.features(audio.float(), samples)
         if stage is Stage.TRAIN:
             features = self.hparams.spec_augment(features, frames)
         with_decoder = self.hparams.ctc_weight < 1

@@ -88,6 +88,8 @@ def make_loaders(
         samples=_samples(splits.train),
         batch_seconds=knobs["batch_seconds"],
         seed=knobs["seed"],
+        join_share=knobs["join_share"],
+        speeds=knobs["speeds"],
         accumulation=knobs["grad_accumulation_factor"],
         **ranks,
     )
@@ -98,7 +100,7 @@ def make_loaders(
         return make_loader(split, sampler=sampler, **options)
 
     return Loaders(
-        train=make_loader(splits.train, sampler=train, join_share=knobs["join_share"], **options),
+        train=make_loader(splits.train, sampler=train, **options),
         dev=in_order(splits.dev),
         test=in_order(splits.test),
         measure=in_order(splits.train),

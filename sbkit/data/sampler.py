@@ -2,11 +2,13 @@
 
 A *step* is one batch of the optimizer. It holds at most ``batch_seconds`` of padded audio whatever
 the hardware, and is dealt out to ``world_size x accumulation`` micro-batches of like length. The
-plan of an epoch follows from the seed and the epoch alone, so every rank knows all of it, every
-rank gets the same number of micro-batches, and another world size sees the same steps.
+plan of an epoch, joins and speeds included, follows from the seed and the epoch alone, so every
+rank knows all of it, every rank gets the same number of micro-batches, and another world size sees
+the same steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,16 +16,38 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sbkit.values.errors import SbkitError
-from sbkit.values.units import samples_to_seconds, seconds_to_samples
+from sbkit.values.units import at_speed, samples_to_seconds, seconds_to_samples
 
 LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
+LONG_ENOUGH = seconds_to_samples(10.0)  # what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
-MicroBatch = list[int]  # rows; a row written ~row pads an empty micro-batch and weighs nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What is heard as one utterance: rows one after the other, at a speed.
+
+    samples: its length at that speed; percent: of the natural speed; weight: 0 where it only fills
+    a rank's empty share.
+    """
+
+    rows: tuple[int, ...]
+    samples: int
+    percent: int = 100
+    weight: int = 1
+
+
+MicroBatch = list[Example]
 
 
 class TrainSampler(Sampler[MicroBatch]):
-    """Give this rank's micro-batches of one epoch after the other."""
+    """Give this rank's micro-batches of one epoch after the other.
+
+    An utterance is joined to the next one drawn with a chance of ``join_share``, which shows the
+    model words in a wider company than the few sentences of a small corpus, and is played at one
+    of the ``speeds``.
+    """
 
     def __init__(
         self,
@@ -31,6 +55,8 @@ class TrainSampler(Sampler[MicroBatch]):
         samples: Lengths,
         batch_seconds: float,
         seed: int,
+        join_share: float = 0.0,
+        speeds: Sequence[float] = (1.0,),
         rank: int = 0,
         world_size: int = 1,
         accumulation: int = 1,
@@ -39,7 +65,9 @@ class TrainSampler(Sampler[MicroBatch]):
         self._capacity = seconds_to_samples(batch_seconds)
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._accumulation = accumulation
+        self._join_share, self._percents = join_share, to_percents(speeds)
         self._epoch, self._start = 0, 0
+        self._planned: tuple[int, list[MicroBatch]] = (-1, [])
         _check_capacity(self._samples, batch_seconds)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -55,16 +83,51 @@ class TrainSampler(Sampler[MicroBatch]):
         return len(self.steps()) * self._accumulation
 
     def steps(self) -> list[MicroBatch]:
-        """Plan the epoch: the rows of every step, over all ranks."""
+        """Plan the epoch: the examples of every step, over all ranks."""
+        if self._planned[0] != self._epoch:
+            self._planned = self._epoch, self._plan()
+        return self._planned[1]
+
+    def _plan(self) -> list[MicroBatch]:
         random = np.random.default_rng((self._seed, self._epoch))
-        spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(self._samples))
-        order = np.argsort(self._samples * spread, kind="stable")
-        steps = cut(order, self._samples, self._capacity)
+        examples = list(self._examples(random))
+        lengths = np.array([each.samples for each in examples])
+        spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
+        order = np.argsort(lengths * spread, kind="stable")
+        steps = cut((examples[index] for index in order), self._capacity)
         return [steps[index] for index in random.permutation(len(steps))]
+
+    def _examples(self, random: np.random.Generator) -> Iterator[Example]:
+        """Walk the rows in a random order, at random speeds, and join what is to be joined."""
+        order = random.permutation(len(self._samples)).tolist()
+        percents = random.choice(self._percents, len(order)).tolist()
+        joins = (random.random(len(order)) < self._join_share).tolist()
+        last: Example | None = None
+        for row, percent, join in zip(order, percents, joins, strict=True):
+            longer = self._joined(last, row) if last and join else None
+            if last and not longer:
+                yield last
+            last = longer or self._alone(row, percent)
+        if last:
+            yield last
+
+    def _alone(self, row: int, percent: int) -> Example:
+        """Play a row at a speed, or at its own where a batch would not hold it."""
+        samples = int(self._samples[row])
+        slower = at_speed(samples, percent)
+        fits = slower <= self._capacity
+        return Example((row,), slower, percent) if fits else Example((row,), samples)
+
+    def _joined(self, example: Example, row: int) -> Example | None:
+        """Play a row after an example, unless that is long enough or would be too long."""
+        samples = example.samples + at_speed(int(self._samples[row]), example.percent)
+        if example.samples >= LONG_ENOUGH or samples > self._capacity:
+            return None
+        return replace(example, rows=(*example.rows, row), samples=samples)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for step in self.steps():
-            dealt = deal(step, self._samples, self._world_size * self._accumulation)
+            dealt = deal(step, self._world_size * self._accumulation)
             yield from dealt[self._rank :: self._world_size]
 
 
@@ -77,7 +140,8 @@ class EvalSampler(Sampler[MicroBatch]):
         lengths = np.asarray(samples)
         longest = int(lengths.max(initial=0))
         capacity = max(seconds_to_samples(batch_seconds), longest)
-        batches = cut(np.argsort(lengths, kind="stable"), lengths, capacity)
+        order = np.argsort(lengths, kind="stable").tolist()
+        batches = cut((Example((row,), int(lengths[row])) for row in order), capacity)
         self._batches = batches[rank::world_size]
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -89,26 +153,41 @@ class EvalSampler(Sampler[MicroBatch]):
         return len(self._batches)
 
 
-def cut(order: Lengths, samples: Lengths, capacity: int) -> list[MicroBatch]:
-    """Cut rows into runs whose padded audio, count times longest, is within ``capacity``."""
+def to_percents(speeds: Sequence[float]) -> list[int]:
+    """Write speeds in percent: small integers make a small resampling kernel.
+
+    Raises SbkitError for what is no positive number with at most two decimals.
+    """
+    percents = [round(100 * speed) for speed in speeds]
+    if not percents or min(percents) <= 0 or [each / 100 for each in percents] != list(speeds):
+        raise SbkitError(
+            "`speeds` must be one or more positive numbers with at most two decimals, but is "
+            f"{list(speeds)}. Write [1.0] to leave the speed alone."
+        )
+    return percents
+
+
+def cut(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
+    """Cut examples into runs whose padded audio, count times longest, is within ``capacity``."""
     batches: list[MicroBatch] = []
     longest = 0
-    for row in order:
-        longest = max(longest, int(samples[row]))
+    for example in examples:
+        longest = max(longest, example.samples)
         if not batches or longest * (len(batches[-1]) + 1) > capacity:
             batches.append([])
-            longest = int(samples[row])
-        batches[-1].append(int(row))
+            longest = example.samples
+        batches[-1].append(example)
     return batches
 
 
-def deal(step: MicroBatch, samples: Lengths, parts: int) -> list[MicroBatch]:
-    """Deal rows out by length like cards, so that the parts are alike in number and length.
+def deal(step: MicroBatch, parts: int) -> list[MicroBatch]:
+    """Deal examples out by length like cards, so that the parts are alike in number and length.
 
-    Where there are fewer rows than parts, the shortest row stands in without weight.
+    Where there are fewer examples than parts, the shortest stands in without weight.
     """
-    by_length = sorted(step, key=lambda row: (-int(samples[row]), row))
-    return [by_length[part::parts] or [~by_length[-1]] for part in range(parts)]
+    by_length = sorted(step, key=lambda each: (-each.samples, each.rows))
+    filler = replace(by_length[-1], weight=0)
+    return [by_length[part::parts] or [filler] for part in range(parts)]
 
 
 def _check_capacity(samples: Lengths, batch_seconds: float) -> None:

@@ -1,42 +1,57 @@
 """Augmentation on the device: speed on the audio, SpecAugment on the features.
 
 Legend: B utterances, S samples, T frames, M mel bins.
-All draws come from torch's generator, which the Brain seeds before every micro-batch.
+The masks come from torch's generator, which the Brain seeds before every micro-batch; the speeds
+were drawn when the epoch was planned.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torchaudio.functional
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from sbkit.tensors.lengths import length_mask
-from sbkit.values.errors import SbkitError
 
 
-class SpeedPerturb(nn.Module):
-    """Play a batch faster or slower by one of several speeds: (B, S), (B,) -> (B, S'), (B,).
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A run of utterances that are played at one speed; longest: samples before that."""
 
-    Resampling changes tempo and pitch together (Ko et al. 2015). One speed a batch: one kernel.
+    percent: int
+    utterances: int
+    longest: int
+
+
+def change_speed(audio: Tensor, lengths: Tensor, paces: Sequence[Pace]) -> tuple[Tensor, Tensor]:
+    """Play utterances faster or slower: (B, S), (B,) -> (B, S'), (B,).
+
+    Resampling changes tempo and pitch together (Ko et al. 2015). How long everything becomes is
+    known to the host, which waits for nothing.
     """
+    if all(pace.percent == 100 for pace in paces):
+        return audio, lengths
+    counts = [pace.utterances for pace in paces]
+    parts = [
+        _at_speed(clips[:, : pace.longest], counted, pace.percent)
+        for pace, clips, counted in zip(
+            paces, torch.split(audio, counts), torch.split(lengths, counts), strict=True
+        )
+    ]
+    longest = max(clips.shape[1] for clips, _ in parts)
+    padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in parts]
+    return torch.cat(padded), torch.cat([counted for _, counted in parts])
 
-    def __init__(self, *, speeds: list[float]) -> None:
-        super().__init__()
-        self._percents = [round(100 * speed) for speed in speeds]
-        exact = [percent / 100 for percent in self._percents]
-        if not exact or min(exact) <= 0 or exact != list(speeds):
-            raise SbkitError(
-                "`speeds` must be one or more positive numbers with at most two decimals, but is "
-                f"{speeds}. Write [1.0] to leave the speed alone."
-            )
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a speed and resample."""
-        percent = self._percents[int(torch.randint(len(self._percents), ()))]
-        if percent == 100:
-            return audio, lengths
-        # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
-        faster = torchaudio.functional.resample(audio.float(), percent, 100)
-        lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
-        return faster * length_mask(lengths, faster.shape[1]), lengths  # the filter rings beyond
+def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
+    if percent == 100:
+        return audio.float(), lengths
+    # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
+    faster = torchaudio.functional.resample(audio.float(), percent, 100)
+    lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
+    return faster * length_mask(lengths, faster.shape[1]), lengths  # the filter rings beyond
 
 
 class SpecAugment(nn.Module):

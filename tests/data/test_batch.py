@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.data.batch import LONGEST_JOINED, Batch, Collate, Rows, join_runs, make_loader
-from sbkit.data.sampler import EvalSampler, TrainSampler
+from sbkit.data.batch import Batch, Collate, Rows, make_loader
+from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.store import Utterance, open_store, write_store
+from sbkit.nn.augment import Pace
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
@@ -45,7 +46,8 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> Batch:
     """Read rows and put them side by side."""
-    return Collate(tokenizer)(Rows(store).__getitems__(rows))
+    examples = [Example((row,), SAMPLES[row]) for row in rows]
+    return Collate(tokenizer)(Rows(store).__getitems__(examples))
 
 
 def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -70,7 +72,7 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
 def test_a_placeholder_is_a_row_without_weight(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
-    batch = collate(store, tokenizer, [~0])
+    batch = Collate(tokenizer)(Rows(store).__getitems__([Example((0,), SAMPLES[0], weight=0)]))
     assert batch.weights.tolist() == [0]
     assert batch.ids == ["clip0"]
     assert np.array_equal(batch.audio[0], clip(0))
@@ -80,7 +82,8 @@ def test_a_placeholder_is_a_row_without_weight(
 def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     rows = Rows(store)
     assert len(rows) == 5
-    assert rows[4] == {**store[4], "weight": 1}
+    heard = {name: store[4][name] for name in ("id", "text", "audio", "samples")}
+    assert rows[4] == {**heard, "percent": 100, "weight": 1}
 
 
 def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -123,36 +126,22 @@ def test_the_loader_follows_the_sampler(
         )
         batches = list(loader)
         assert len(batches) == len(loader) == len(sampler)
-        for rows, batch in zip(sampler, batches, strict=True):
-            assert batch.ids == [f"clip{row if row >= 0 else ~row}" for row in rows]
-            assert batch.weights.tolist() == [int(row >= 0) for row in rows]
-            for row, audio in zip(rows, batch.audio, strict=True):
-                original = clip(row if row >= 0 else ~row)
+        for examples, batch in zip(sampler, batches, strict=True):
+            assert batch.ids == [f"clip{each.rows[0]}" for each in examples]
+            assert batch.weights.tolist() == [each.weight for each in examples]
+            for each, audio in zip(examples, batch.audio, strict=True):
+                original = clip(each.rows[0])
                 assert np.array_equal(audio[: len(original)], original)
 
 
-def test_runs_are_joined_in_the_declared_share_of_batches() -> None:
-    second = LONGEST_JOINED // 15
-    batches = [
-        [
-            {"id": f"{n}-{k}", "text": f"t{k}", "audio": bytes([k]), "samples": second, "weight": 1}
-            for k in range(5)
-        ]
-        for n in range(400)
-    ]
-    joined = [join_runs(batch, share=0.3) for batch in batches]
-    assert 90 < sum(len(batch) < 5 for batch in joined) < 150
-    assert {len(batch) for batch in joined} == {1, 2, 3, 5}  # runs of 5, of 4 and 3, of 2, of 1
-    for batch in joined:
-        assert " ".join(row["text"] for row in batch) == "t0 t1 t2 t3 t4"
-        assert b"".join(row["audio"] for row in batch) == bytes(range(5))
-        assert sum(row["samples"] for row in batch) == 5 * second
-    assert joined == [join_runs(batch, share=0.3) for batch in batches]
-    assert [join_runs(batch, share=0.0) for batch in batches] == batches
-
-
-def test_what_would_be_too_long_is_not_joined() -> None:
-    long = {"id": "a", "text": "a", "audio": b"", "samples": LONGEST_JOINED, "weight": 1}
-    assert join_runs([long, long], share=1.0) == [long, long]
-    assert join_runs([long], share=1.0) == [long]
-    assert join_runs([{**long, "samples": 0}], share=1.0) == [{**long, "samples": 0}]
+def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    examples = [Example((0, 2, 1), 24_100), Example((3,), 35_555, 90), Example((1,), 8_888, 90)]
+    batch = Collate(tokenizer)(Rows(store).__getitems__(examples))
+    assert batch.ids == ["clip3", "clip1", "clip0+clip2+clip1"]
+    assert batch.texts[2] == "one two  three"
+    heard = batch.audio[2, : batch.samples[2]]
+    assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
+    assert batch.paces == (Pace(90, 2, 32_000), Pace(100, 1, 24_100))
+    assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000

@@ -1,11 +1,22 @@
 """Plans of batches: every row once, whatever the hardware."""
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, cut, deal
+from sbkit.data.sampler import (
+    LONG_ENOUGH,
+    EvalSampler,
+    Example,
+    MicroBatch,
+    TrainSampler,
+    cut,
+    deal,
+    to_percents,
+)
 from sbkit.values.errors import SbkitError
 
 SECOND = 16_000
@@ -20,7 +31,13 @@ def lengths(seed: int) -> list[int]:
 
 
 def micro_batches(
-    samples: list[int], *, world_size: int = 1, accumulation: int = 1, epoch: int = 1, seed: int = 7
+    samples: list[int],
+    *,
+    world_size: int = 1,
+    accumulation: int = 1,
+    epoch: int = 1,
+    seed: int = 7,
+    **augmentation: Any,
 ) -> list[list[MicroBatch]]:
     """Give every rank's micro-batches of an epoch."""
     ranks = []
@@ -32,6 +49,7 @@ def micro_batches(
             rank=rank,
             world_size=world_size,
             accumulation=accumulation,
+            **augmentation,
         )
         sampler.set_epoch(epoch)
         ranks.append(list(sampler))
@@ -39,19 +57,24 @@ def micro_batches(
     return ranks
 
 
-def steps(ranks: list[list[MicroBatch]], accumulation: int) -> list[set[int]]:
-    """Put together the real rows of each optimizer step, over all ranks."""
+def steps(ranks: list[list[MicroBatch]], accumulation: int) -> list[set[Example]]:
+    """Put together the real examples of each optimizer step, over all ranks."""
     count = len(ranks[0]) // accumulation
     return [
         {
-            row
+            each
             for rank in ranks
             for batch in rank[step * accumulation : (step + 1) * accumulation]
-            for row in batch
-            if row >= 0
+            for each in batch
+            if each.weight
         }
         for step in range(count)
     ]
+
+
+def padded(batch: MicroBatch) -> int:
+    """Count the samples of a batch, padding included."""
+    return len(batch) * max(each.samples for each in batch)
 
 
 HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1, 2, 4)]
@@ -63,28 +86,30 @@ def test_every_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
 ) -> None:
     samples = lengths(seed)
-    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation)
-    rows = Counter(row for rank in ranks for batch in rank for row in batch if row >= 0)
+    how: dict[str, Any] = {"join_share": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
+    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **how)
+    real = (each for rank in ranks for batch in rank for each in batch if each.weight)
+    rows = Counter(row for each in real for row in each.rows)
     assert rows == Counter(range(len(samples)))
     assert len({len(rank) for rank in ranks}) == 1
     assert len(ranks[0]) % accumulation == 0
     assert all(batch for rank in ranks for batch in rank)
-    assert steps(ranks, accumulation) == steps(micro_batches(samples), 1)
+    assert steps(ranks, accumulation) == steps(micro_batches(samples, **how), 1)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
     samples = lengths(seed)
-    (batches,) = micro_batches(samples)
-    assert max(len(batch) * max(samples[row] for row in batch) for batch in batches) <= 40 * SECOND
+    for speeds in ([1.0], [0.5, 2.0]):
+        (batches,) = micro_batches(samples, join_share=0.5, speeds=speeds)
+        assert max(map(padded, batches)) <= 40 * SECOND
 
 
 def test_padding_is_little() -> None:
     samples = [int(each) for each in np.random.default_rng(0).gamma(2.0, 2.5 * SECOND, 2000)]
     samples = [min(each, 30 * SECOND) for each in samples]
     (batches,) = micro_batches(samples)
-    padded = sum(len(batch) * max(samples[row] for row in batch) for batch in batches)
-    assert sum(samples) / padded > 0.85
+    assert sum(samples) / sum(map(padded, batches)) > 0.85
 
 
 def test_the_shares_of_a_step_are_alike() -> None:
@@ -97,8 +122,10 @@ def test_the_shares_of_a_step_are_alike() -> None:
 
 def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None:
     ranks = micro_batches([3 * SECOND, SECOND], world_size=3, accumulation=1)
-    assert ranks == [[[0]], [[1]], [[~1]]]
-    assert deal([5], [0] * 9, 3) == [[5], [~5], [~5]]
+    long, short = Example((0,), 3 * SECOND), Example((1,), SECOND)
+    assert ranks == [[[long]], [[short]], [[replace(short, weight=0)]]]
+    filler = replace(long, weight=0)
+    assert deal([long], 3) == [[long], [filler], [filler]]
 
 
 def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
@@ -145,17 +172,60 @@ def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_siz
     ]
     assert [len(share) for share in shares] == [len(list(share)) for share in shares]
     together = [batch for share in shares for batch in share]
-    assert sorted(together) == sorted(alone)
-    assert sorted(row for batch in together for row in batch) == list(range(len(samples)))
-    capacity = max(20 * SECOND, *samples)
-    assert all(len(batch) * max(samples[row] for row in batch) <= capacity for batch in alone)
+    assert Counter(map(tuple, together)) == Counter(map(tuple, alone))
+    assert sorted(each.rows for batch in together for each in batch) == [
+        (row,) for row in range(len(samples))
+    ]
+    assert {(each.percent, each.weight) for batch in alone for each in batch} == {(100, 1)}
+    assert max(map(padded, alone)) <= max(20 * SECOND, *samples)
 
 
 def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
-    assert list(EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)) == [[1], [0]]
+    sampler = EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)
+    assert list(sampler) == [[Example((1,), SECOND)], [Example((0,), 99 * SECOND)]]
     assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
 
 
 def test_a_run_is_cut_where_the_next_row_would_be_too_much() -> None:
-    samples = [4, 4, 4, 5, 1, 20, 1]
-    assert cut(range(7), samples, capacity=12) == [[0, 1, 2], [3, 4], [5], [6]]
+    examples = [Example((row,), samples) for row, samples in enumerate([4, 4, 4, 5, 1, 20, 1])]
+    rows = [[each.rows[0] for each in batch] for batch in cut(examples, capacity=12)]
+    assert rows == [[0, 1, 2], [3, 4], [5], [6]]
+
+
+def test_utterances_are_joined_until_they_are_long_enough() -> None:
+    samples = [SECOND] * 999
+    (batches,) = micro_batches(samples, join_share=0.5)
+    counts = Counter(len(each.rows) for batch in batches for each in batch)
+    assert counts[1] == pytest.approx(250, abs=50)  # neither joined nor followed
+    assert counts[2] == pytest.approx(125, abs=40)
+    assert max(len(each.rows) for batch in batches for each in batch) <= 10
+    assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
+    (everything,) = micro_batches(samples, join_share=1.0)
+    assert {each.samples for batch in everything for each in batch} == {LONG_ENOUGH, 9 * SECOND}
+    (apart,) = micro_batches(samples, join_share=0.0)
+    assert {len(each.rows) for batch in apart for each in batch} == {1}
+
+
+def test_every_utterance_has_a_speed_of_its_own() -> None:
+    (batches,) = micro_batches([SECOND] * 300, join_share=0.3, speeds=[0.9, 1.1])
+    counts = Counter(each.percent for batch in batches for each in batch)
+    assert set(counts) == {90, 110}
+    assert counts[90] == pytest.approx(counts[110], rel=0.4)
+    assert any(len({each.percent for each in batch}) == 2 for batch in batches)
+    for batch in batches:
+        for each in batch:
+            assert each.samples == len(each.rows) * (SECOND * 100 // each.percent)
+
+
+def test_what_a_batch_would_not_hold_at_its_speed_is_played_at_its_own() -> None:
+    (batches,) = micro_batches([39 * SECOND, SECOND], speeds=[0.9])
+    assert {(each.rows, each.percent) for batch in batches for each in batch} == {
+        ((0,), 100),
+        ((1,), 90),
+    }
+
+
+@pytest.mark.parametrize("speeds", [[], [0.0], [1.0, -0.9], [1.005]])
+def test_speeds_that_cannot_be_kept_are_refused(speeds: list[float]) -> None:
+    with pytest.raises(SbkitError, match="`speeds` must be"):
+        to_percents(speeds)
