@@ -7,11 +7,20 @@ import torch
 
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from sbkit.check.check import prove
+from sbkit.check.subject import Recipe
 from sbkit.machine.hparams import load_hparams, parse_command, read_knobs, save_resolved
 from sbkit.tensors.device import resolve
-from sbkit.tensors.distributed import main_rank_first, process_group
+from sbkit.tensors.distributed import main_rank_first, process_group, rank
 from sbkit.tensors.log import say
 from sbkit.values.errors import exit_with_sentence
+
+RECIPE = Recipe(
+    prepare_splits=prepare_splits,
+    prepare_tokenizer=prepare_tokenizer,
+    make_loaders=make_loaders,
+    brain=AsrBrain,
+)
 
 
 def main() -> None:
@@ -23,6 +32,8 @@ def main() -> None:
 
     with process_group(placement.device):
         with main_rank_first():
+            if knobs.get("check", True) and rank() == 0:
+                prove(yaml_file, overrides, RECIPE)
             splits = prepare_splits(knobs)
             tokenizer = prepare_tokenizer(knobs, splits)
         loaders = make_loaders(knobs, splits, tokenizer, placement)

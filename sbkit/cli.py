@@ -28,7 +28,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         SbkitError: bad input.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, more = parser.parse_known_args(arguments)
+    if more and options.command is not _check:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    options.overrides = more
     code: int = options.command(options)
     return code
 
@@ -37,6 +41,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sbkit", description="Speech recognition from one YAML.")
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    check = commands.add_parser("check", help="prove a run before paying for it")
+    check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
+    check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
+    check.add_argument("--script", type=Path, default=Path("train.py"), help="default: train.py")
+    check.set_defaults(command=_check)
 
     export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
@@ -49,6 +61,19 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument("--format", choices=("text", "json"), default="text")
     transcribe.set_defaults(command=_transcribe)
     return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from sbkit.check.command import check_file
+
+    return check_file(
+        options.yaml,
+        options.overrides,
+        script=options.script,
+        target=options.target,
+        untrusted=options.untrusted,
+        as_json=options.json,
+    )
 
 
 def _export(options: argparse.Namespace) -> int:

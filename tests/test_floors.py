@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("values", "tensors", "nn", "data", "state", "machine", "out", "cli")
+FLOORS = ("values", "tensors", "nn", "data", "state", "machine", "out", "check", "cli")
 LONGEST = 45  # lines
 TOP_LEVEL = ("sbkit", "recipes", "tools")
 

@@ -13,15 +13,28 @@ from torch import Tensor
 
 from sbkit.values.errors import BAD_INPUT
 
+_alone = False
+
 
 def rank() -> int:
     """Give this process's rank; 0 when it is alone."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() and not _alone else 0
 
 
 def world_size() -> int:
     """Count the processes of the run; 1 when it is alone."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one rank do something by itself while the others wait for it elsewhere."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 @contextmanager

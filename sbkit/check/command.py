@@ -1,0 +1,63 @@
+"""`sbkit check`: a YAML on the command line, its findings on the screen."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sbkit.check.check import check_subject
+from sbkit.check.finding import Finding
+from sbkit.check.subject import Recipe, Subject
+from sbkit.machine.hparams import parse_overrides
+from sbkit.tensors.log import say
+from sbkit.values.errors import SbkitError
+from sbkit.values.files import to_json
+
+FINDINGS = 1  # exit code
+
+
+def check_file(
+    yaml_file: Path,
+    arguments: Sequence[str],
+    *,
+    script: Path,
+    target: str | None = None,
+    untrusted: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print every finding; give 0 when there is none, 1 when there are, 2 for unreadable YAML."""
+    recipe = load_recipe(script)
+    overrides = parse_overrides(arguments)
+    with Subject(yaml_file, overrides, recipe=recipe, target=target) as subject:
+        findings = check_subject(subject)
+    _tell(findings, as_json=as_json)
+    return FINDINGS if findings else 0
+
+
+def load_recipe(script: Path) -> Recipe | None:
+    """Take RECIPE from a training script; None where there is no such script.
+
+    Its folder is where it imports from, as when it is run.
+    """
+    if not script.is_file():
+        say(f"{script} is not here: what needs its recipe (data, steps) is not checked.")
+        return None
+    sys.path.insert(0, str(script.resolve().parent))
+    spec = importlib.util.spec_from_file_location("sbkit_checked_script", script)
+    if spec is None or spec.loader is None:
+        raise SbkitError(
+            f"--script must be a Python file, but {script} is not. Name a training script."
+        )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recipe = getattr(module, "RECIPE", None)
+    return recipe if isinstance(recipe, Recipe) else None
+
+
+def _tell(findings: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print(to_json({"findings": [finding.as_record() for finding in findings]}))
+        return
+    for finding in findings:
+        print(finding)
+    print(f"{len(findings)} findings" if findings else "Nothing found.")

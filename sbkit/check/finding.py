@@ -1,0 +1,34 @@
+"""What a check finds: what is declared, what would take effect, where, and what mends it."""
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One difference between what is declared and what would take effect.
+
+    where: FILE:LINE; stops: training is not started over it (`sbkit check` tells of it all the
+    same); ids: the utterances it is about; listing: the file in which all of them stand.
+    """
+
+    check: str
+    declared: str
+    effect: str
+    where: str
+    mend: str
+    stops: bool = True
+    ids: tuple[str, ...] = field(default=())
+    listing: str | None = None
+
+    def __str__(self) -> str:
+        """Write it for a person, one fact a line."""
+        return (
+            f"{self.where}  [{self.check}]\n"
+            f"  declared: {self.declared}\n"
+            f"  effect:   {self.effect}\n"
+            f"  mend:     {self.mend}"
+        )
+
+    def as_record(self) -> dict[str, object]:
+        """Flatten for JSON."""
+        return asdict(self)
