@@ -315,8 +315,9 @@ def test_every_yaml_takes_a_step(
     knobs = read_knobs(file, overrides)
     placement = resolve(knobs["device"], knobs["precision"])
     splits = prepare_splits(knobs)
-    loaders = make_loaders(knobs, splits, prepare_tokenizer(knobs, splits), placement)
+    tokenizer = prepare_tokenizer(knobs, splits)
     hparams = load_hparams(file, overrides)
+    loaders = make_loaders(hparams, splits, tokenizer, placement)
     before = [value.detach().clone() for value in hparams["model"].parameters()]
     brain = AsrBrain(
         modules={"model": hparams["model"]},

@@ -3,8 +3,8 @@
 Legend: B utterances, S samples, L tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -56,6 +56,32 @@ class Batch:
         """Pin the tensors; DataLoader calls this when there is a GPU."""
         names = ("audio", "samples", "tokens", "token_counts", "weights")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Give lists and tensors, which `torch.load(weights_only=True)` reads back."""
+        return vars(self) | {"paces": [astuple(pace) for pace in self.paces]}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> "Batch":
+        """Take what `to_plain` gave."""
+        return Batch(**{**plain, "paces": tuple(Pace(*pace) for pace in plain["paces"])})
+
+    def select(self, row: int) -> "Batch":
+        """Give one utterance alone, without the padding of the others."""
+        one = slice(row, row + 1)
+        samples, count = int(self.samples[row]), int(self.token_counts[row])
+        percent = [pace.percent for pace in self.paces for _ in range(pace.utterances)][row]
+        return Batch(
+            ids=self.ids[one],
+            texts=self.texts[one],
+            audio=self.audio[one, :samples],
+            samples=self.samples[one],
+            tokens=self.tokens[one, :count],
+            token_counts=self.token_counts[one],
+            weights=self.weights[one],
+            paces=(Pace(percent, utterances=1, longest=samples),),
+            seconds=samples_to_seconds(samples * int(self.weights[row])),
+        )
 
     def __len__(self) -> int:
         """Count the utterances."""

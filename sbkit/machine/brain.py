@@ -9,33 +9,51 @@ import json
 import math
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import speechbrain as sb
 import torch
+import torch.distributed as dist
+import yaml
 from speechbrain import Stage
 from speechbrain.dataio.dataloader import LoopedLoader
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
-from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.data.sampler import TrainSampler
-from sbkit.machine.gradients import clip, divide_once
+from sbkit.machine.gradients import clip, divide_once, step_unless
+from sbkit.machine.heartbeat import Heart, QuietHeart
 from sbkit.machine.meter import NOTHING, Meter, Reading
-from sbkit.machine.step import StepGraph, as_loss, freeze_unused, length_of, mark_last, share_step
+from sbkit.machine.nonfinite import Watch, ids_of
+from sbkit.machine.options import declared_options
+from sbkit.machine.step import (
+    StepGraph,
+    as_loss,
+    average_statistics,
+    freeze_unused,
+    length_of,
+    mark_last,
+    share_step,
+)
+from sbkit.machine.stopping import Council, StopSignals
 from sbkit.nn.loss import Loss
 from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.randomness import State, random_state, restore_random_state
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import gather_over_ranks, rank, world_size
 from sbkit.tensors.log import EpochFigures, QuietLog, RunLog, StepFigures, say
 from sbkit.tensors.progress import Progress
+from sbkit.values.errors import ASKED_TO_STOP
 
+STALL_SECONDS = 120.0
 LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
 COUNTERS = ("step", "optimizer_step", "train_seconds", "audio_seconds")
+READINGS = ("so_far", "unread")
 
 
 @register_checkpoint_hooks
@@ -62,12 +80,23 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.device, self.device_type = placement.device, placement.device.type
         self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
         self.scaler = placement.grad_scaler()
+        if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
+            checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
         self.meter = Meter(self.device)
-        self.so_far = NOTHING  # of this epoch
+        self.nonfinite_count = 0  # bad steps of this epoch
+        self.signals, self.council = StopSignals(), Council()
+        self.heart = QuietHeart()
+        self.watch = Watch(self._run_folder, self.modules, self.device)
+        self.so_far, self.unread = NOTHING, NOTHING  # of this epoch; the meter's, when it is saved
         self.train_seconds, self.audio_seconds = 0.0, 0.0  # of the whole run
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
-        self.should_step = True
+        self._steps_of_epoch, self._last_save = 0, time.monotonic()
+        self._is_last = False  # micro-batch of its epoch
+        # Of the current step, on this rank: its labels, and its losses that were not finite.
+        self._tally = torch.zeros(2, device=self.device)
+        self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
+        self._recovered: State | None = None  # random generators, until they are set
         self._step_graph: nn.Module = self._step()
         self.log, self.progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
@@ -87,22 +116,24 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
         valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
-        self._freeze_unused(train_set)
         self.on_fit_start()
+        if self.step == 0:
+            self._resume_random()
         self._open_log(epoch_counter, train_set)
+        enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            for epoch in epoch_counter:
-                self._fit_train(train_set, epoch)
-                self._fit_valid(valid_set, epoch)
-                if self._optimizer_step_limit_exceeded or (
-                    self.debug and epoch >= self.debug_epochs
-                ):
-                    break
+            with self.signals, self._heart() as self.heart:
+                for epoch in epoch_counter:
+                    self._fit_train(train_set, epoch, enable)
+                    self._fit_valid(valid_set, epoch, enable)
+                    if self._optimizer_step_limit_exceeded or (
+                        self.debug and 0 < self.debug_epochs <= epoch
+                    ):
+                        break
         finally:
             self.progress.close()
             self.log.close()
-            # A reducer that outlives the process group ends some runs with SIGABRT at exit.
-            self._step_graph = self._step()
+            self._unwrap_distributed()
 
     def evaluate(
         self,
@@ -115,47 +146,63 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """Load the best checkpoint, evaluate, and give the mean loss."""
         test_set = self._loader(test_set, Stage.TEST, test_loader_kwargs)
         self.on_evaluate_start(max_key=max_key, min_key=min_key)
-        return self._evaluate_stage(test_set, Stage.TEST, None)
+        with self.signals, self._heart() as self.heart:
+            return self._evaluate_stage(test_set, Stage.TEST, None)
 
     # -- training -----------------------------------------------------------------------------
 
-    def _fit_train(self, train_set: Any, epoch: int) -> None:
+    def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
+        self.nonfinite_count = 0
         if self.step == 0:
             self.so_far = NOTHING
         self.modules.train()
+        self._share_step(train_set)
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
-        self._labels = torch.zeros((), device=self.device)
+        self._tally.zero_()
         count = length_of(train_set)
-        last_save, log_every = time.monotonic(), self._declared("log_every", LOG_EVERY)
+        log_every = self._declared("log_every", LOG_EVERY)
         self.meter.read()  # what passed since the last epoch is none of this one's
-        marked = mark_last(train_set, count=count, done=self.step)
+        self.meter.go_on(self.unread)
+        self.unread = NOTHING
+        batches = iter(train_set)
+        self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
+        marked = mark_last(batches, count=count, done=self.step)
         for batch, is_last in self.meter.timed(marked):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = self.step / count if count else 0.0
-            self.step += 1
-            self.should_step = is_last or self.step % self.grad_accumulation_factor == 0
-            self.fit_batch(batch)
-            if self.should_step and self.optimizer_step % log_every == 0:
-                self._log_step(epoch)
+            self.heart.beat("step", self.optimizer_step, ids_of(batch))
+            self.step, self._is_last = self.step + 1, is_last
+            steps_before = self.optimizer_step
+            objective = self.fit_batch(batch)
+            self.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
+            has_stepped = self.optimizer_step > steps_before
+            if has_stepped and self.optimizer_step % log_every == 0:
+                self._log_step(epoch, live=enable)
             if self.debug and self.step >= self.debug_batches:
                 break
-            if self.should_step and not is_last and self._save_is_due(last_save):
-                self._save_intra_epoch_ckpt()
-                last_save = time.monotonic()
+            if has_stepped:
+                self._save_or_leave(is_last)
+            self.heart.beat("data", self.optimizer_step)
         self._take_reading()
         self.zero_grad(set_to_none=True)
-        self.step = 0
+        self._steps_of_epoch, self.step = self.step, 0
         self.on_stage_end(Stage.TRAIN, self.so_far.loss, epoch)
+        self.avg_train_loss = 0.0
+
+    @property
+    def should_step(self) -> bool:
+        """Tell whether the optimizer steps with this micro-batch: every so many, and the last."""
+        return self._is_last or self.step % self.grad_accumulation_factor == 0
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of the `average_checkpoints` best.
 
         The counters stay those of the whole run.
         """
-        counters = {name: getattr(self, name) for name in (*COUNTERS, "so_far")}
+        counters = {name: getattr(self, name) for name in (*COUNTERS, *READINGS, "_recovered")}
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         count = int(self._declared("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
@@ -163,41 +210,66 @@ class Brain(sb.Brain):  # type: ignore[misc]
         for name, value in counters.items():
             setattr(self, name, value)
 
-    def fit_batch(self, batch: Any) -> torch.Tensor:
-        """Add one micro-batch's gradient, and step when the batch of the optimizer is whole."""
-        batch = self._placed(batch)
-        self.on_fit_batch_start(batch, self.should_step)
+    def fit_batch(self, batch: Any) -> Any:
+        """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
+
+        Gives what `compute_objectives` gave, a Loss or a mean, without its graph; so may a recipe
+        that overrides this. `optimizers_step` expects the gradient of a mean.
+        """
+        placed = self._placed(batch)
+        self.on_fit_batch_start(placed, self.should_step)
+        random = self.watch.random_state()
         with self.no_sync(not self.should_step):
             with self.training_ctx:
-                outputs, objective = self._step_graph(batch)
+                outputs, objective = self._step_graph(placed)
             loss = as_loss(objective)
             total = loss.sums.sum()
             torch.autograd.backward(self.scaler.scale(total))
-        self._labels += loss.counts.sum()
-        self.meter.add(loss, getattr(batch, "seconds", 0.0))
+        self.watch.see(batch, random, total)
+        self._tally += torch.stack([loss.counts.sum(), ~total.isfinite()])
         if self.should_step:
+            self._lost = divide_once(self._active_optimizers(), self._tally)
+            self._tally.zero_()
             self.optimizers_step()
-        self.on_fit_batch_end(batch, outputs, objective, self.should_step)
-        return total.detach()
+            self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
+        self.on_fit_batch_end(placed, outputs, objective, self.should_step)
+        return objective.detach()
 
     def optimizers_step(self) -> None:
-        """Unscale, divide by the labels of all ranks, clip by one norm, step, update."""
-        optimizers = list(self.freeze_optimizers(self.optimizers_dict).values())
+        """Unscale, clip by one norm, step unless the norm is not finite, update."""
+        optimizers = self._active_optimizers()
+        if not optimizers:
+            return
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
-        divide_once(optimizers, self._labels)
-        clip(optimizers, self.max_grad_norm)
+        skipped = ~clip(optimizers, self.max_grad_norm).isfinite()
         for optimizer in optimizers:
-            self.scaler.step(optimizer)
+            step_unless(skipped, optimizer, self.scaler)
         self.scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self._labels.zero_()
         self.optimizer_step += 1
+        self.watch.close_step(self.optimizer_step, torch.stack([self._lost, skipped]))
+        if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
+            self._look_for_bad_steps()
+
+    def _look_for_bad_steps(self) -> None:
+        """Count the steps that were skipped, and stop when too many of them were bad."""
+        skipped, bad = self.watch.look(overflow_is_usual=self.scaler.is_enabled())
+        self.meter.skipped += skipped
+        self.nonfinite_count += bad
+        self.watch.refuse_more(self.nonfinite_count, self.nonfinite_patience)
+
+    def _active_optimizers(self) -> list[Optimizer]:
+        """List the optimizers that step now: `init_optimizers` makes several, one, or none."""
+        if self.optimizers_dict is not None:
+            return list(self.freeze_optimizers(self.optimizers_dict).values())
+        return [self.optimizer] if self.opt_class is not None else []
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    def _fit_valid(self, valid_set: Any, epoch: int) -> None:
+    def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
+        """Validate. A recipe may override this, to do it less often; hence the arguments."""
         if valid_set is not None:
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
@@ -205,25 +277,31 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loader: Any, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         self.modules.eval()
+        average_statistics(self.modules)
         losses = []
         for batch in loader:
-            losses.append(self.evaluate_batch(batch, stage))
+            if self.signals.heard:
+                break
+            self.heart.beat(stage.name.lower(), self.optimizer_step, ids_of(batch))
             self.step += 1
+            losses.append(as_loss(self.evaluate_batch(batch, stage)))
             if self.debug and self.step >= self.debug_batches:
                 break
         self.step = 0
+        if any(gather_over_ranks(self.signals.heard is not None)):
+            self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.on_stage_end(stage, mean, epoch)
         return mean
 
     @torch.no_grad()
-    def evaluate_batch(self, batch: Any, stage: Stage) -> Loss:
-        """Give the loss of one batch, as sums and counts on the CPU."""
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
+        """Give what `compute_objectives` gives of one batch, a Loss or a mean, on the CPU."""
         batch = self._placed(batch)
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
-            loss = as_loss(self.compute_objectives(outputs, batch, stage=stage))
-        return Loss(loss.sums.cpu(), loss.counts.cpu())
+            objective = self.compute_objectives(outputs, batch, stage=stage)
+        return objective.detach().cpu()
 
     # -- parts of the loop --------------------------------------------------------------------
 
@@ -238,22 +316,27 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _placed(self, batch: Any) -> Any:
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
-    def _log_step(self, epoch: int) -> None:
+    def _log_step(self, epoch: int, *, live: bool) -> None:
         reading = self._take_reading()
+        rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]
         figures = StepFigures(
             epoch=epoch,
             step=self.optimizer_step,
             loss=reading.loss,
-            learning_rate=self.optimizer.param_groups[0]["lr"],
+            learning_rate=rates[0] if rates else 0.0,
             xrt=reading.xrt,
             waiting=reading.waiting,
+            skipped=int(reading.skipped),
         )
         self.log.write(figures)
-        self.progress.step(figures)
+        if live:
+            self.progress.step(figures)
 
     def _take_reading(self) -> Reading:
+        self._look_for_bad_steps()
         reading = self.meter.read()
         self.so_far += reading
+        self.avg_train_loss = self.so_far.loss
         self.train_seconds += reading.wall_seconds
         self.audio_seconds += reading.audio_seconds
         return reading
@@ -265,6 +348,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             step=self.optimizer_step,
             loss=self.so_far.loss,
             xrt=self.so_far.xrt,
+            skipped=int(self.so_far.skipped),
             dev_loss=dev_loss,
             cer=cer,
             wer=wer,
@@ -274,72 +358,149 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _open_log(self, epochs: Any, train_set: Any) -> None:
         """Open the log where the run stands: behind the checkpoint that it starts from."""
-        total_epochs = getattr(epochs, "limit", None) or len(epochs)
+        total_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        folder = self._declared("output_folder", None)
+        folder = self._run_folder
         if rank() == 0 and folder is not None:
-            self.log = RunLog(Path(folder), resume_step=self.optimizer_step)
+            self.log = RunLog(folder, resume_step=self.optimizer_step)
         self.progress = Progress(total_epochs=total_epochs, total_steps=total_epochs * steps)
 
-    def _save_is_due(self, last_save: float) -> bool:
-        minutes, steps = self.ckpt_interval_minutes, self.ckpt_interval_steps
-        if self.checkpointer is None:
-            return False
-        by_steps = steps > 0 and self.optimizer_step % steps == 0
-        by_time = minutes > 0 and time.monotonic() - last_save > 60 * minutes
-        return by_steps or (minutes > 0 and bool(gather_over_ranks(by_time)[0]))
+    # -- between two steps --------------------------------------------------------------------
+
+    def _save_or_leave(self, is_last: bool) -> None:
+        """Save within the epoch where it is time; save and leave where any rank was asked to."""
+        by_steps, minutes = self.ckpt_interval_steps, self.ckpt_interval_minutes
+        passed = time.monotonic() - self._last_save
+        agreed = self.council.ask(
+            self.optimizer_step,
+            stop=self.signals.heard is not None,
+            save=minutes > 0 and passed > 60 * minutes,
+        )
+        by_step = by_steps > 0 and self.optimizer_step % by_steps == 0
+        if agreed.stop or ((by_step or agreed.save) and not is_last):
+            self._save_here()
+        if agreed.stop:
+            self._leave()
+
+    def _save_here(self) -> None:
+        self._last_save = time.monotonic()
+        if self.checkpointer is not None:
+            self.heart.beat("checkpoint", self.optimizer_step)
+            self._save_intra_epoch_ckpt()
+
+    def _leave_evaluation(self, stage: Stage) -> None:
+        """Leave without the figures; a run that goes on validates again."""
+        if stage is Stage.VALID:
+            self.step = self._steps_of_epoch
+            self._save_here()
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        say(
+            f"Asked to stop after step {self.optimizer_step}. "
+            + ("It is saved; the same command goes on." if self.checkpointer else "Nothing saves.")
+        )
+        raise SystemExit(ASKED_TO_STOP)
+
+    def _heart(self) -> QuietHeart:
+        seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder
+        if folder is None or not seconds:
+            return QuietHeart()
+        return Heart(folder, stall_seconds=seconds)
 
     def _declared(self, name: str, default: Any) -> Any:
         return getattr(getattr(self, "hparams", None), name, default)
+
+    @property
+    def _run_folder(self) -> Path | None:
+        folder = self._declared("output_folder", None)
+        return None if folder is None else Path(folder)
 
     def _loader(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> Any:
         if data is None or isinstance(data, DataLoader | LoopedLoader):
             return data
         prefix = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
-        return self.make_dataloader(data, stage, **prefix, **(options or {}))
+        return self.make_dataloader(data, stage, **{**(options or {}), **prefix})
 
     # -- processes ----------------------------------------------------------------------------
 
     def _wrap_distributed(self) -> None:
-        self._step_graph = share_step(self._step(), self.device)
+        """Wrap every module for a recipe with a `fit_batch` of its own; else `_share_step` does."""
+        if self._has_own_step() and world_size() > 1:
+            self.distributed_backend = dist.get_backend()
+            super()._wrap_distributed()
+
+    def _share_step(self, train_set: Any) -> None:
+        """Wrap the step once, when it is known which parameters have a part in it.
+
+        DDP would wait for the gradients of the others, which never come.
+        """
+        shared = isinstance(self._step_graph, DistributedDataParallel)
+        if world_size() == 1 or shared or self._has_own_step():
+            return
+        step = self._step()
+        with torch.random.fork_rng():
+            unused = freeze_unused(step, self._placed(next(iter(train_set))))
+        if unused:
+            say(
+                f"{len(unused)} parameters take no part in the loss and stay as they are: "
+                f"{unused[0]} to {unused[-1]}"
+            )
+        self._step_graph = share_step(step, self.device)
+
+    def _unwrap_distributed(self) -> None:
+        """Let go of the reducers: one that outlives its group ends some runs with SIGABRT."""
+        self._step_graph = self._step()
+        for name, module in self.modules.items():
+            if isinstance(module, DistributedDataParallel):
+                self.modules[name] = module.module
+
+    def _has_own_step(self) -> bool:
+        return type(self).fit_batch is not Brain.fit_batch
 
     def _step(self) -> StepGraph:
         return StepGraph(
             modules=self.modules, predict=self.compute_forward, lose=self.compute_objectives
         )
 
-    def _freeze_unused(self, train_set: Any) -> None:
-        """Before DDP waits for gradients that never come, find out which, and say it."""
-        if world_size() == 1:
-            return
-        self.modules.train()
-        unused = freeze_unused(self._step(), self._placed(next(iter(train_set))))
-        if unused:
-            say(
-                f"{len(unused)} parameters take no part in the loss and stay as they are: "
-                f"{unused[0]} to {unused[-1]}"
-            )
-
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
         if use and isinstance(self._step_graph, DistributedDataParallel):
             return self._step_graph.no_sync()
-        return nullcontext()
+        context: AbstractContextManager[None] = super().no_sync(use)
+        return context
 
     # -- checkpoints --------------------------------------------------------------------------
+
+    def _save_intra_epoch_ckpt(self) -> None:
+        """Save, also what the meter was not yet asked for."""
+        self.unread = self.meter.peek()
+        super()._save_intra_epoch_ckpt()
+        self.unread = NOTHING
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
         state = {name: getattr(self, name) for name in COUNTERS}
-        state["so_far"] = vars(self.so_far)
+        state |= {name: vars(getattr(self, name)) for name in READINGS}
+        state["random"] = random_state(self.device)
         Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
-        state = json.loads(Path(path).read_text())
-        self.so_far = Reading(**state.pop("so_far"))
-        for name, value in state.items():
-            setattr(self, name, value)
+        text = Path(path).read_text()
+        # A run that began under SpeechBrain left YAML, with fewer counters.
+        state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+        for name in READINGS:
+            setattr(self, name, Reading(**state.get(name, vars(NOTHING))))
+        self._recovered = state.get("random")
+        for name in COUNTERS:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+    def _resume_random(self) -> None:
+        """Go on drawing where the run stood when it was saved."""
+        if self._recovered is not None:
+            restore_random_state(self._recovered, self.device)
+            self._recovered = None
 
 
 def mean_over_ranks(losses: Iterable[Loss]) -> float:
@@ -351,14 +512,3 @@ def mean_over_ranks(losses: Iterable[Loss]) -> float:
     total = math.fsum(value for sums, _ in everyone for value in sums)
     labels = math.fsum(value for _, counts in everyone for value in counts)
     return total / labels if labels else math.nan
-
-
-def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str, Any]:
-    """Collect SpeechBrain's run options: what the caller says, before what the hparams say."""
-    if isinstance(run_opts, RunOptions):
-        given = {name: run_opts[name] for name in run_opts.overridden_args}
-    else:
-        given = dict(run_opts or {})
-    known = RunOptions().as_dict()
-    declared = hparams or {}
-    return {**{name: declared[name] for name in known if name in declared}, **given}

@@ -25,7 +25,11 @@ from sbkit.values.files import write_text_atomically
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
 NUMBER = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None}
+WORDS: dict[str, object] = {  # as YAML has them: true, True and TRUE
+    spelling: value
+    for word, value in (("true", True), ("false", False), ("null", None), ("~", None))
+    for spelling in (word, word.capitalize(), word.upper())
+}
 
 
 class _NamedText(StringIO):

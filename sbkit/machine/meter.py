@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sbkit.nn.loss import Loss
 from sbkit.tensors.device import widest_float
-from sbkit.tensors.distributed import sum_over_ranks, world_size
+from sbkit.tensors.distributed import rank, sum_over_ranks, world_size
 
 Batched = TypeVar("Batched")
 
@@ -24,6 +24,7 @@ class Reading:
     audio_seconds: float
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
+    skipped: float = 0.0  # steps whose gradient was not finite
 
     @property
     def loss(self) -> float:
@@ -56,8 +57,9 @@ class Meter:
         self._reset()
 
     def add(self, loss: Loss, audio_seconds: float) -> None:
-        """Count one micro-batch of this rank."""
-        self._loss += torch.stack([loss.sums.detach().sum(), loss.counts.sum()])
+        """Count one micro-batch of this rank; a loss that is not finite is no part of a mean."""
+        both = torch.stack([loss.sums.detach().sum(), loss.counts.sum()]).to(self._loss)
+        self._loss += torch.where(both[0].isfinite(), both, 0.0)
         self._audio_seconds += audio_seconds
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
@@ -72,27 +74,38 @@ class Meter:
 
     def read(self) -> Reading:
         """Sum over ranks, transfer once, and start anew."""
+        reading = self.peek()
+        self._reset()
+        return reading
+
+    def go_on(self, unread: Reading) -> None:
+        """Take up where a stopped run left its meter: what all ranks had, rank 0 adds."""
+        self._started -= unread.wall_seconds
+        if rank() == 0:
+            self._loss += torch.tensor([unread.loss_sum, unread.labels], dtype=torch.float64).to(
+                self._loss
+            )
+            self._audio_seconds += unread.audio_seconds
+            self._waiting_seconds += unread.waiting_seconds * world_size()
+        self.skipped += unread.skipped
+
+    def peek(self) -> Reading:
+        """Sum over ranks, transfer once, and leave the meter as it is."""
         host = torch.tensor([self._audio_seconds, self._waiting_seconds], dtype=torch.float64)
         sums = sum_over_ranks(torch.cat([self._loss, host.to(self._loss)])).tolist()
         wall_seconds = time.perf_counter() - self._started
         loss_sum, labels, audio_seconds, waiting_seconds = sums
-        self._reset()
         waiting_seconds /= world_size()
-        return Reading(loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds)
+        return Reading(loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds, self.skipped)
 
     def _reset(self) -> None:
         dtype = widest_float(self._device)
         self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
+        self.skipped = 0.0  # the same on every rank
         self._started = time.perf_counter()
 
 
 def _values(reading: Reading) -> tuple[float, ...]:
-    return (
-        reading.loss_sum,
-        reading.labels,
-        reading.audio_seconds,
-        reading.wall_seconds,
-        reading.waiting_seconds,
-    )
+    return astuple(reading)

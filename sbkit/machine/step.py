@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.nn.loss import Loss
-from sbkit.tensors.distributed import gather_over_ranks, world_size
+from sbkit.tensors.distributed import gather_over_ranks, sum_over_ranks, world_size
 
 Predict = Callable[[Any, Stage], Any]
 Lose = Callable[[Any, Any, Stage], Any]
@@ -33,9 +33,9 @@ class StepGraph(nn.Module):
 
 
 def share_step(step: StepGraph, device: torch.device) -> nn.Module:
-    """Wrap a step in DDP when there are several processes."""
-    if world_size() == 1:
-        return step
+    """Wrap a step in DDP; on GPUs batch normalization sees the batch of all ranks."""
+    if device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(step)
     return DistributedDataParallel(
         step,
         device_ids=None if device.type == "cpu" else [device],
@@ -48,10 +48,12 @@ def freeze_unused(step: StepGraph, batch: Any) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
     DDP would wait for their gradients forever, or search for them in every step. The one dry run
-    leaves gradients and the random state as they were.
+    leaves gradients and buffers as they were.
     """
-    with torch.random.fork_rng():
-        torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
+    buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
+    torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
+    for name, buffer in step.parts.named_buffers():
+        buffer.data.copy_(buffers[name])
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
     unused = {name for name, parameter in trainable if parameter.grad is None}
     everywhere = set.intersection(*gather_over_ranks(unused))
@@ -59,6 +61,18 @@ def freeze_unused(step: StepGraph, batch: Any) -> list[str]:
         parameter.requires_grad_(name not in everywhere)
         parameter.grad = None
     return sorted(everywhere)
+
+
+@torch.no_grad()
+def average_statistics(modules: nn.Module) -> None:
+    """Give all ranks the mean of what their batch normalizations saw, so that they agree on it."""
+    if world_size() == 1:
+        return
+    for module in modules.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            for statistic in (module.running_mean, module.running_var):
+                if statistic is not None:
+                    sum_over_ranks(statistic).div_(world_size())
 
 
 def as_loss(objective: Any) -> Loss:

@@ -23,6 +23,14 @@ class Loss:
     sums: Tensor
     counts: Tensor
 
+    def detach(self) -> "Loss":
+        """Leave the graph, as a tensor does."""
+        return Loss(self.sums.detach(), self.counts)
+
+    def cpu(self) -> "Loss":
+        """Go to the CPU, as a tensor does."""
+        return Loss(self.sums.cpu(), self.counts.cpu())
+
     def mixed(self, other: "Loss", weight: float) -> "Loss":
         """Weigh this loss against another of the same utterances; the counts stay.
 

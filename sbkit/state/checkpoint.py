@@ -17,9 +17,9 @@ from speechbrain.utils.checkpoints import Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from yaml import YAMLError
 
-from sbkit.tensors.distributed import barrier, rank
+from sbkit.tensors.distributed import gather_over_ranks, rank
 from sbkit.tensors.log import say
-from sbkit.values.errors import SbkitError
+from sbkit.values.errors import BAD_INPUT, SbkitError
 from sbkit.values.files import fsync_tree, write_text_atomically
 
 CHECKSUMS = "checksums.json"
@@ -35,18 +35,27 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
+        checkpoint: Checkpoint | None = None
+        trouble: Exception | None = None
         try:
             written = super().save_checkpoint(*arguments, **options)
-            barrier()
-            return _publish(written) if written is not None else None
+            checkpoint = None if written is None else _publish(written)
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
+            trouble = error
             self._remove_unfinished()
+        self._leave_together(trouble)
+        return checkpoint
+
+    def _leave_together(self, trouble: Exception | None) -> None:
+        """Stop all ranks when one could not write; the others leave in silence."""
+        troubles = gather_over_ranks(trouble is not None)
+        if trouble is not None:
             raise SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({error}). The one before it is untouched; make room there and start again."
-            ) from error
-        finally:
-            barrier()
+                f"({trouble}). The one before it is untouched; make room there and start again."
+            ) from trouble
+        if any(troubles):
+            raise SystemExit(BAD_INPUT)
 
     def recover_if_possible(
         self,

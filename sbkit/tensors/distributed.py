@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sbkit.tensors.rendezvous import join
 from sbkit.values.errors import BAD_INPUT
 
 _alone = False
@@ -48,8 +49,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     # interpreter's end: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
-    backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-    dist.init_process_group(backend, device_id=None if device.type == "cpu" else device)
+    join(device)
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 def barrier() -> None:
     """Wait for the other ranks, if there are any."""
     if world_size() > 1:
-        dist.barrier()
+        gather_over_ranks(None)  # by the CPU; a barrier of NCCL's would wait for the device
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class StepFigures(Figures):
     learning_rate: float
     xrt: float  # seconds of audio per second of wall time, over all ranks
     waiting: float  # share of wall time spent waiting for data, 0 to 1
+    skipped: int = 0  # steps whose loss or gradient was not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class EpochFigures(Figures):
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch
     xrt: float
+    skipped: int = 0
     dev_loss: float | None = None
     cer: float | None = None  # fractions
     wer: float | None = None
@@ -112,6 +114,7 @@ class RunLog(QuietLog):
 
     def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
         """Open the log of the run in ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / LOG_FILE
         _forget_beyond(path, resume_step)
         self._file = path.open("a", encoding="utf-8", buffering=1)

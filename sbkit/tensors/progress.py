@@ -98,6 +98,7 @@ def _step_words(figures: StepFigures) -> list[str]:
         f"lr {figures.learning_rate:.1e}",
         f"{figures.xrt:.0f} xRT",
         f"waiting {figures.waiting:.0%}".replace("%", " %"),
+        *_skipped_words(figures.skipped),
     ]
 
 
@@ -109,4 +110,9 @@ def _epoch_words(figures: EpochFigures) -> list[str]:
         *([] if cer is None else [f"CER {100 * cer:.1f} %"]),
         *([] if wer is None else [f"WER {100 * wer:.1f} %"]),
         f"{figures.xrt:.0f} xRT",
+        *_skipped_words(figures.skipped),
     ]
+
+
+def _skipped_words(steps: int) -> list[str]:
+    return [f"{steps} skipped"] if steps else []

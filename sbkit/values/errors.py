@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 BAD_INPUT = 2
+STALLED = 70  # EX_SOFTWARE
+ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": everything is saved, the same command goes on
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 

@@ -145,3 +145,23 @@ def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
     assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
     assert batch.paces == (Pace(90, 2, 32_000), Pace(100, 1, 24_100))
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
+
+
+def test_one_utterance_of_a_batch_is_the_batch_of_it_alone(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
+    rows = Rows(store).__getitems__(examples)
+    batch = Collate(tokenizer)(rows)
+    for row, alone in enumerate(rows):
+        assert_same(batch.select(row), Collate(tokenizer)([alone]))
+    assert_same(Batch.from_plain(batch.to_plain()), batch)
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    """Compare every field, and the shapes and types of tensors."""
+    for name, value in vars(other).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(one, name), value, rtol=0, atol=0)
+        else:
+            assert getattr(one, name) == value, name

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from sbkit.machine.gradients import clip, divide_once, with_gradient
+from sbkit.machine.gradients import clip, divide_once, step_unless, with_gradient
 
 
 def parts() -> tuple[nn.Linear, nn.Linear, list[SGD]]:
@@ -19,12 +20,13 @@ def parts() -> tuple[nn.Linear, nn.Linear, list[SGD]]:
 def test_sums_over_micro_batches_become_the_mean_over_all_labels() -> None:
     first, second, optimizers = parts()
     inputs, counts = torch.randn(6, 4), torch.tensor([3, 1, 7, 2, 5, 4])
-    labels = torch.zeros((), dtype=torch.int64)
+    tally = torch.zeros(2)
     for rows in (slice(0, 1), slice(1, 6)):
         sums = second(first(inputs[rows])).squeeze(1).square() * counts[rows]
         sums.sum().backward()
-        labels += counts[rows].sum()
-    divide_once(optimizers, labels)
+        tally[0] += counts[rows].sum()
+    assert divide_once(optimizers, tally) == 0
+    assert tally.tolist() == [22, 0]  # it is the caller's
     mean = (second(first(inputs)).squeeze(1).square() * counts).sum() / 22
     wanted = torch.autograd.grad(mean, [*first.parameters(), *second.parameters()])
     for parameter, grad in zip(with_gradient(optimizers), wanted, strict=True):
@@ -34,13 +36,13 @@ def test_sums_over_micro_batches_become_the_mean_over_all_labels() -> None:
 def test_a_step_without_a_label_stays_finite() -> None:
     first, second, optimizers = parts()
     (0 * second(first(torch.randn(2, 4))).sum()).backward()
-    divide_once(optimizers, torch.tensor(0))
+    divide_once(optimizers, torch.tensor([0, 0]))
     assert all(not each.grad.any() for each in with_gradient(optimizers) if each.grad is not None)
 
 
 def test_parameters_without_a_gradient_are_passed_over() -> None:
     _, second, optimizers = parts()
-    divide_once(optimizers, torch.tensor(3))
+    divide_once(optimizers, torch.tensor([3, 0]))
     assert clip(optimizers, 1.0) == 0
     second(torch.randn(2, 3)).sum().backward()
     assert list(with_gradient(optimizers)) == list(second.parameters())
@@ -57,3 +59,42 @@ def test_one_norm_clips_all_groups_of_all_optimizers(max_norm: float) -> None:
     scale = min(1.0, max_norm / float(norm))
     for parameter, grad in zip(with_gradient(optimizers), before, strict=True):
         torch.testing.assert_close(parameter.grad, grad * scale, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_takes_every_gradient_with_it() -> None:
+    first, second, optimizers = parts()
+    second(first(torch.randn(2, 4))).sum().backward()
+    assert divide_once(optimizers, torch.tensor([5.0, 2.0])) == 2
+    assert all(
+        each.grad.isnan().all() for each in with_gradient(optimizers) if each.grad is not None
+    )
+    assert not clip(optimizers, 1.0).isfinite()
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["fp32", "scaled"])
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_skipped_step_leaves_weights_and_optimizer_as_they_were(
+    fused: bool, scaled: bool
+) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(5))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+    scaler = GradScaler("cpu", enabled=scaled)
+
+    def step(grad: torch.Tensor) -> dict[str, torch.Tensor]:
+        weight.grad = grad.clone()
+        scaler.scale(torch.zeros(()))  # scalers want to have scaled something
+        scaler.unscale_(optimizer)
+        step_unless(~clip([optimizer], 1.0).isfinite(), optimizer, scaler)
+        scaler.update()
+        return {
+            "weight": weight.detach().clone(),
+            **{k: v.clone() for k, v in optimizer.state[weight].items()},
+        }
+
+    before = step(torch.randn(5))
+    for bad in (torch.nan, torch.inf):
+        after = step(torch.tensor([1.0, bad, 0.0, 1.0, 1.0]))
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not torch.equal(step(torch.randn(5))["weight"], before["weight"])
+    assert not hasattr(optimizer, "found_inf")

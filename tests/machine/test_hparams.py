@@ -122,6 +122,7 @@ def test_both_readings_agree_and_the_saved_file_is_what_took_effect(path: Path) 
         (['--a=""'], {"a": ""}),
         (["--flag"], {"flag": True}),
         (["--flag", "--b", "false"], {"flag": True, "b": False}),
+        (["--a=True", "--b=FALSE", "--c=Null"], {"a": True, "b": False, "c": None}),
         (["--a=null"], {"a": None}),
         (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
         (["--a={b: 1}"], {"a": {"b": 1}}),

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.data.batch import Batch
 from sbkit.machine.statistics import measure_features
+from sbkit.nn.augment import Pace
 from sbkit.nn.features import Fbank
 from sbkit.nn.frontend import ConvFrontEnd
 from sbkit.nn.graph import Graph
@@ -53,6 +54,7 @@ def batch(audio: list[Tensor]) -> Batch:
         tokens=zeros.unsqueeze(1),
         token_counts=zeros,
         weights=zeros + 1,
+        paces=(Pace(100, len(audio), max(map(len, audio))),),
         seconds=0.0,
     )
 

@@ -41,7 +41,7 @@ def main():
             lose(slice(0, 1)).backward()
         lose(slice(1, None)).backward()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        divide_once([optimizer], counts.sum())
+        divide_once([optimizer], torch.stack([counts.sum(), torch.tensor(0)]))
         grads = [parameter.grad.flatten().tolist() for parameter in model.parameters()]
         norm = clip([optimizer], 1.0).item()
         read = meter.read()
@@ -75,7 +75,8 @@ def test_gradient_norm_and_figures_are_those_of_one_process(tmp_path: Path) -> N
     inputs = torch.arange(4.0) + torch.tensor([start for share in rows for start in share])[:, None]
     sums = model(inputs).squeeze(1).square() * counts
     sums.sum().backward()
-    divide_once([torch.optim.SGD(model.parameters(), lr=0.1)], counts.sum())
+    tally = torch.stack([counts.sum(), torch.tensor(0)])
+    divide_once([torch.optim.SGD(model.parameters(), lr=0.1)], tally)
     grads, norm, loss_sum, labels, audio_seconds = first
     wanted = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     for grad, alone in zip(grads, wanted, strict=True):

@@ -1,0 +1,137 @@
+"""A step whose loss or gradient is not finite: who was in it, and how to look at it again."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.data.batch import Batch
+from sbkit.tensors.distributed import rank
+from sbkit.values.errors import SbkitError
+from sbkit.values.files import to_json, write_text_atomically
+from sbkit.values.units import samples_to_seconds
+
+FOLDER = "nonfinite"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A micro-batch as the host had it, and the random state that it was computed from."""
+
+    batch: Any
+    random: Tensor
+    lost: Tensor  # (): the summed loss, on the device
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that the host has not looked at yet.
+
+    flags (2,), on the device: losses that are not finite, over all ranks; 1 if it was skipped.
+    """
+
+    step: int
+    seen: tuple[Seen, ...]
+    flags: Tensor
+
+
+class Watch:
+    """Keep the last steps until the host looks at their flags, and write down the bad ones."""
+
+    def __init__(self, run_folder: Path | None, modules: nn.Module, device: torch.device) -> None:
+        self._folder = run_folder and run_folder / FOLDER
+        self._modules, self._device = modules, device
+        self._seen: list[Seen] = []
+        self._steps: list[Step] = []
+
+    def random_state(self) -> Tensor:
+        """Give the state of the device's generator; the host has it at hand."""
+        if self._device.type == "cpu":
+            return torch.get_rng_state()
+        state: Tensor = torch.get_device_module(self._device).get_rng_state(self._device)
+        return state
+
+    def see(self, batch: Any, random: Tensor, lost: Tensor) -> None:
+        """Remember a micro-batch of the step to come."""
+        self._seen.append(Seen(batch, random, lost.detach()))
+
+    def close_step(self, step: int, flags: Tensor) -> None:
+        """Say what came of the micro-batches seen."""
+        self._steps.append(Step(step, tuple(self._seen), flags))
+        self._seen = []
+
+    def look(self, *, overflow_is_usual: bool) -> tuple[int, int]:
+        """Read all flags in one transfer; give the skipped steps, and how many of them are bad.
+
+        overflow_is_usual: with a GradScaler a step is also skipped when the scaled gradient
+        overflows; only a loss that is not finite is bad then.
+        """
+        steps, self._steps = self._steps, []
+        if not steps:
+            return 0, 0
+        flags = torch.stack([step.flags for step in steps]).tolist()
+        bad = 0
+        for step, (losses, was_skipped) in zip(steps, flags, strict=True):
+            if losses or (was_skipped and not overflow_is_usual):
+                bad += 1
+                self._write(step, "loss" if losses else "gradient")
+        return int(sum(was_skipped for _, was_skipped in flags)), bad
+
+    def refuse_more(self, count: int, patience: int) -> None:
+        """Stop a run in which too many steps of an epoch were bad."""
+        if count > patience:
+            where = f" (they are in {self._folder})" if self._folder else ""
+            raise SbkitError(
+                f"At most {patience} steps of an epoch (`nonfinite_patience`) may have a loss or a "
+                f"gradient that is not finite, but {count} had{where}. Lower `lr`, or mend what "
+                "`sbkit replay` names; the last checkpoint is from before."
+            )
+
+    def _write(self, step: Step, what: str) -> None:
+        """Write down this rank's part; with a loss to blame, only the ranks that have it."""
+        finite = [bool(seen.lost.isfinite()) for seen in step.seen]
+        if self._folder is None or (what == "loss" and finite and all(finite)):
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"step-{step.step}-rank-{rank()}.json"
+        batches = [
+            describe(seen.batch) | {"loss_is_finite": good}
+            for seen, good in zip(step.seen, finite, strict=True)
+        ]
+        replay = self._keep(step, file.with_suffix(".pt"))
+        record = {
+            "what": what,
+            "step": step.step,
+            "rank": rank(),
+            "micro_batches": batches,
+            "replay": f"sbkit replay {shlex.quote(str(file))}" if replay else None,
+        }
+        write_text_atomically(file, to_json(record, indent=1))
+
+    def _keep(self, step: Step, file: Path) -> bool:
+        """Save what a replay needs, unless the batches are of a kind that only a recipe knows."""
+        if not step.seen or not all(isinstance(seen.batch, Batch) for seen in step.seen):
+            return False
+        micro_batches = [
+            {"batch": seen.batch.to(torch.device("cpu")).to_plain(), "random": seen.random}
+            for seen in step.seen
+        ]
+        torch.save({"modules": self._modules.state_dict(), "micro_batches": micro_batches}, file)
+        return True
+
+
+def ids_of(batch: Any) -> list[str]:
+    """Name the utterances of a batch, sbkit's or SpeechBrain's."""
+    return list(getattr(batch, "ids", getattr(batch, "id", ())))
+
+
+def describe(batch: Any) -> dict[str, Any]:
+    """Name the utterances of a batch and their lengths, as far as its kind tells."""
+    described: dict[str, Any] = {"ids": ids_of(batch)}
+    if isinstance(batch, Batch):
+        described["seconds"] = [samples_to_seconds(each) for each in batch.samples.tolist()]
+        described["labels"] = batch.token_counts.tolist()
+    return described

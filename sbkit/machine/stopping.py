@@ -1,0 +1,94 @@
+"""Signals that ask a run to save and leave, and how its ranks come to the same answer."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from sbkit.tensors.distributed import gather_over_ranks, world_size
+
+ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+AGREE_EVERY = 2.0  # seconds of training between two questions to all ranks
+MOST_STEPS = 100
+
+
+class StopSignals:
+    """Hear SIGTERM, SIGUSR1 and Ctrl-C without being torn out of a step.
+
+    A second Ctrl-C interrupts at once. Outside the main thread, where Python has no signals, it
+    hears nothing.
+    """
+
+    def __init__(self) -> None:
+        self.heard: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        """Listen."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._hear) for each in ASKED}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the signals to those who had them before."""
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        self._before = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        again = self.heard is signal.SIGINT and number == signal.SIGINT
+        self.heard = signal.Signals(number)
+        if again:
+            raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the ranks do between two steps, all of them the same."""
+
+    stop: bool
+    save: bool
+
+
+NEITHER = Verdict(stop=False, save=False)
+
+
+class Council:
+    """Let ranks agree between two steps on what any of them wishes.
+
+    Asking in every step would make ranks wait for one another; they ask about every two seconds
+    of training, after a number of steps that the slowest of them decides for all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: tuple[int, float] | None = None  # the last question: step and time
+        self._next = 0
+
+    def ask(self, step: int, *, stop: bool, save: bool) -> Verdict:
+        """Agree after a step; every rank calls this after every step of the optimizer."""
+        if world_size() == 1:
+            return Verdict(stop, save)
+        if step < self._next:
+            return NEITHER
+        answers = gather_over_ranks((stop, save, self._pace(step)))
+        stops, saves, paces = zip(*answers, strict=True)
+        self._since = (step, self._clock())
+        self._next = step + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
+        return Verdict(any(stops), any(saves))
+
+    def _pace(self, step: int) -> float:
+        """Give the seconds of a step since the last question; infinite before the first."""
+        if self._since is None:
+            return math.inf
+        before, started = self._since
+        return (self._clock() - started) / (step - before)

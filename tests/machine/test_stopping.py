@@ -1,0 +1,78 @@
+"""Signals are heard, and ranks agree on them without asking in every step."""
+
+import os
+import signal
+from unittest.mock import patch
+
+import pytest
+
+from sbkit.machine.stopping import MOST_STEPS, NEITHER, Council, StopSignals, Verdict
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_is_heard_and_the_handlers_come_back(sent: signal.Signals) -> None:
+    before = signal.getsignal(sent)
+    with StopSignals() as signals:
+        assert signals.heard is None
+        os.kill(os.getpid(), sent)
+        assert signals.heard is sent
+    assert signal.getsignal(sent) is before
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_alone_a_wish_is_granted_at_once() -> None:
+    council = Council()
+    assert council.ask(1, stop=False, save=False) == NEITHER
+    assert council.ask(2, stop=True, save=False) == Verdict(stop=True, save=False)
+    assert council.ask(3, stop=False, save=True) == Verdict(stop=False, save=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "questions"),
+    [
+        (0.5, [1, 2, 6, 10, 14, 18]),  # every two seconds of training
+        (5.0, list(range(1, 21))),  # after every step, where one takes longer
+        (1e-9, [1, 2]),  # and at most so many steps apart
+    ],
+)
+def test_ranks_ask_one_another_about_every_two_seconds(
+    seconds: float, questions: list[int]
+) -> None:
+    """The other rank is as fast, and wishes nothing."""
+    asked: list[int] = []
+
+    def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
+        asked.append(step)
+        return [value, (False, False, value[2])]
+
+    council = Council(clock=lambda: seconds * step)
+    with (
+        patch("sbkit.machine.stopping.world_size", lambda: 2),
+        patch("sbkit.machine.stopping.gather_over_ranks", gather),
+    ):
+        for step in range(1, 21):
+            assert council.ask(step, stop=False, save=False) == NEITHER
+        assert asked == questions
+        step = asked[-1] + MOST_STEPS
+        assert council.ask(step, stop=True, save=False).stop
+
+
+def test_a_slow_rank_decides_how_often_all_ask() -> None:
+    asked: list[bool] = []
+
+    def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
+        asked.append(True)
+        return [value, (True, False, 2.0)]
+
+    council = Council(clock=lambda: 0.01 * len(asked))
+    with (
+        patch("sbkit.machine.stopping.world_size", lambda: 2),
+        patch("sbkit.machine.stopping.gather_over_ranks", gather),
+    ):
+        verdicts = [council.ask(step, stop=False, save=False) for step in range(1, 5)]
+    assert verdicts == [Verdict(stop=True, save=False)] * 4

@@ -1,0 +1,110 @@
+"""A batch that is not finite is skipped, named, and can be looked at again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.cli import run as sbkit
+from sbkit.tensors.log import read_log
+from sbkit.values.errors import BAD_INPUT, SbkitError
+from tests.runs import (
+    ROOT,
+    Workplace,
+    last_parameters,
+    make_workplace,
+    read_json,
+)
+
+NO_CHECK = "--check=false"
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A release in which one training clip is noise at full scale."""
+    workplace = make_workplace(asterisk_english, tmp_path_factory.mktemp("nonfinite"))
+    noise = np.random.default_rng(0).choice([-1.0, 1.0], 24_000)
+    soundfile.write(noisy_clip(workplace), noise, 16_000)
+    return workplace
+
+
+def noisy_clip(workplace: Workplace) -> Path:
+    first = (workplace.release / "train.tsv").read_text().splitlines()[1]
+    return workplace.release / "clips" / next(each for each in first.split("\t") if ".flac" in each)
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A YAML whose front-end cannot stand such noise."""
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    yaml = tmp_path_factory.mktemp("yaml") / "fragile.yaml"
+    ours = "!new:sbkit.nn.frontend.ConvFrontEnd"
+    assert text.count(ours) == 1
+    yaml.write_text(text.replace(ours, "!new:tests.faulty.FragileFrontEnd"))
+    return str(yaml)
+
+
+@pytest.fixture(scope="module")
+def finished(workplace: Workplace, fragile: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished")
+    assert workplace.train_here(run, "--number_of_epochs=2", NO_CHECK, yaml=fragile) == 0
+    return run
+
+
+def test_the_step_is_skipped_and_counted_and_training_goes_on(finished: Path) -> None:
+    records = read_log(finished / "train_log.jsonl")
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [record["skipped"] for record in epochs] == [1, 1]
+    steps = [record for record in records if record["kind"] == "step"]
+    assert sum(record["skipped"] for record in steps) == 2
+    assert all(
+        np.isfinite(record["loss"]) for record in (*epochs, *(s for s in steps if not s["skipped"]))
+    )
+    assert all(value.isfinite().all() for value in last_parameters(finished).values())
+
+
+def test_the_batch_is_written_down_with_its_utterances(
+    finished: Path, workplace: Workplace
+) -> None:
+    files = sorted((finished / "nonfinite").glob("*.json"))
+    assert len(files) == 2
+    for file in files:
+        record = read_json(file)
+        (batch,) = record["micro_batches"]
+        assert (record["what"], batch["loss_is_finite"]) == ("loss", False)
+        heard = [name for each in batch["ids"] for name in each.split("+")]
+        assert noisy_clip(workplace).stem in heard
+        assert len(batch["ids"]) == len(batch["seconds"]) == len(batch["labels"])
+        assert record["replay"] == f"sbkit replay {file}"
+
+
+def test_a_replay_names_the_utterance_and_the_module(
+    finished: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = next((finished / "nonfinite").glob("*.json"))
+    assert sbkit(["replay", str(file)]) == 1
+    whole, *blamed = capsys.readouterr().out.splitlines()
+    assert "the output of model.0.overflow" in whole
+    (one,) = blamed
+    assert noisy_clip(workplace).stem in one
+    assert "alone, not finite: the output of model.0.overflow" in one
+
+
+def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
+    workplace: Workplace,
+    fragile: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--nonfinite_patience=0", NO_CHECK)
+    code = workplace.train_here(tmp_path, *options, yaml=fragile)
+    assert code == BAD_INPUT
+    assert "`nonfinite_patience`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train_log.jsonl", "hyperparams.yaml", "nowhere.json"])
+def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> None:
+    with pytest.raises(SbkitError, match="What is replayed must be"):
+        sbkit(["replay", str(finished / name)])

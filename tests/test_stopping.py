@@ -1,0 +1,115 @@
+"""A run that is asked to leave saves, leaves with its own code, and goes on as if nothing was."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from recipes.CommonVoice.brain import AsrBrain
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.tensors.log import Record, read_log
+from sbkit.values.errors import ASKED_TO_STOP
+from tests.runs import (
+    Workplace,
+    last_parameters,
+    make_workplace,
+    read_json,
+)
+
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A release of 24 prompts."""
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("stopping"))
+
+
+@pytest.fixture(scope="module")
+def whole(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nobody asked to stop."""
+    run = tmp_path_factory.mktemp("whole")
+    assert train(workplace, run) == 0
+    return run
+
+
+def train(workplace: Workplace, run: Path) -> int:
+    return workplace.train_here(run, f"--number_of_epochs={EPOCHS}", "--check=false")
+
+
+@contextmanager
+def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None]:
+    """Send this process a signal the first time that a hook is over at a step."""
+    original = getattr(AsrBrain, hook)
+
+    def and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
+        value = original(brain, *arguments, **options)
+        if brain.optimizer_step == at_step and brain.signals.heard is None:
+            os.kill(os.getpid(), sent)
+        return value
+
+    with patch.object(AsrBrain, hook, and_signal):
+        yield
+
+
+def trace(run: Path) -> list[Record]:
+    """Give what the log says, but for what the clock has a part in."""
+    clocks = ("xrt", "waiting")
+    return [
+        {key: value for key, value in record.items() if key not in clocks}
+        for record in read_log(run / "train_log.jsonl")
+    ]
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    assert trace(run) == trace(whole)
+    expected = last_parameters(whole)
+    for name, value in last_parameters(run).items():
+        assert torch.equal(value, expected[name]), name
+    assert read_json(run / "summary.json")["test"] == read_json(whole / "summary.json")["test"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "hook", "at_step"),
+    [
+        (signal.SIGTERM, "on_fit_batch_end", 7),  # within an epoch
+        (signal.SIGUSR1, "on_fit_batch_end", 1),  # after the first step
+        (signal.SIGINT, "evaluate_batch", 13),  # while it validates
+        (signal.SIGTERM, "on_stage_end", 6),  # after training of an epoch, before it is validated
+    ],
+    ids=str,
+)
+def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(
+    sent: signal.Signals,
+    hook: str,
+    at_step: int,
+    workplace: Workplace,
+    whole: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.getsignal(sent)
+    with signalled(sent, hook=hook, at_step=at_step):
+        assert train(workplace, tmp_path) == ASKED_TO_STOP
+    assert signal.getsignal(sent) is before
+    assert f"Asked to stop after step {at_step}. It is saved" in capsys.readouterr().out
+    assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
+    assert not (tmp_path / "summary.json").exists()
+
+    assert train(workplace, tmp_path) == 0
+    assert_same_run(tmp_path, whole)
+
+
+def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) -> None:
+    def twice(brain: AsrBrain, *arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with patch.object(AsrBrain, "on_fit_batch_end", twice):
+        assert train(workplace, tmp_path) == 130
