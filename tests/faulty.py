@@ -1,11 +1,15 @@
 """Parts that fail in the ways that real ones do, for the tests that look for the failure."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import soundfile
 import torch
 from torch import Tensor, nn
 
 from sbkit.nn.frontend import ConvFrontEnd
+from tests.runs import ROOT, Workplace, make_workplace, rows_of
 
 LOUD = 23.5  # mean log-mel energy of a frame: 21.3 at most in speech, 25.4 in noise at full scale
 
@@ -29,3 +33,26 @@ class FragileFrontEnd(ConvFrontEnd):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Overflow, or go on as usual."""
         return super().forward(self.overflow(features), lengths)
+
+
+def noisy_workplace(asterisk: Path, folder: Path) -> Workplace:
+    """Make a release in which the first training clip is noise at full scale."""
+    workplace = make_workplace(asterisk, folder)
+    noise = np.random.default_rng(0).choice([-1.0, 1.0], 24_000)
+    soundfile.write(noisy_clip(workplace), noise, 16_000)
+    return workplace
+
+
+def noisy_clip(workplace: Workplace) -> Path:
+    """Name that clip."""
+    return workplace.release / "clips" / rows_of(workplace.release / "train.tsv")[0]["path"]
+
+
+def write_fragile(folder: Path) -> str:
+    """Write a YAML whose front-end cannot stand such noise."""
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    ours = "!new:sbkit.nn.frontend.ConvFrontEnd"
+    assert text.count(ours) == 1
+    yaml = folder / "fragile.yaml"
+    yaml.write_text(text.replace(ours, "!new:tests.faulty.FragileFrontEnd"))
+    return str(yaml)

@@ -4,16 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from sbkit.cli import run as sbkit
 from sbkit.tensors.log import read_log
 from sbkit.values.errors import BAD_INPUT, SbkitError
+from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import (
-    ROOT,
     Workplace,
     last_parameters,
-    make_workplace,
     read_json,
 )
 
@@ -23,26 +21,13 @@ NO_CHECK = "--check=false"
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A release in which one training clip is noise at full scale."""
-    workplace = make_workplace(asterisk_english, tmp_path_factory.mktemp("nonfinite"))
-    noise = np.random.default_rng(0).choice([-1.0, 1.0], 24_000)
-    soundfile.write(noisy_clip(workplace), noise, 16_000)
-    return workplace
-
-
-def noisy_clip(workplace: Workplace) -> Path:
-    first = (workplace.release / "train.tsv").read_text().splitlines()[1]
-    return workplace.release / "clips" / next(each for each in first.split("\t") if ".flac" in each)
+    return noisy_workplace(asterisk_english, tmp_path_factory.mktemp("nonfinite"))
 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A YAML whose front-end cannot stand such noise."""
-    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    yaml = tmp_path_factory.mktemp("yaml") / "fragile.yaml"
-    ours = "!new:sbkit.nn.frontend.ConvFrontEnd"
-    assert text.count(ours) == 1
-    yaml.write_text(text.replace(ours, "!new:tests.faulty.FragileFrontEnd"))
-    return str(yaml)
+    return write_fragile(tmp_path_factory.mktemp("yaml"))
 
 
 @pytest.fixture(scope="module")

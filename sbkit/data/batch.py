@@ -3,6 +3,7 @@
 Legend: B utterances, S samples, L tokens.
 """
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby, islice
@@ -172,5 +173,12 @@ def make_loader(
         batch_sampler=sampler,
         collate_fn=Collate(tokenizer),
         num_workers=num_workers,
+        worker_init_fn=_leave_signals_alone,
         pin_memory=pin_memory,
     )
+
+
+def _leave_signals_alone(worker: int) -> None:
+    """Let the training process answer what a scheduler sends to all of its group."""
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)

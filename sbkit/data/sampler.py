@@ -167,6 +167,11 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
     return percents
 
 
+def fastest_percent(speeds: Sequence[float]) -> int:
+    """Give the speed, natural or one of these, that leaves the fewest samples."""
+    return max(100, *to_percents(speeds))
+
+
 def cut(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
     """Cut examples into runs whose padded audio, count times longest, is within ``capacity``."""
     batches: list[MicroBatch] = []

@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 import datasets
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.values.errors import SbkitError
@@ -76,3 +78,18 @@ def open_store(folder: Path) -> datasets.Dataset:
         )
     datasets.disable_progress_bars()
     return datasets.Dataset.from_file(str(folder / DATA_FILE))
+
+
+def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
+    """Give some columns of a selection of rows, whole.
+
+    datasets takes the rows of a selection one by one: 7.5 s for a million, instead of 0.1.
+    """
+    columns = split.data.table.select(names)
+    return columns if split._indices is None else columns.take(split._indices.column(0))
+
+
+def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+    """Give the length of the audio of every row."""
+    counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()
+    return counts

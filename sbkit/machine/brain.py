@@ -38,6 +38,7 @@ from sbkit.machine.step import (
     freeze_unused,
     length_of,
     mark_last,
+    share_of_steps,
     share_step,
 )
 from sbkit.machine.stopping import Council, StopSignals
@@ -172,7 +173,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         for batch, is_last in self.meter.timed(marked):
             if self._optimizer_step_limit_exceeded:
                 break
-            self.epoch_share = self.step / count if count else 0.0
+            self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
             self.heart.beat("step", self.optimizer_step, ids_of(batch))
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step

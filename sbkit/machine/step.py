@@ -109,3 +109,11 @@ def length_of(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None
+
+
+def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
+    """Tell how much of an epoch lies before the step of the next micro-batch.
+
+    In steps: a schedule that counted micro-batches would depend on the accumulation.
+    """
+    return (done // accumulation) / -(-count // accumulation) if count else 0.0

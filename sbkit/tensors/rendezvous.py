@@ -1,7 +1,10 @@
 """How the processes of a run find one another, and what is said when one does not come."""
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +58,7 @@ def join(device: torch.device) -> None:
     Raises SbkitError when they do not all come in time.
     """
     place = read_place(os.environ)
+    _leave_with_parent()
     patience = timedelta(seconds=_patience(os.environ))
     try:
         _reach_host(place, patience.total_seconds())
@@ -77,6 +81,13 @@ def join(device: torch.device) -> None:
         timeout=TOGETHER,
         device_id=None if device.type == "cpu" else device,
     )
+
+
+def _leave_with_parent() -> None:
+    """Be asked to stop when torchrun's agent dies: killed, it would leave its ranks training on."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # of linux/prctl.h
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _reach_host(place: Place, patience: float) -> None:

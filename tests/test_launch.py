@@ -1,0 +1,411 @@
+"""The launchers: what has died starts again, what was asked to leave leaves, and nobody stays."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from sbkit.tensors.log import Record, read_log
+from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT
+from tests.runs import ROOT, Workplace, last_parameters, make_workplace
+
+LAUNCH = ROOT / "tools" / "launch"
+TIMES = ("xrt", "waiting")  # no two runs share them
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="module")
+def yaml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """ctc.yaml with a checkpoint every other step."""
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    often, count = re.subn(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text)
+    assert count == 1
+    yaml = tmp_path_factory.mktemp("yaml") / "often.yaml"
+    yaml.write_text(often)
+    return str(yaml)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A launcher at work, the folder that its run writes to, and what it printed."""
+
+    process: subprocess.Popen[bytes]
+    run: Path
+    output: Path
+
+    def ranks(self) -> dict[int, int]:
+        """Give the processes of the ranks that are alive, by rank."""
+        return {
+            int(found[1]): pid
+            for pid in processes_about(self.run)
+            if (found := re.search(r"(?m)^RANK=(\d+)$", environment_of(pid)))
+        }
+
+    def until(self, happened: Callable[[], object]) -> None:
+        """Wait for something that happens while the job is at work."""
+        while not happened():
+            assert self.process.poll() is None, self.output.read_text()
+            time.sleep(0.002)
+
+    def end(self) -> int:
+        """Wait for the end, which leaves no process behind; give the exit code."""
+        code = self.process.wait(timeout=120)
+        assert not processes_about(self.run)
+        return code
+
+
+def processes_about(run: Path) -> list[int]:
+    """Find the processes whose command names a folder."""
+    commands = [(file.parent, read_quietly(file)) for file in Path("/proc").glob("[0-9]*/cmdline")]
+    return [int(folder.name) for folder, command in commands if str(run) in command]
+
+
+def environment_of(pid: int) -> str:
+    return read_quietly(Path(f"/proc/{pid}/environ")).replace("\0", "\n")
+
+
+def read_quietly(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""  # it has ended
+
+
+@contextmanager
+def started(command: Sequence[object], run: Path, **environment: object) -> Iterator[Job]:
+    """Start a launcher for two ranks; whatever is left at the end is killed."""
+    output = run.with_suffix(".out")
+    own = {"OMP_NUM_THREADS": 1, "PET_NPROC_PER_NODE": 2, **environment}
+    with output.open("ab") as printed:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env={**os.environ, **{name: str(value) for name, value in own.items()}},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Job(process, run, output)
+    finally:
+        for pid in processes_about(run):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def steps_of(run: Path, kind: str = "step") -> list[Record]:
+    """Give what a run logged, without what depends on the clock."""
+    records = [each for each in read_log(run / "train_log.jsonl") if each["kind"] == kind]
+    return [{name: value for name, value in each.items() if name not in TIMES} for each in records]
+
+
+def within_second_epoch(run: Path) -> bool:
+    """Whether the run is past a checkpoint that is not one of an epoch's end."""
+    return sum(int(each["epoch"] == 2) for each in steps_of(run)) >= 3
+
+
+def assert_same(run: Path, undisturbed: Path) -> None:
+    """Compare the logged losses and the last parameters, bit for bit."""
+    for kind in ("step", "epoch", "test"):
+        assert steps_of(run, kind) == steps_of(undisturbed, kind)
+    expected = last_parameters(undisturbed)
+    for name, value in last_parameters(run).items():
+        assert torch.equal(value, expected[name]), name
+
+
+# -- the agent -----------------------------------------------------------------------------------
+
+RANK = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+with open(sys.argv[1], "a") as log:
+    log.write("started\\n")
+if len(sys.argv) > 2:
+    sys.exit(int(sys.argv[2]))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Path:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    return script
+
+
+def under_agent(script: Path, *arguments: object, ranks: int = 2) -> Sequence[object]:
+    options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
+    own = (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
+    return [sys.executable, "-m", "tools.launch.agent", *options, *own, script, *arguments]
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize(
+    ("leaves_with", "starts"),
+    [(ASKED_TO_STOP, 1), (BAD_INPUT, 1), (1, 2)],
+    ids=["asked", "refused", "died"],
+)
+def test_only_ranks_that_died_start_again(
+    leaves_with: int, starts: int, rank: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with started(under_agent(rank, log, leaves_with), tmp_path) as job:
+        assert job.end() == leaves_with
+    assert starts <= len(log.read_text().splitlines()) <= 2 * starts
+    assert "Traceback" not in job.output.read_text()
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("directly", [False, True], ids=["the agent", "a rank"])
+def test_whoever_is_asked_all_leave(directly: bool, rank: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(under_agent(rank, log), tmp_path) as job:
+        job.until(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
+        os.kill(job.ranks()[1] if directly else job.process.pid, signal.SIGUSR1)
+        assert job.end() == ASKED_TO_STOP
+    assert len(log.read_text().splitlines()) == 2
+    assert "Traceback" not in job.output.read_text()
+
+
+MEETING = """
+import os, sys
+import torch.distributed as dist
+store, _, _ = next(dist.rendezvous("env://"))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    store.set("address", "of one that dies")
+    sys.exit(1)
+sys.exit(3 if store.check(["address"]) else 0)
+"""
+
+
+@pytest.mark.ddp
+def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None:
+    """Met in the store of before, they may find the address of a rank that is no more."""
+    script = tmp_path / "meeting.py"
+    script.write_text(MEETING)
+    with started(under_agent(script, ranks=1), tmp_path) as job:
+        assert job.end() == 0, job.output.read_text()
+
+
+# -- one node ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undisturbed(workplace: Workplace, yaml: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+        assert job.end() == 0, job.output.read_text()
+    return run
+
+
+def on_one_node(workplace: Workplace, run: Path, yaml: str) -> Sequence[object]:
+    return [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
+
+
+def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
+    return workplace.arguments(run, "--check=False", yaml=yaml)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_a_rank_that_dies_is_replaced(
+    workplace: Workplace, undisturbed: Path, yaml: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+        job.until(lambda: within_second_epoch(run))
+        first = job.ranks()
+        os.kill(first[1], signal.SIGKILL)
+        assert not steps_of(run, "test")
+        job.until(lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*first.values()})
+        last = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
+        assert "end-of-epoch: false" in last
+        assert job.end() == 0, job.output.read_text()
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_ranks_whose_agent_is_killed_save_and_leave(
+    workplace: Workplace, undisturbed: Path, yaml: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+        job.until(lambda: within_second_epoch(run))
+        job.process.kill()
+        end = time.monotonic() + 30
+        while processes_about(run) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not processes_about(run)
+        assert "It is saved" in job.output.read_text()
+    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+        assert job.end() == 0, job.output.read_text()
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["one_node.sh"], "usage: tools/launch/one_node.sh YAML"),
+        (["several_nodes.sh", "2", "here:1"], "usage: tools/launch/several_nodes.sh NODES"),
+        (["several_nodes.sh", "two", "here:1", "id", "a.yaml"], "NODES must be"),
+        (["several_nodes.sh", "2", "here", "id", "a.yaml"], "ENDPOINT must be NAME:PORT"),
+        (["slurm.sh"], "usage: sbatch"),
+        (["slurm.sh", "a.yaml"], "must run as a SLURM job"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_command_that_cannot_be(command: list[str], said: str) -> None:
+    done = subprocess.run(
+        [str(LAUNCH / command[0]), *command[1:]], capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == BAD_INPUT
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# -- several nodes -------------------------------------------------------------------------------
+
+
+@pytest.mark.ddp
+def test_machines_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
+    command = [LAUNCH / "several_nodes.sh", 2, "localhost:0", "alone", tmp_path / "no.yaml"]
+    with started(command, tmp_path, PET_RDZV_CONF="join_timeout=2") as job:
+        assert job.end() == BAD_INPUT
+    (sentence,) = job.output.read_text().splitlines()
+    assert "2 machines must meet at localhost:0 as `alone`" in sentence
+
+
+ON_A_HOST = """
+hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"
+"""
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
+    """Two hosts joined by a cable, each with its own name: how commands on them begin."""
+    names = [f"sbkit{os.getpid()}{letter}" for letter in "ab"]
+    addresses = ["10.77.0.1", "10.77.0.2"]
+    hosts = tmp_path / "hosts"
+    lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
+    hosts.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = ("eth0", "netns", names[0]), ("eth0", "netns", names[1])
+        ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+        for name, address in zip(names, addresses, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth0", "up")
+        own_name = ("unshare", "--uts", "bash", "-c", ON_A_HOST, "bash")
+        yield [["ip", "netns", "exec", name, *own_name, name, str(hosts)] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+@pytest.mark.netns
+@pytest.mark.skipif(
+    not (os.environ.get("SBKIT_NETNS") == "1" and os.geteuid() == 0 and shutil.which("ip")),
+    reason="needs SBKIT_NETNS=1, root, and `ip` (Debian: iproute2)",
+)
+@pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "a rank dies"])
+def test_two_hosts_train_as_one(
+    dies: bool,
+    two_hosts: list[list[str]],
+    workplace: Workplace,
+    undisturbed: Path,
+    yaml: str,
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    endpoint = f"{two_hosts[0][3]}:29400"
+    launch = [LAUNCH / "several_nodes.sh", 2, endpoint, "two-hosts"]
+    command = [*launch, *training(workplace, run, yaml)]
+    own = {"PET_NPROC_PER_NODE": 1, "SBKIT_CACHE": workplace.cache}
+    with (
+        started([*two_hosts[0], *command], run, **own) as first,
+        started([*two_hosts[1], *command], run, **own) as second,
+    ):
+        first.until(lambda: within_second_epoch(run))
+        ranks = first.ranks()
+        assert len({Path(f"/proc/{pid}/ns/net").readlink() for pid in ranks.values()}) == 2
+        if dies:
+            os.kill(ranks[1], signal.SIGKILL)
+        assert second.process.wait(timeout=120) == 0, second.output.read_text()
+        assert first.end() == 0, first.output.read_text()
+    assert_same(run, undisturbed)
+
+
+# -- SLURM ---------------------------------------------------------------------------------------
+
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+[[ $1 != show ]] || echo localhost
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
+    """The environment of a SLURM job, whose commands write down how they are called."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CALLS": tmp_path / "calls",
+        "SLURM_JOB_ID": 20_000 + os.getpid() % 10_000,
+        "SLURM_JOB_NUM_NODES": 1,
+        "SLURM_JOB_NODELIST": "node[1]",
+        "SLURM_SUBMIT_DIR": ROOT,
+        "SBKIT_CACHE": workplace.cache,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on(
+    workplace: Workplace, undisturbed: Path, yaml: str, slurm: dict[str, object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
+    command = [spooled, *training(workplace, run, yaml)]
+    requeue = f"requeue {slurm['SLURM_JOB_ID']}"
+
+    with started(command, run, **slurm) as job:
+        job.until(lambda: within_second_epoch(run))
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == ASKED_TO_STOP, job.output.read_text()
+    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
+    assert not steps_of(run, "test")
+
+    with started(command, run, **slurm) as job:
+        assert job.end() == 0, job.output.read_text()
+    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
+    assert_same(run, undisturbed)

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=sbkit
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+# Train on the nodes of a SLURM job; two minutes before its time is up, save, leave, and queue again.
+# From the root of the checkout:
+#
+#   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-gpu=8 --time=12:00:00 \
+#       tools/launch/slurm.sh hparams/ctc.yaml [--knob=value ...]
+#
+# `scancel --signal=USR1 --batch JOB` asks for the same at any time.
+set -euo pipefail
+
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 2
+}
+
+[ $# -ge 1 ] || fail "usage: sbatch [options] tools/launch/slurm.sh YAML [--knob=value ...]"
+[ -n "${SLURM_JOB_ID:-}" ] || fail "slurm.sh must run as a SLURM job. Submit it: sbatch tools/launch/slurm.sh $*"
+# SLURM runs a copy of this file, so that its own place says nothing.
+cd -- "$SLURM_SUBMIT_DIR"
+[ -x tools/launch/several_nodes.sh ] || fail "slurm.sh must be submitted from the root of the checkout, but was from $PWD."
+
+read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+endpoint=$first:$((10000 + SLURM_JOB_ID % 20000))
+
+# One task a node, which starts a process for each GPU there: all cores of the job are its own. When it
+# fails on one node, the others do not wait for it.
+srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
+    tools/launch/several_nodes.sh "$SLURM_JOB_NUM_NODES" "$endpoint" "$SLURM_JOB_ID" "$@" &
+step=$!
+
+asked=
+trap 'trap "" USR1; asked=yes; kill -USR1 "$step" || true' USR1 # srun hands it on to every node
+
+code=0
+wait "$step" || code=$? # ended by the signal, or by the step
+if [ -n "$asked" ]; then
+    code=0
+    wait "$step" || code=$?
+    [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
