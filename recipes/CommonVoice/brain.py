@@ -21,7 +21,9 @@ from sbkit.nn.decoding import greedy
 from sbkit.nn.graph import Graph
 from sbkit.nn.loss import Loss, ctc, sequence
 from sbkit.out.curves import draw_curves
+from sbkit.out.outcome import Outcome
 from sbkit.out.report import write_summary, write_wer
+from sbkit.state.checkpoint import checksum
 from sbkit.tensors.distributed import gather_over_ranks, rank
 from sbkit.tensors.log import FinalFigures, RunLog
 from sbkit.values.scoring import Scored, score, total_scores
@@ -49,6 +51,7 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.measure_set = measure_set
         self.tokenizer = self.hparams.tokenizer
+        self.outcome = Outcome(self.modules, self.device)
         self.graph = Graph(
             model=self.modules["model"],
             compute_features=self.hparams.compute_features.to(self.device),
@@ -112,10 +115,19 @@ class AsrBrain(Brain):
             group["lr"] = self.hparams.lr * self.hparams.lr_schedule(progress)
         place = (self.hparams.seed, epochs.current, self.step, rank())
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        self.outcome.begin_step(batch.audio.numel())
+
+    def on_fit_batch_end(
+        self, batch: Batch, outputs: Predictions, loss: Loss, should_step: bool
+    ) -> None:
+        """See what the step took."""
+        self.outcome.end_step()
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """Start a new list of scored utterances."""
         self.scored: list[Scored] = []
+        if stage is Stage.TRAIN:
+            self.outcome.begin_epoch(self.optimizer_step)
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """After validation: log and save. After the test: report."""
@@ -126,10 +138,16 @@ class AsrBrain(Brain):
         if stage is Stage.VALID and epoch is not None:
             self.log_epoch(epoch, dev_loss=stage_loss, cer=scores.cer, wer=scores.wer)
             self.checkpointer.save_and_keep_only(
-                meta={"CER": scores.cer, "WER": scores.wer, "epoch": epoch},
+                meta={
+                    "CER": scores.cer,
+                    "WER": scores.wer,
+                    "epoch": epoch,
+                    "tokenizer": checksum(self.tokenizer.model_file),
+                },
                 min_keys=["CER"],
                 num_to_keep=self.hparams.average_checkpoints,
             )
+            self.outcome.end_epoch(self.optimizer_step)
         elif rank() == 0:
             self._report(scored)
 
@@ -145,8 +163,9 @@ class AsrBrain(Brain):
             folder / "summary.json",
             test=scores,
             parameters=sum(each.numel() for each in self.modules.parameters()),
-            train_seconds=self.train_seconds,
-            audio_seconds=self.audio_seconds,
+            train_seconds=self.journal.train_seconds,
+            audio_seconds=self.journal.audio_seconds,
             device=self.device,
+            cost=self.outcome.beside_prediction(folder, self.optimizers_dict or {}),
         )
         draw_curves(folder / "train_log.jsonl", folder / "curves.png")

@@ -29,7 +29,7 @@ class Batch:
     Attributes:
         ids, texts: the clips' ids and normalized transcripts.
         audio: (B, S) int16, zero past each length; it becomes float on the device.
-        samples: (B,) lengths of the audio.
+        samples: (B,) lengths of the audio, on the CPU like all lengths.
         tokens: (B, L) label ids, the blank past each length.
         token_counts: (B,) lengths of the labels.
         weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
@@ -48,14 +48,14 @@ class Batch:
     seconds: float
 
     def to(self, device: torch.device) -> "Batch":
-        """Move the tensors; the host does not wait when they are pinned."""
-        names = ("audio", "samples", "tokens", "token_counts", "weights")
+        """Move the tensors but for the lengths; the host does not wait when they are pinned."""
+        names = ("audio", "tokens", "weights")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
     def pin_memory(self) -> "Batch":
         """Pin the tensors; DataLoader calls this when there is a GPU."""
-        names = ("audio", "samples", "tokens", "token_counts", "weights")
+        names = ("audio", "tokens", "weights")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
 
     def to_plain(self) -> dict[str, Any]:

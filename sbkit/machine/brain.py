@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader
 from sbkit.data.sampler import TrainSampler
 from sbkit.machine.gradients import clip, divide_once, step_unless
 from sbkit.machine.heartbeat import Heart, QuietHeart
-from sbkit.machine.meter import NOTHING, Meter, Reading
+from sbkit.machine.journal import Journal
+from sbkit.machine.meter import Reading
 from sbkit.machine.nonfinite import Watch, ids_of
 from sbkit.machine.options import declared_options
 from sbkit.machine.step import (
@@ -46,15 +47,13 @@ from sbkit.nn.loss import Loss
 from sbkit.state.checkpoint import Checkpointer
 from sbkit.state.randomness import State, random_state, restore_random_state
 from sbkit.tensors.device import resolve
-from sbkit.tensors.distributed import gather_over_ranks, rank, world_size
-from sbkit.tensors.log import EpochFigures, QuietLog, RunLog, StepFigures, say
-from sbkit.tensors.progress import Progress
+from sbkit.tensors.distributed import gather_over_ranks, world_size
+from sbkit.tensors.log import say
 from sbkit.values.errors import ASKED_TO_STOP
 
 STALL_SECONDS = 120.0
 LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
-COUNTERS = ("step", "optimizer_step", "train_seconds", "audio_seconds")
-READINGS = ("so_far", "unread")
+COUNTERS = ("step", "optimizer_step")
 
 
 @register_checkpoint_hooks
@@ -83,13 +82,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.scaler = placement.grad_scaler()
         if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        self.meter = Meter(self.device)
+        self.journal = Journal(self.device)
         self.nonfinite_count = 0  # bad steps of this epoch
         self.signals, self.council = StopSignals(), Council()
         self.heart = QuietHeart()
         self.watch = Watch(self._run_folder, self.modules, self.device)
-        self.so_far, self.unread = NOTHING, NOTHING  # of this epoch; the meter's, when it is saved
-        self.train_seconds, self.audio_seconds = 0.0, 0.0  # of the whole run
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self._steps_of_epoch, self._last_save = 0, time.monotonic()
@@ -99,7 +96,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
         self._recovered: State | None = None  # random generators, until they are set
         self._step_graph: nn.Module = self._step()
-        self.log, self.progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
     # -- the run ------------------------------------------------------------------------------
 
@@ -120,7 +116,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.on_fit_start()
         if self.step == 0:
             self._resume_random()
-        self._open_log(epoch_counter, train_set)
+        self._open_journal(epoch_counter, train_set)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self.signals, self._heart() as self.heart:
@@ -132,8 +128,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                     ):
                         break
         finally:
-            self.progress.close()
-            self.log.close()
+            self.journal.close()
             self._unwrap_distributed()
 
     def evaluate(
@@ -155,8 +150,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
         self.nonfinite_count = 0
-        if self.step == 0:
-            self.so_far = NOTHING
+        self.journal.start_epoch(afresh=self.step == 0)
         self.modules.train()
         self._share_step(train_set)
         self.zero_grad(set_to_none=True)
@@ -164,13 +158,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._tally.zero_()
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
-        self.meter.read()  # what passed since the last epoch is none of this one's
-        self.meter.go_on(self.unread)
-        self.unread = NOTHING
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
-        for batch, is_last in self.meter.timed(marked):
+        for batch, is_last in self.journal.meter.timed(marked):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
@@ -178,7 +169,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
-            self.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
+            self.journal.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
             has_stepped = self.optimizer_step > steps_before
             if has_stepped and self.optimizer_step % log_every == 0:
                 self._log_step(epoch, live=enable)
@@ -187,10 +178,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if has_stepped:
                 self._save_or_leave(is_last)
             self.heart.beat("data", self.optimizer_step)
-        self._take_reading()
+        self._read()
         self.zero_grad(set_to_none=True)
         self._steps_of_epoch, self.step = self.step, 0
-        self.on_stage_end(Stage.TRAIN, self.so_far.loss, epoch)
+        self.on_stage_end(Stage.TRAIN, self.journal.so_far.loss, epoch)
         self.avg_train_loss = 0.0
 
     @property
@@ -203,13 +194,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
         The counters stay those of the whole run.
         """
-        counters = {name: getattr(self, name) for name in (*COUNTERS, *READINGS, "_recovered")}
+        counters = {name: getattr(self, name) for name in (*COUNTERS, "_recovered")}
+        figures = self.journal.state()
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         count = int(self._declared("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.load_average(count, max_key=max_key, min_key=min_key)
         for name, value in counters.items():
             setattr(self, name, value)
+        self.journal.restore(figures)
 
     def fit_batch(self, batch: Any) -> Any:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
@@ -257,7 +250,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _look_for_bad_steps(self) -> None:
         """Count the steps that were skipped, and stop when too many of them were bad."""
         skipped, bad = self.watch.look(overflow_is_usual=self.scaler.is_enabled())
-        self.meter.skipped += skipped
+        self.journal.meter.skipped += skipped
         self.nonfinite_count += bad
         self.watch.refuse_more(self.nonfinite_count, self.nonfinite_patience)
 
@@ -318,53 +311,31 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
-        reading = self._take_reading()
         rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]
-        figures = StepFigures(
-            epoch=epoch,
-            step=self.optimizer_step,
-            loss=reading.loss,
-            learning_rate=rates[0] if rates else 0.0,
-            xrt=reading.xrt,
-            waiting=reading.waiting,
-            skipped=int(reading.skipped),
-        )
-        self.log.write(figures)
-        if live:
-            self.progress.step(figures)
+        rate = rates[0] if rates else 0.0
+        reading = self._read()
+        self.journal.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
-    def _take_reading(self) -> Reading:
+    def _read(self) -> Reading:
+        """Ask the device what was lost since the last reading, and which steps were bad."""
         self._look_for_bad_steps()
-        reading = self.meter.read()
-        self.so_far += reading
-        self.avg_train_loss = self.so_far.loss
-        self.train_seconds += reading.wall_seconds
-        self.audio_seconds += reading.audio_seconds
+        reading = self.journal.read()
+        self.avg_train_loss = self.journal.so_far.loss
         return reading
 
     def log_epoch(self, epoch: int, *, dev_loss: float, cer: float, wer: float) -> None:
         """Write an epoch's figures to the log and the screen; recipes call it after validation."""
-        figures = EpochFigures(
-            epoch=epoch,
-            step=self.optimizer_step,
-            loss=self.so_far.loss,
-            xrt=self.so_far.xrt,
-            skipped=int(self.so_far.skipped),
-            dev_loss=dev_loss,
-            cer=cer,
-            wer=wer,
-        )
-        self.log.write(figures)
-        self.progress.epoch(figures)
+        self.journal.log_epoch(epoch, self.optimizer_step, dev_loss=dev_loss, cer=cer, wer=wer)
 
-    def _open_log(self, epochs: Any, train_set: Any) -> None:
-        """Open the log where the run stands: behind the checkpoint that it starts from."""
+    def _open_journal(self, epochs: Any, train_set: Any) -> None:
         total_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        folder = self._run_folder
-        if rank() == 0 and folder is not None:
-            self.log = RunLog(folder, resume_step=self.optimizer_step)
-        self.progress = Progress(total_epochs=total_epochs, total_steps=total_epochs * steps)
+        self.journal.open(
+            self._run_folder,
+            resume_step=self.optimizer_step,
+            total_epochs=total_epochs,
+            total_steps=total_epochs * steps,
+        )
 
     # -- between two steps --------------------------------------------------------------------
 
@@ -474,15 +445,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
-        """Save, also what the meter was not yet asked for."""
-        self.unread = self.meter.peek()
-        super()._save_intra_epoch_ckpt()
-        self.unread = NOTHING
+        """Save, also what the device was not yet asked for."""
+        with self.journal.unread_kept():
+            super()._save_intra_epoch_ckpt()
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
         state = {name: getattr(self, name) for name in COUNTERS}
-        state |= {name: vars(getattr(self, name)) for name in READINGS}
+        state |= self.journal.state()
         state["random"] = random_state(self.device)
         Path(path).write_text(json.dumps(state))
 
@@ -491,11 +461,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         text = Path(path).read_text()
         # A run that began under SpeechBrain left YAML, with fewer counters.
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
-        for name in READINGS:
-            setattr(self, name, Reading(**state.get(name, vars(NOTHING))))
-        self._recovered = state.get("random")
         for name in COUNTERS:
             setattr(self, name, state.get(name, getattr(self, name)))
+        self.journal.restore(state)
+        self._recovered = state.get("random")
 
     def _resume_random(self) -> None:
         """Go on drawing where the run stood when it was saved."""

@@ -35,7 +35,8 @@ class StepGraph(nn.Module):
 def share_step(step: StepGraph, device: torch.device) -> nn.Module:
     """Wrap a step in DDP; on GPUs batch normalization sees the batch of all ranks."""
     if device.type == "cuda":
-        nn.SyncBatchNorm.convert_sync_batchnorm(step)
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        convert(step)
     return DistributedDataParallel(
         step,
         device_ids=None if device.type == "cpu" else [device],

@@ -51,7 +51,8 @@ def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Ten
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
     faster = torchaudio.functional.resample(audio.float(), percent, 100)
     lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
-    return faster * length_mask(lengths, faster.shape[1]), lengths  # the filter rings beyond
+    inside = length_mask(lengths, faster.shape[1], faster.device)
+    return faster * inside, lengths  # the filter rings beyond
 
 
 class SpecAugment(nn.Module):
@@ -76,17 +77,22 @@ class SpecAugment(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Draw the masks of every utterance and fill them."""
-        batch, frames, bins = features.shape
-        hidden = torch.zeros(batch, frames, bins, dtype=torch.bool, device=features.device)
+        _, frames, bins = features.shape
         widest = (lengths * self.time_share).floor().clamp(max=self.time_width)
-        for _ in range(self.time_masks):
-            hidden |= _stretch(widest, lengths, frames).unsqueeze(2)
-        widest = torch.full_like(lengths, self.freq_width)
-        for _ in range(self.freq_masks):
-            hidden |= _stretch(widest, torch.full_like(lengths, bins), bins).unsqueeze(1)
-        inside = length_mask(lengths, frames).unsqueeze(2)
+        times = [_stretch(widest, lengths, frames) for _ in range(self.time_masks)]
+        widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
+        bands = [_stretch(widest, whole, bins) for _ in range(self.freq_masks)]
+        hidden = _any(times, features).unsqueeze(2) | _any(bands, features).unsqueeze(1)
+        inside = length_mask(lengths, frames, features.device).unsqueeze(2)
         mean = (features * inside).sum((0, 1)) / lengths.sum()
         return torch.where(hidden & inside, mean, features)
+
+
+def _any(masks: list[Tensor], features: Tensor) -> Tensor:
+    """Unite masks, on the device of the features; none hides nothing."""
+    if not masks:
+        return torch.zeros(1, 1, dtype=torch.bool, device=features.device)
+    return torch.stack(masks).any(0).to(features.device, non_blocking=True)
 
 
 def _stretch(widest: Tensor, lengths: Tensor, size: int) -> Tensor:

@@ -16,6 +16,6 @@ def greedy(log_probs: Tensor, frames: Tensor, blank: int) -> list[list[int]]:
     """
     best = log_probs.argmax(-1)  # (B, U)
     before = torch.nn.functional.pad(best[:, :-1], (1, 0), value=blank)
-    keep = (best != before) & (best != blank) & length_mask(frames, best.shape[1])
+    keep = (best != before) & (best != blank) & length_mask(frames, best.shape[1], best.device)
     marked = torch.where(keep, best, -1).cpu()
     return [row[row >= 0].tolist() for row in marked]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
+from sbkit.tensors.lengths import length_mask
 from sbkit.values.units import SAMPLE_RATE, SHIFT_SAMPLES, WINDOW_SAMPLES
 
 FFT_SAMPLES = 512  # the window, rounded up to a power of two
@@ -37,7 +38,7 @@ class Fbank(nn.Module):
         with torch.autocast(audio.device.type, enabled=False):
             features = self._log_mel(pad_to_window(audio.float()))
         frames = frame_counts(lengths)
-        inside = torch.arange(features.shape[1], device=lengths.device) < frames.unsqueeze(1)
+        inside = length_mask(frames, features.shape[1], features.device)
         return features * inside.unsqueeze(-1), frames
 
     def _log_mel(self, audio: Tensor) -> Tensor:

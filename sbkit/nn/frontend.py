@@ -46,4 +46,4 @@ class ConvFrontEnd(nn.Module):
 
 
 def _silence(x: Tensor, lengths: Tensor) -> Tensor:
-    return x * length_mask(lengths, x.shape[1]).unsqueeze(-1)
+    return x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)

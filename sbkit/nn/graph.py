@@ -73,13 +73,7 @@ class Graph:
 
     def features(self, audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
-        if isinstance(self._features, Fbank):
-            computed: tuple[Tensor, Tensor] = self._features(audio, samples)
-            return computed
-        with torch.autocast(audio.device.type, enabled=False):
-            features = self._features(audio.float())
-        frames = to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
-        return features * length_mask(frames, features.shape[1]).unsqueeze(-1), frames
+        return run_features(self._features, audio, samples)
 
     def encode(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
@@ -101,6 +95,20 @@ class Graph:
         """Score every label at every frame, in float32: (B, U, D) -> (B, U, V)."""
         scores: Tensor = self.ctc_lin(states)
         return scores.float().log_softmax(-1)
+
+
+def run_features(
+    compute_features: nn.Module, audio: Tensor, samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
+    if isinstance(compute_features, Fbank):
+        computed: tuple[Tensor, Tensor] = compute_features(audio, samples)
+        return computed
+    with torch.autocast(audio.device.type, enabled=False):
+        features = compute_features(audio.float())
+    frames = to_absolute(to_relative(samples, audio.shape[1]), features.shape[1])
+    inside = length_mask(frames, features.shape[1], features.device)
+    return features * inside.unsqueeze(-1), frames
 
 
 def refuse_strays(model: nn.ModuleList, parts: dict[str, nn.Module]) -> None:
@@ -178,7 +186,7 @@ class _SpeechBrain:
         self._part, self._padding = part, padding
 
     def encode(self, x: Tensor, frames: Tensor) -> Tensor:
-        states: Tensor = self._part.encode(x, to_relative(frames, x.shape[1]), self._padding)
+        states: Tensor = self._part.encode(x, _fractions(frames, x), self._padding)
         return states
 
     def run(self, x: Tensor, frames: Tensor, tokens: Tensor | None, twice: bool) -> Encoded:
@@ -188,6 +196,10 @@ class _SpeechBrain:
             return None, self.encode(x, frames), None
         if not hasattr(self._part, "decoder"):
             refuse_to_decode()
-        relative = to_relative(frames, x.shape[1])
-        states, decoded = self._part(x, tokens, relative, self._padding)
+        states, decoded = self._part(x, tokens, _fractions(frames, x), self._padding)
         return None, states, decoded
+
+
+def _fractions(frames: Tensor, x: Tensor) -> Tensor:
+    """Give SpeechBrain's lengths, on the device as it wants them."""
+    return to_relative(frames, x.shape[1]).to(x.device, non_blocking=True)

@@ -52,30 +52,36 @@ def ctc(
     per_utterance = ctc_loss(
         log_probs.float().transpose(0, 1),  # (U, B, V)
         tokens,
-        frames,
+        frames,  # the kernel reads both on the host, where lengths are in training
         token_counts,
         blank=blank,
         reduction="none",
         zero_infinity=True,
     )
-    possible = frames >= frames_needed(tokens, token_counts)
-    return Loss(per_utterance * possible, token_counts * possible)
+    needed, counts, frames = (
+        each.to(log_probs.device, non_blocking=True)
+        for each in (frames_needed(tokens, token_counts), token_counts, frames)
+    )
+    possible = frames >= needed
+    return Loss(per_utterance * possible, counts * possible)
 
 
 def frames_needed(tokens: Tensor, token_counts: Tensor) -> Tensor:
     """Count the frames that CTC needs at least: (B, L), (B,) -> (B,)."""
-    repeats = (tokens[:, 1:] == tokens[:, :-1]) & length_mask(token_counts, tokens.shape[1])[:, 1:]
-    return token_counts + repeats.sum(1)
+    inside = length_mask(token_counts, tokens.shape[1], tokens.device)[:, 1:]
+    repeats = (tokens[:, 1:] == tokens[:, :-1]) & inside
+    return token_counts.to(tokens.device, non_blocking=True) + repeats.sum(1)
 
 
 def sequence(
     logits: Tensor, tokens: Tensor, token_counts: Tensor, eos: int, label_smoothing: float
 ) -> Loss:
     """Predict each token and the end: (B, L + 1, V), (B, L), (B,) -> Loss, in float32."""
+    counts = token_counts.to(tokens.device, non_blocking=True)
     wanted = torch.nn.functional.pad(tokens, (0, 1))
-    wanted = wanted.scatter(1, token_counts.unsqueeze(1), eos)  # (B, L + 1)
+    wanted = wanted.scatter(1, counts.unsqueeze(1), eos)  # (B, L + 1)
     each = cross_entropy(
         logits.float().transpose(1, 2), wanted, reduction="none", label_smoothing=label_smoothing
     )  # (B, L + 1)
-    inside = length_mask(token_counts + 1, wanted.shape[1])
-    return Loss((each * inside).sum(1), token_counts)
+    inside = length_mask(counts + 1, wanted.shape[1], wanted.device)
+    return Loss((each * inside).sum(1), counts)

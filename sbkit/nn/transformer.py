@@ -77,7 +77,7 @@ class Transformer(nn.Module):
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Walk the blocks, and give what came in and what each makes of it."""
-        inside = length_mask(lengths, x.shape[1])  # (B, U)
+        inside = length_mask(lengths, x.shape[1], x.device)  # (B, U)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
         """
         if not self.decoder:
             refuse_to_decode()
-        inside = length_mask(lengths, states.shape[1])
+        inside = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
             x = block(x, states, inside)

@@ -1,6 +1,7 @@
 """Absolute lengths and masks.
 
-Inside sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,).
+Inside sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,), which
+stays on the CPU in training: the host has to know it for CTC, and need not ask the device.
 SpeechBrain's relative lengths (a fraction of the longest in the batch) are made at its border only.
 """
 
@@ -8,10 +9,10 @@ import torch
 from torch import Tensor
 
 
-def length_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Mark what is inside each utterance: (B,) -> (B, T) of bool, true inside."""
+def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tensor:
+    """Mark what is inside each utterance: (B,) -> (B, T) of bool on a device, true inside."""
     positions = torch.arange(max_length, device=lengths.device)
-    return positions < lengths.unsqueeze(1)
+    return (positions < lengths.unsqueeze(1)).to(device, non_blocking=True)
 
 
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:

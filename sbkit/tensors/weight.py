@@ -46,6 +46,29 @@ class Weight(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
 
+class Allocated:
+    """Ask CUDA's allocator the same of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.peak = 0
+
+    def __enter__(self) -> "Allocated":
+        """Begin at what is allocated now."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Read the most that was allocated since."""
+        self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+def weighing(known: Iterable[Tensor], device: torch.device) -> Weight | Allocated:
+    """Weigh what is made inside a `with`, by the device's own count where it has one."""
+    return Allocated(device) if device.type == "cuda" else Weight(known)
+
+
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Count the bytes of tensors."""
     return sum(each.numel() * each.element_size() for each in tensors)

@@ -6,7 +6,7 @@ from sbkit.tensors.lengths import length_mask, to_absolute, to_relative
 
 
 def test_the_mask_is_true_inside() -> None:
-    mask = length_mask(torch.tensor([0, 2, 3, 9]), 3)
+    mask = length_mask(torch.tensor([0, 2, 3, 9]), 3, torch.device("cpu"))
     assert mask.tolist() == [[False] * 3, [True, True, False], [True] * 3, [True] * 3]
 
 
