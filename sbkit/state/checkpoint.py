@@ -7,12 +7,14 @@ checkpoint. This one writes a folder beside, checksums it, and renames it: the n
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from speechbrain.utils import distributed
 from speechbrain.utils.checkpoints import Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from yaml import YAMLError
@@ -38,8 +40,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         checkpoint: Checkpoint | None = None
         trouble: Exception | None = None
         try:
-            written = super().save_checkpoint(*arguments, **options)
-            checkpoint = None if written is None else _publish(written)
+            if rank() == 0:
+                with _by_itself():
+                    checkpoint = _publish(super().save_checkpoint(*arguments, **options))
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
             trouble = error
             self._remove_unfinished()
@@ -139,6 +142,20 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _custom_checkpoint_dirpath(self, name: str) -> Path:
         return _beside(super()._custom_checkpoint_dirpath(name))
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Keep SpeechBrain from meeting the other ranks after each file.
+
+    They would wait for a rank that could not write one.
+    """
+    before = distributed.MAIN_PROC_ONLY
+    distributed.MAIN_PROC_ONLY = before + 1
+    try:
+        yield
+    finally:
+        distributed.MAIN_PROC_ONLY = before
 
 
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:

@@ -6,7 +6,8 @@ the host wait for the device.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,8 +30,21 @@ def is_first_rank() -> bool:
 
 def say(message: str) -> None:
     """Print one fact, once: on rank 0 of a run of many processes."""
-    if is_first_rank():
+    if is_first_rank() and not _unsaid:
         print(message, flush=True)
+
+
+_unsaid: list[object] = []  # who asked for quiet
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing of what is done only to be looked at."""
+    _unsaid.append(None)
+    try:
+        yield
+    finally:
+        _unsaid.pop()
 
 
 @dataclass(frozen=True, kw_only=True)
