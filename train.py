@@ -20,6 +20,7 @@ RECIPE = Recipe(
     prepare_tokenizer=prepare_tokenizer,
     make_loaders=make_loaders,
     brain=AsrBrain,
+    script=Path(__file__),
 )
 
 
@@ -36,9 +37,9 @@ def main() -> None:
                 prove(yaml_file, overrides, RECIPE)
             splits = prepare_splits(knobs)
             tokenizer = prepare_tokenizer(knobs, splits)
-        loaders = make_loaders(knobs, splits, tokenizer, placement)
         torch.manual_seed(knobs["seed"])
         hparams = load_hparams(yaml_file, overrides)
+        loaders = make_loaders(hparams, splits, tokenizer, placement)
         hparams["checkpointer"].refuse_other_model()
         with main_rank_first():
             save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)

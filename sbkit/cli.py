@@ -50,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--script", type=Path, default=Path("train.py"), help="default: train.py")
     check.set_defaults(command=_check)
 
+    replay = commands.add_parser("replay", help="look again at a batch that was not finite")
+    replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
+    replay.add_argument("--script", type=Path, default=Path("train.py"), help="default: train.py")
+    replay.set_defaults(command=_replay)
+
     export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
     export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
@@ -74,6 +79,13 @@ def _check(options: argparse.Namespace) -> int:
         untrusted=options.untrusted,
         as_json=options.json,
     )
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from sbkit.check.command import load_recipe
+    from sbkit.check.replay import replay_file
+
+    return replay_file(options.file, load_recipe(options.script))
 
 
 def _export(options: argparse.Namespace) -> int:

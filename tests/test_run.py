@@ -344,38 +344,6 @@ def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_processes_take_the_steps_of_one(workplace: Workplace, tmp_path: Path) -> None:
-    """With plain gradient descent, which shows a gradient of the wrong scale; AdamW would not."""
-    yaml = tmp_path / "sgd.yaml"
-    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
-    yaml.write_text(re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, text, flags=re.M))
-    options = (
-        *(
-            "--dropout=0.0",
-            "--time_masks=0",
-            "--freq_masks=0",
-        ),
-        *("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2"),
-    )
-    assert workplace.train_here(tmp_path / "one", *options, yaml=str(yaml)) == 0
-    done = workplace.train(tmp_path / "two", *options, yaml=str(yaml), launcher=TWO_PROCESSES)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("train: 16 utterances") == 1
-
-    one, two = last_parameters(tmp_path / "one"), last_parameters(tmp_path / "two")
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=0, msg=name)
-    losses = [each["loss"] for each in figures(tmp_path / "one", "step")]
-    assert [each["loss"] for each in figures(tmp_path / "two", "step")] == pytest.approx(losses)
-    assert (
-        read_json(tmp_path / "one" / "summary.json")["test"]
-        == read_json(tmp_path / "two" / "summary.json")["test"]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
 def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> None:
     """The decoder that is not run has no gradient for DDP to wait for."""
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")

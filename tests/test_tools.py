@@ -41,6 +41,7 @@ def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
         train_seconds=90.0,
         audio_seconds=9000.0,
         device=torch.device("cpu"),
+        cost={},
     )
     cells = [cell.strip() for cell in show.row([str(tmp_path)]).strip("|").split("|")]
     assert cells[:5] == ["2.7 M", "8.3% (1 / 12)", "33.3% (1 / 3)", "1.5 min", "100"]

@@ -100,6 +100,11 @@ class AsrBrain(Brain):
         hypotheses = map(self.tokenizer.decode, best)
         return list(map(score, batch.ids, batch.texts, hypotheses))
 
+    def fit(self, *arguments: Any, **options: Any) -> None:
+        """Train, and watch what it takes."""
+        with self.outcome:
+            super().fit(*arguments, **options)
+
     # -- hooks --------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
@@ -128,9 +133,12 @@ class AsrBrain(Brain):
         self.scored: list[Scored] = []
         if stage is Stage.TRAIN:
             self.outcome.begin_epoch(self.optimizer_step)
+        elif stage is Stage.VALID:
+            self.outcome.begin_validation()
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """After validation: log and save. After the test: report."""
+        self.outcome.end_step()
         if stage is Stage.TRAIN:
             return
         scored = [each for share in gather_over_ranks(self.scored) for each in share]

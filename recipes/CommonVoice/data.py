@@ -1,8 +1,7 @@
 """The recipe's data: from a release folder to loaders, by way of the stores and the tokenizer."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,19 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from recipes.CommonVoice.prepare import SPLITS, LeftOut, prepare, report_left_out, select_train
+from recipes.CommonVoice.prepare import prepare, select_train
 from sbkit.data.batch import make_loader
-from sbkit.data.sampler import EvalSampler, TrainSampler
-from sbkit.data.store import default_cache, open_store
-from sbkit.nn.frontend import ConvFrontEnd
+from sbkit.data.sampler import EvalSampler, TrainSampler, fastest_percent
+from sbkit.data.splits import SPLITS, LeftOut, Splits, report_left_out
+from sbkit.data.store import default_cache, open_store, sample_counts, take_columns
+from sbkit.data.transcripts import Transcripts, read_transcripts
+from sbkit.nn.subsampling import Subsampling, measure_subsampling
 from sbkit.tensors.device import Placement
 from sbkit.tensors.distributed import rank, world_size
 from sbkit.tensors.log import say
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.values.errors import SbkitError
-from sbkit.values.units import samples_to_frames, samples_to_seconds
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The utterances of a run; train is what is left of it within the limits."""
-
-    train: datasets.Dataset
-    dev: datasets.Dataset
-    test: datasets.Dataset
-    left_out: list[LeftOut] = field(default_factory=list)
+from sbkit.values.units import samples_to_seconds
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
             f"{len(outside)} utterances is between {limits['min_seconds']:g} and "
             f"{limits['max_seconds']:g} s long. Widen them."
         )
-    return Splits(**stores, left_out=[*prepared.left_out, *outside])
+    return Splits(**stores, left_out=prepared.left_out, outside=outside)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
@@ -67,36 +58,37 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
         model_file=_run_folder(knobs) / "tokenizer.model",
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
-        texts=lambda: splits.train["text"],
+        texts=lambda: take_columns(splits.train, "text")["text"].to_pylist(),
     )
 
 
 def make_loaders(
-    knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
+    hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
-    splits = leave_out_impossible(splits, tokenizer, fastest=max([1.0, *knobs["speeds"]]))
+    subsampling = measure_subsampling(hparams["compute_features"], hparams["CNN"])
+    splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if rank() == 0:
-        _tell(splits, tokenizer, _run_folder(knobs))
+        _tell(splits, tokenizer, subsampling, _run_folder(hparams))
     ranks = {"rank": rank(), "world_size": world_size()}
     options: dict[str, Any] = {
         "tokenizer": tokenizer,
-        "num_workers": knobs["num_workers"],
+        "num_workers": hparams["num_workers"],
         "pin_memory": placement.device.type == "cuda",
     }
     train = TrainSampler(
-        samples=_samples(splits.train),
-        batch_seconds=knobs["batch_seconds"],
-        seed=knobs["seed"],
-        join_share=knobs["join_share"],
-        speeds=knobs["speeds"],
-        accumulation=knobs["grad_accumulation_factor"],
+        samples=sample_counts(splits.train),
+        batch_seconds=hparams["batch_seconds"],
+        seed=hparams["seed"],
+        join_share=hparams["join_share"],
+        speeds=hparams["speeds"],
+        accumulation=hparams["grad_accumulation_factor"],
         **ranks,
     )
 
     def in_order(split: datasets.Dataset) -> DataLoader[dict[str, Any]]:
-        seconds = knobs["eval_batch_seconds"]
-        sampler = EvalSampler(samples=_samples(split), batch_seconds=seconds, **ranks)
+        seconds = hparams["eval_batch_seconds"]
+        sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **ranks)
         return make_loader(split, sampler=sampler, **options)
 
     return Loaders(
@@ -105,10 +97,6 @@ def make_loaders(
         test=in_order(splits.test),
         measure=in_order(splits.train),
     )
-
-
-def _samples(split: datasets.Dataset) -> np.ndarray[Any, Any]:
-    return np.asarray(split.with_format("numpy")["samples"][:])
 
 
 def _run_folder(knobs: Mapping[str, Any]) -> Path:
@@ -123,55 +111,45 @@ def _run_folder(knobs: Mapping[str, Any]) -> Path:
     return folder
 
 
-def leave_out_impossible(splits: Splits, tokenizer: Tokenizer, *, fastest: float) -> Splits:
+def leave_out_impossible(
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
+) -> Splits:
     """Leave out of train what has fewer frames, at its fastest, than CTC needs for its labels."""
-    lacking = _lacking_frames(splits.train, tokenizer, speed=fastest)
-    ids = splits.train["id"][:]
+    transcripts = read_transcripts(splits.train, tokenizer)
+    fastest = fastest_percent(speeds)
+    lacking = transcripts.lacking(subsampling, fastest)
+    frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
     left_out = [
-        LeftOut("train", ids[row], "too short for its transcript", detail)
-        for row, detail in lacking.items()
+        LeftOut(
+            "train",
+            utterance,
+            "too short for its transcript",
+            f"{frames[row]} frames, {needed[row]} needed",
+        )
+        for row, utterance in zip(lacking, splits.train.select(lacking)["id"], strict=True)
     ]
-    kept = [row for row in range(len(splits.train)) if row not in lacking]
+    kept = np.setdiff1d(np.arange(len(splits.train)), lacking)
     return replace(splits, train=splits.train.select(kept), left_out=[*splits.left_out, *left_out])
 
 
-def _lacking_frames(
-    split: datasets.Dataset, tokenizer: Tokenizer, *, speed: float = 1.0
-) -> dict[int, str]:
-    """Find the rows with too few frames: one for each label, one more between two equal ones.
-
-    For a front-end that subsamples by four, as all of hparams/ do. With another one the loss still
-    gives no weight to what has no alignment; only this list is not exact.
-    """
-    lacking = {}
-    for row, (samples, text) in enumerate(zip(_samples(split), split["text"][:], strict=True)):
-        frames = -(-samples_to_frames(int(samples / speed)) // ConvFrontEnd.subsampling)
-        labels = tokenizer.encode(text)
-        needed = len(labels) + sum(before == after for before, after in pairwise(labels))
-        if frames < needed:
-            lacking[row] = f"{frames} frames of 40 ms, {needed} needed"
-    return lacking
-
-
-def _tell(splits: Splits, tokenizer: Tokenizer, folder: Path) -> None:
+def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, folder: Path) -> None:
     for name in SPLITS:
         split = getattr(splits, name)
-        minutes = samples_to_seconds(int(_samples(split).sum())) / 60
+        minutes = samples_to_seconds(int(sample_counts(split).sum())) / 60
         say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
     listing = folder / "left_out.tsv"
-    for (name, reason), count in report_left_out(splits.left_out, listing).items():
+    left_out = [*splits.left_out, *splits.outside]
+    for (name, reason), count in report_left_out(left_out, listing).items():
         say(f"{name}: {count} left out, {reason} (listed in {listing})")
     for name in ("dev", "test"):
-        _tell_unwritable(name, getattr(splits, name), tokenizer)
+        _tell_unwritable(name, read_transcripts(getattr(splits, name), tokenizer), subsampling)
 
 
-def _tell_unwritable(name: str, split: datasets.Dataset, tokenizer: Tokenizer) -> None:
+def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
     """Say how many transcripts no model could write; they are kept, and count as errors."""
-    unk = tokenizer.labels.unk
-    unseen = sum(unk in tokenizer.encode(text) for text in split["text"])
     reasons = {
-        "hold characters that the training text never showed": unseen,
-        "need more frames than their audio has": len(_lacking_frames(split, tokenizer)),
+        "hold characters that the training text never showed": transcripts.unknown.sum(),
+        "need more frames than their audio has": len(transcripts.lacking(subsampling)),
     }
     for reason, count in reasons.items():
         if count:

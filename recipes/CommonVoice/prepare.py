@@ -3,14 +3,13 @@
 release folder: <split>.tsv + clips/ -> normalized text, 16 kHz audio -> one store per split
 """
 
-import csv
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 from sbkit.data.manifest import Clip, Manifest, read_manifest
-from sbkit.data.store import Utterance, write_store
+from sbkit.data.splits import SPLITS, LeftOut, read_left_out, write_left_out
+from sbkit.data.store import Utterance, sample_counts, write_store
 from sbkit.tensors.audio import Samples, read_audio
 from sbkit.values.errors import SbkitError
 from sbkit.values.files import building
@@ -29,18 +29,7 @@ from sbkit.values.units import samples_to_seconds, seconds_to_samples
 
 PREPARE_VERSION = 1  # raise it when the same release would give another store
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
-SPLITS = ("train", "dev", "test")
 CLIPS_AHEAD = 512  # clips decoded before they are written; about 80 MB of audio
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """One utterance that a run does without, and why."""
-
-    split: str
-    id: str
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ def prepare(
         if not folder.is_dir():
             _prepare_split(folder, split, language, manifest)
         stores[split] = folder / "store"
-        left_out += _read_left_out(folder / "left_out.tsv")
+        left_out += read_left_out(folder / "left_out.tsv")
     return Prepared(stores, left_out)
 
 
@@ -135,7 +124,7 @@ def _prepare_split(folder: Path, split: str, language: str, manifest: Manifest) 
         utterances = _utterances(manifest.clips, split, language, lost=lost, silent=silent)
         write_store(beside / "store", utterances)
         _refuse_heavy_loss(split, lost, total=len(manifest.clips) + len(manifest.bad_rows))
-        _write_left_out(beside / "left_out.tsv", lost + silent)
+        write_left_out(beside / "left_out.tsv", lost + silent)
 
 
 def _utterances(
@@ -201,8 +190,8 @@ def _refuse_heavy_loss(split: str, lost: Sequence[LeftOut], *, total: int) -> No
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     first = "; ".join(f"{item.id}: {item.detail}" for item in lost[:3])
     raise SbkitError(
-        f"At most {MAX_LOST:.0%} of {split} may be unusable, but {len(lost)} of {total} rows are "
-        f"({counts}). Repair the release; the first ones: {first}"
+        f"At most {MAX_LOST:.0%} of {split} in `data_folder` may be unusable, but {len(lost)} of "
+        f"{total} rows are ({counts}). Repair the release; the first ones: {first}"
     )
 
 
@@ -210,7 +199,7 @@ def select_train(
     dataset: Dataset, *, min_seconds: float, max_seconds: float
 ) -> tuple[Dataset, list[LeftOut]]:
     """Keep the utterances of a length to train on; looks at no audio."""
-    samples = np.asarray(dataset.with_format("numpy")["samples"][:])
+    samples = sample_counts(dataset)
     too_short = samples < seconds_to_samples(min_seconds)
     too_long = samples > seconds_to_samples(max_seconds)
     ids = dataset["id"][:]
@@ -223,25 +212,3 @@ def select_train(
         for row in np.flatnonzero(rows)
     ]
     return dataset.select(np.flatnonzero(~(too_short | too_long))), left_out
-
-
-def report_left_out(left_out: Iterable[LeftOut], file: Path) -> dict[tuple[str, str], int]:
-    """List what is left out in a TSV, and count it by split and reason."""
-    left_out = list(left_out)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    _write_left_out(beside, left_out)
-    beside.replace(file)
-    return dict(Counter((item.split, item.reason) for item in left_out))
-
-
-def _write_left_out(file: Path, left_out: Iterable[LeftOut]) -> None:
-    rows = [tuple(field.name for field in fields(LeftOut)), *map(astuple, left_out)]
-    lines = ("\t".join(" ".join(value.split()) for value in row) for row in rows)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _read_left_out(file: Path) -> list[LeftOut]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [LeftOut(*row) for row in rows[1:]]

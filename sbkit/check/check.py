@@ -5,17 +5,42 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from sbkit.check.finding import Finding
+from sbkit.check.alignment import check_alignment
+from sbkit.check.cost import check_cost, write_prediction
+from sbkit.check.finding import Finding, words_of
+from sbkit.check.groups import check_groups
+from sbkit.check.labels import check_labels
+from sbkit.check.leftovers import check_export, check_run_folder
+from sbkit.check.ownership import check_ownership
+from sbkit.check.placement import check_placement, check_shares
+from sbkit.check.shapes import check_shapes
+from sbkit.check.speech import check_speech
 from sbkit.check.subject import PARTS, MissingPartError, Recipe, Subject
+from sbkit.check.unread import check_unread
+from sbkit.check.unused import check_unused
+from sbkit.machine.document import walk
 from sbkit.tensors.distributed import alone
 from sbkit.tensors.log import say
 from sbkit.values.errors import SbkitError
 
 Check = Callable[[Subject], Iterable[Finding]]
 
-CHECKS: tuple[Check, ...] = ()  # in the order in which their findings are told
+CHECKS: tuple[Check, ...] = (
+    check_ownership,
+    check_groups,
+    check_placement,
+    check_shares,
+    check_labels,
+    check_alignment,
+    check_shapes,
+    check_speech,
+    check_unread,
+    check_unused,
+    check_cost,
+    check_run_folder,
+    check_export,
+)  # in the order in which their findings are told
 
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")
@@ -27,8 +52,13 @@ def check_subject(subject: Subject, checks: Iterable[Check] = CHECKS) -> list[Fi
         with suppress(MissingPartError):
             getattr(subject, name)
     found = [finding for check in checks for finding in _run(check, subject)]
-    faults = [from_error(error, name, subject) for name, error in subject.faults.items()]
-    return [*faults, *found]
+    faults = [
+        from_error(error, name, subject)
+        for name, error in subject.faults.items()
+        if not _is_told(error, found, subject)
+    ]
+    once = {fault.declared: fault for fault in reversed(faults)}  # two parts may fail over one
+    return [*reversed(once.values()), *found]
 
 
 def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> None:
@@ -38,6 +68,7 @@ def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> N
     """
     with alone(), Subject(yaml_file, overrides, recipe=recipe) as subject:
         findings = check_subject(subject)
+        write_prediction(subject)
     for finding in findings:
         print(finding, file=sys.stderr)
     stopping = sum(finding.stops for finding in findings)
@@ -51,8 +82,30 @@ def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> N
 
 
 def _run(check: Check, subject: Subject) -> Iterator[Finding]:
-    with suppress(MissingPartError):
+    """Run a check; one that fails itself is a finding, for nothing was proved."""
+    name = check.__name__.removeprefix("check_")
+    try:
         yield from check(subject)
+    except MissingPartError:
+        return
+    except SbkitError as error:
+        yield from_error(error, name, subject)
+    except Exception as error:
+        yield subject.finding(
+            name,
+            declared=f"the check `{name}` must come to its end",
+            effect=f"it failed, so that it proves nothing ({type(error).__name__}: {error})",
+            mend="Look at the part that the error names; if that is sound, the check is not.",
+            stops=False,
+        )
+
+
+def _is_told(error: SbkitError, found: Iterable[Finding], subject: Subject) -> bool:
+    """Tell whether a check has found out more about a key that the sentence names, or below it."""
+    named = {name.split(".")[0] for name in KEY.findall(str(error))}
+    below = (keys for keys, _ in walk(subject.document.root) if keys and keys[0] in named)
+    places = {subject.place(*keys) for keys in below}
+    return any(finding.where in places for finding in found)
 
 
 def from_error(error: SbkitError, check: str, subject: Subject) -> Finding:
@@ -60,12 +113,5 @@ def from_error(error: SbkitError, check: str, subject: Subject) -> Finding:
     sentence = str(error)
     place = PLACE.search(sentence)
     named = next((key for key in KEY.findall(sentence) if key in subject.document.root), None)
-    declared, _, rest = sentence.partition(", but ")
-    effect, _, mend = rest.partition(". ")
-    words: dict[str, Any] = {"declared": declared, "effect": effect or sentence}
-    return Finding(
-        check=check,
-        where=place[0] if place else subject.place(*([named] if named else [])),
-        mend=mend or "Correct it there.",
-        **words,
-    )
+    where = place[0] if place else subject.place(*([named] if named else []))
+    return Finding(check=check, where=where, **words_of(error))

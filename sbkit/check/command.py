@@ -3,11 +3,15 @@
 import importlib.util
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from sbkit.check.check import check_subject
+from sbkit.check.cost import NAME as PREDICTION
+from sbkit.check.cost import Prediction, as_table
 from sbkit.check.finding import Finding
 from sbkit.check.subject import Recipe, Subject
+from sbkit.check.untrusted import check_untrusted
 from sbkit.machine.hparams import parse_overrides
 from sbkit.tensors.log import say
 from sbkit.values.errors import SbkitError
@@ -26,12 +30,26 @@ def check_file(
     as_json: bool = False,
 ) -> int:
     """Print every finding; give 0 when there is none, 1 when there are, 2 for unreadable YAML."""
+    if untrusted:
+        findings = _check_foreign(yaml_file, arguments)
+        _tell(findings, None, as_json=as_json)
+        return FINDINGS if findings else 0
     recipe = load_recipe(script)
     overrides = parse_overrides(arguments)
     with Subject(yaml_file, overrides, recipe=recipe, target=target) as subject:
         findings = check_subject(subject)
-    _tell(findings, as_json=as_json)
+        prediction = subject.parts.get(PREDICTION)
+    _tell(findings, prediction, as_json=as_json)
     return FINDINGS if findings else 0
+
+
+def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
+    if arguments:
+        raise SbkitError(
+            f"--untrusted must come with a file alone, but {arguments[0]} came too. Leave it out: "
+            "no value is looked at, only what would be built."
+        )
+    return check_untrusted(yaml_file)
 
 
 def load_recipe(script: Path) -> Recipe | None:
@@ -54,10 +72,14 @@ def load_recipe(script: Path) -> Recipe | None:
     return recipe if isinstance(recipe, Recipe) else None
 
 
-def _tell(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
     if as_json:
-        print(to_json({"findings": [finding.as_record() for finding in findings]}))
+        record = {"findings": [finding.as_record() for finding in findings]}
+        predicted = {"prediction": asdict(prediction)} if prediction else {}
+        print(to_json(record | predicted))
         return
     for finding in findings:
         print(finding)
     print(f"{len(findings)} findings" if findings else "Nothing found.")
+    if prediction is not None:
+        print(as_table(prediction))

@@ -1,6 +1,9 @@
 """What a check finds: what is declared, what would take effect, where, and what mends it."""
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sbkit.values.errors import SbkitError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +35,14 @@ class Finding:
     def as_record(self) -> dict[str, object]:
         """Flatten for JSON."""
         return asdict(self)
+
+
+def words_of(error: SbkitError) -> dict[str, Any]:
+    """Take a sentence apart: what must hold, what came, what to do."""
+    declared, _, rest = str(error).partition(", but ")
+    effect, _, mend = rest.partition(". ")
+    return {
+        "declared": declared,
+        "effect": effect or str(error),
+        "mend": mend or "Correct it there.",
+    }

@@ -17,13 +17,16 @@ import torch
 from torch import nn
 
 from sbkit.check.finding import Finding
+from sbkit.check.watch import MoveWatch
 from sbkit.machine.document import Document, read_document
 from sbkit.machine.hparams import load_hparams, read_knobs
-from sbkit.tensors.device import Placement, resolve
+from sbkit.tensors.device import Count, Placement, count_here, count_on, resolve
+from sbkit.tensors.log import quiet
 from sbkit.values.errors import SbkitError
 
 Value = TypeVar("Value")
 
+TOKENIZER = "tokenizer.model"
 PARTS = ("placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
 
 
@@ -32,14 +35,15 @@ class Recipe:
     """What a training script does with its YAML, in its order.
 
     prepare_splits(knobs) gives `train`, `dev` and `test` stores; prepare_tokenizer(knobs, splits);
-    make_loaders(knobs, splits, tokenizer, placement) gives a loader a split and `measure`; brain:
-    the recipe's Brain.
+    make_loaders(hparams, splits, tokenizer, placement) gives a loader a split and `measure`; brain:
+    the recipe's Brain; script: the file that reads the knobs.
     """
 
     prepare_splits: Callable[..., Any]
     prepare_tokenizer: Callable[..., Any]
     make_loaders: Callable[..., Any]
     brain: Callable[..., Any]
+    script: Path | None = None
 
 
 class MissingPartError(Exception):
@@ -87,6 +91,7 @@ class Subject:
         self.document: Document = read_document(yaml_file)
         self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
         self.parts: dict[str, Any] = {}
+        self.moved = MoveWatch()  # of the Brain
         self.faults: dict[str, SbkitError] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="sbkit-check-")
 
@@ -108,8 +113,8 @@ class Subject:
     @part
     def placement(self) -> Placement:
         """Give the device and the precision that the run would take."""
-        device = self.knobs.get("device") if self.target is None else self.target
-        return resolve(device, self.knobs.get("precision", "fp32"))
+        device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
+        return resolve(device, precision, count=self.count)
 
     @part
     def splits(self) -> Any:
@@ -124,16 +129,19 @@ class Subject:
     @part
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, in a folder that is thrown away."""
-        if self.recipe is not None:
+        elsewhere = self._elsewhere.get("output_folder")
+        if self.recipe and elsewhere and not Path(elsewhere, TOKENIZER).exists():
             _ = self.tokenizer  # its file is what the YAML opens
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.knobs.get("seed", 0))
-            return load_hparams(self.yaml_file, self._building_overrides)
+            return load_hparams(self.yaml_file, self.building_overrides)
 
     @part
     def model(self) -> nn.ModuleList:
         """Give the one ModuleList."""
         model = self.hparams.get("model")
+        if model is None and self.recipe is None:
+            raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
         if not isinstance(model, nn.ModuleList):
             raise SbkitError(
                 "`model` must be the one torch.nn.ModuleList of all parts, but is "
@@ -145,21 +153,37 @@ class Subject:
     @part
     def loaders(self) -> Any:
         """Plan the batches of every split."""
-        return self._script.make_loaders(
-            self.building_knobs, self.splits, self.tokenizer, resolve("cpu", "fp32")
-        )
+        with quiet():  # training will say it of its own
+            return self._script.make_loaders(
+                self.hparams, self.splits, self.tokenizer, resolve("cpu", "fp32")
+            )
 
     @part
     def brain(self) -> Any:
         """Make the recipe's Brain on the CPU, in fp32."""
-        return self._script.brain(
-            modules={"model": self.model},
-            opt_class=self.hparams["opt_class"],
-            hparams=self.hparams,
-            run_opts={"device": "cpu", "precision": "fp32", "eval_precision": "fp32"},
-            checkpointer=self.hparams["checkpointer"],
-            measure_set=self.loaders.measure,
-        )
+        return self.make_brain(resolve("cpu", "fp32"))
+
+    def make_brain(self, placement: Placement) -> Any:
+        """Make the recipe's Brain for a device."""
+        options: dict[str, Any] = {
+            "modules": {"model": self.model},
+            "opt_class": self.hparams["opt_class"],
+            "hparams": self.hparams,
+            "run_opts": {
+                "device": placement.device,
+                "precision": placement.precision,
+                "eval_precision": "fp32",
+            },
+            "checkpointer": self.hparams["checkpointer"],
+            "measure_set": (),
+        }
+        with self.moved:
+            return self._script.brain(**options)
+
+    @property
+    def count(self) -> Count:
+        """Count devices as this machine has them, or the one meant."""
+        return count_here if self.target is None else count_on(self.target)
 
     # -- words and places ----------------------------------------------------------------------
 
@@ -173,6 +197,11 @@ class Subject:
     def building_knobs(self) -> dict[str, Any]:
         """Give the knobs with the folder of the check in place of the run's."""
         return self.knobs | self._elsewhere
+
+    @property
+    def building_overrides(self) -> dict[str, Any]:
+        """Give the overrides likewise."""
+        return self.overrides | self._elsewhere
 
     def place(self, *keys: str | int) -> str:
         """Name FILE:LINE of a key, or of the last of its keys that the file has."""
@@ -195,14 +224,10 @@ class Subject:
         if self.run_folder is None:
             return {}
         scratch = Path(self._scratch.name)
-        tokenizer = self.run_folder / "tokenizer.model"
+        tokenizer = self.run_folder / TOKENIZER
         if tokenizer.is_file() and not (scratch / tokenizer.name).exists():
             shutil.copy(tokenizer, scratch)
         return {"output_folder": str(scratch)}
-
-    @property
-    def _building_overrides(self) -> dict[str, Any]:
-        return self.overrides | self._elsewhere
 
 
 def _as_sentence(error: Exception, name: str) -> SbkitError:

@@ -9,6 +9,7 @@ Loading it runs no code of its own: weights are safetensors, and only modules ar
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sbkit.out.plain import build
 from sbkit.state.checkpoint import CHECKSUMS, find_damage, refuse_other_model
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.errors import SbkitError
+from sbkit.values.labels import LabelSpace
 
 FORMAT = 1
 PARTS = ("CNN", "Transformer", "seq_lin", "ctc_lin")
@@ -59,19 +61,19 @@ def load_bundle(folder: Path) -> Bundle:
     if damage is not None:
         raise SbkitError(f"A bundle must be whole, but in {folder} {damage}. Export it again.")
     tokenizer = Tokenizer(model_file=folder / TOKENIZER)
-    parts = {name: build(config["parts"][name]) for name in PARTS}
-    model = nn.ModuleList(parts[name] for name in config["model"])
+    graph = build_graph(config, tokenizer.labels)
     weights = _read_weights(folder / WEIGHTS)
-    refuse_other_model(weights, model.state_dict(), of=str(folder))
-    model.load_state_dict(weights)
-    model.eval()
-    graph = Graph(
-        model=model,
-        compute_features=build(config["parts"]["compute_features"]),
-        labels=tokenizer.labels,
-        **parts,
-    )
+    refuse_other_model(weights, graph.model.state_dict(), of=str(folder))
+    graph.model.load_state_dict(weights)
     return Bundle(config, graph, tokenizer)
+
+
+def build_graph(config: Mapping[str, Any], labels: LabelSpace) -> Graph:
+    """Build the parts that a config describes, with fresh weights, for inference."""
+    parts = {name: build(config["parts"][name]) for name in PARTS}
+    model = nn.ModuleList(parts[name] for name in config["model"]).eval()
+    features = build(config["parts"]["compute_features"])
+    return Graph(model=model, compute_features=features, labels=labels, **parts)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def export_run(run: Path, out: Path) -> None:
         ],
         "versions": versions(),
         **{name: document.root[name] for name in KNOBS if name in document.root},
-        **_parts(document.root, tokenizer),
+        **plain_parts(document.root, tokenizer),
     }
     with building(out, replace=True) as beside:
         (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
@@ -61,7 +61,7 @@ def best_checkpoints(folder: Path, count: int) -> list[Checkpoint]:
     return best
 
 
-def _parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:
+def plain_parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:
     """Give the parts as plain data, and the order in which the ModuleList owns them."""
     objects = {id(root.get("tokenizer")): tokenizer}
     names = (*PARTS, "compute_features")
@@ -72,7 +72,12 @@ def _parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:
             f"{', '.join(missing)}. Export works for runs of train.py."
         )
     by_node = {id(root[name]): name for name in PARTS}
-    owned = [by_node[id(node)] for node in root["model"][0]]
+    owned = [by_node.get(id(node), "another part") for node in root["model"][0]]
+    if {*owned} != {*PARTS}:
+        raise SbkitError(
+            f"`model` must be a list of {', '.join(PARTS)} to be exported, but is one of "
+            f"{', '.join(owned)}. Take out what is not used, or put what is into one of them."
+        )
     parts = {name: to_plain(root[name], key=name, objects=objects) for name in names}
     return {"model": owned, "parts": parts}
 

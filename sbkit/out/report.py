@@ -1,8 +1,9 @@
 """What a finished run leaves to read: every utterance with its errors, and one page of figures."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,11 +28,13 @@ def write_summary(
     train_seconds: float,
     audio_seconds: float,
     device: torch.device,
+    cost: Mapping[str, Any],
 ) -> None:
     """Write the run's figures as JSON.
 
     ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
     epoch and every rank counted; ``xrt`` is their quotient, null for a run that did not train.
+    ``cost`` is what was predicted beside what was taken.
     """
     summary = {
         "test": _test_figures(test),
@@ -39,6 +42,7 @@ def write_summary(
         "train_seconds": round(train_seconds, 1),
         "audio_seconds": round(audio_seconds, 1),
         "xrt": round(audio_seconds / train_seconds, 1) if train_seconds > 0 else None,
+        "cost": cost,
         "versions": versions(),
         "git_commit": git_commit(Path(__file__).parent),
         "machine": _machine(device),

@@ -24,8 +24,8 @@ class LabelSpace:
         special = {"blank": self.blank, "unk": self.unk, "bos": self.bos, "eos": self.eos}
         if len(set(special.values()) & set(range(self.size))) < len(special):
             raise SbkitError(
-                f"blank, unk, bos and eos must be four different ids from 0 to {self.size - 1}, "
-                f"but are {special}. Train the tokenizer again."
+                "blank, unk, bos and eos of the `tokenizer` must be four different ids from 0 to "
+                f"{self.size - 1}, but are {special}. Train the tokenizer again."
             )
 
     def check_targets(self, ids: Iterable[int], *, of: str) -> None:
@@ -35,11 +35,15 @@ class LabelSpace:
         a GPU the whole process dies on an assertion, so this runs before any kernel sees it.
         """
         for label in ids:
-            if not 0 <= label < self.size or label == self.blank:
+            if self.refuses(label):
                 raise SbkitError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {of} holds {label}. Use the tokenizer of this run."
+                    f"({self.blank}), but {of} holds {label}. Use the `tokenizer` of this run."
                 )
+
+    def refuses(self, label: int) -> bool:
+        """Tell whether no loss may see an id: it is out of bounds, or the blank."""
+        return not 0 <= label < self.size or label == self.blank
 
     def check_head(self, *, name: str, outputs: int) -> None:
         """Refuse a head whose number of outputs is not the number of labels."""

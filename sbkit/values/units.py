@@ -4,6 +4,14 @@ Rates are those of Kaldi's filterbanks, which deployed runtimes compute:
 16 kHz audio, a window of 25 ms every 10 ms, and only windows that lie wholly inside the audio.
 """
 
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Samples = TypeVar("Samples", "int", "npt.NDArray[np.int64]")  # one count, or an array of them
+
 SAMPLE_RATE = 16_000  # samples per second
 WINDOW_SAMPLES = 400  # 25 ms
 SHIFT_SAMPLES = 160  # 10 ms
@@ -24,6 +32,6 @@ def samples_to_frames(samples: int) -> int:
     return max(0, 1 + (samples - WINDOW_SAMPLES) // SHIFT_SAMPLES)
 
 
-def at_speed(samples: int, percent: int) -> int:
+def at_speed(samples: Samples, percent: int) -> Samples:
     """Count the samples that are left at a speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.CommonVoice.prepare import (
-    LeftOut,
-    find_release,
-    prepare,
-    report_left_out,
-    select_train,
-)
+from recipes.CommonVoice.data import leave_out_impossible
+from recipes.CommonVoice.prepare import find_release, prepare, select_train
+from sbkit.data.splits import LeftOut, Splits, report_left_out
 from sbkit.data.store import Utterance, open_store, write_store
+from sbkit.nn.subsampling import Subsampling
+from sbkit.tensors.tokenizer import ensure_tokenizer
 from sbkit.values.errors import SbkitError
 
 SPLITS = ("train", "dev", "test")
@@ -253,6 +251,26 @@ def test_training_is_limited_by_length(tmp_path: Path) -> None:
         LeftOut("train", "0.2", "shorter than 0.3 s", "0.20 s"),
         LeftOut("train", "15.01", "longer than 15 s", "15.01 s"),
     ]
+
+
+def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> None:
+    rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
+    for split in ("train", "dev", "test"):
+        write_store(tmp_path / split, rows)
+    splits = Splits(**{split: open_store(tmp_path / split) for split in ("train", "dev", "test")})
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
+    )
+    five = Subsampling(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
+    left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
+    assert left.train["id"][:] == ["abcd", "abcde"]
+    left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
+    assert left.train["id"][:] == ["abcd"]
+    assert left.left_out == [
+        LeftOut("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
+        LeftOut("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
+    ]
+    assert (left.dev, left.test) == (splits.dev, splits.test)
 
 
 def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""`sbkit replay`: run a batch that was not finite once more, alone, and name where it began.
+
+Legend: B utterances.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+
+from sbkit.check.subject import MissingPartError, Recipe, Subject
+from sbkit.data.batch import Batch
+from sbkit.machine.nonfinite import FOLDER
+from sbkit.machine.step import as_loss
+from sbkit.tensors.device import Placement, resolve
+from sbkit.values.errors import SbkitError
+
+REPRODUCED = 1  # exit code
+
+
+@dataclass
+class Trace:
+    """What was first not finite on the way forward, on the way back, and among the losses."""
+
+    forward: str | None = None
+    backward: str | None = None
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def is_finite(self) -> bool:
+        """Tell whether nothing was wrong."""
+        return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
+
+
+def replay_file(file: Path, recipe: Recipe | None) -> int:
+    """Print which utterance and which module were first not finite; give 1 if any was.
+
+    Raises SbkitError for a file that training did not write, or one without what a replay needs.
+    """
+    record, saved = _read(file)
+    run_folder = file.resolve().parent.parent
+    here = {"output_folder": str(run_folder)}
+    with Subject(run_folder / "hyperparams.yaml", here, recipe=recipe) as subject:
+        brain = _brain(subject)
+        brain.modules.load_state_dict(saved["modules"])
+        found = [
+            _tell(brain, Batch.from_plain(each["batch"]), each["random"])
+            for each in saved["micro_batches"]
+        ]
+    if any(found):
+        return REPRODUCED
+    print(
+        f"Everything was finite here, on {brain.device} in {brain.precision}; it was not in "
+        f"training (its {record['what']}, step {record['step']})."
+    )
+    return 0
+
+
+def _tell(brain: Any, batch: Batch, random: Tensor) -> bool:
+    """Run a batch whole and each of its utterances alone, and say what is not finite."""
+    whole = trace(brain, batch, random)
+    if whole.is_finite:
+        return False
+    print(f"The batch of {len(batch)} utterances: {_words(whole)}")
+    for row, name in enumerate(batch.ids):
+        one = trace(brain, batch.select(row), random)
+        lost = not _is_finite(whole.losses[row])
+        if lost or not one.is_finite:
+            print(f"  {name} ({one_line(batch, row)}): alone, {_words(one)}")
+    return True
+
+
+def one_line(batch: Batch, row: int) -> str:
+    """Give an utterance's lengths and text."""
+    samples, count = int(batch.samples[row]), int(batch.token_counts[row])
+    return f"{samples} samples, {count} labels, {batch.texts[row]!r}"
+
+
+def trace(brain: Any, batch: Batch, random: Tensor) -> Trace:
+    """Take the step's forward and backward once, and watch every module."""
+    found = Trace()
+    _restore(random, brain.device)
+    brain.modules.train()
+    brain.modules.zero_grad(set_to_none=True)
+    batch = batch.to(brain.device)
+    with _watched(brain.modules, found):
+        with brain.training_ctx:
+            outputs = brain.compute_forward(batch, Stage.TRAIN)
+            loss = as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
+        found.losses = loss.sums.tolist()
+        torch.autograd.backward(loss.sums.sum())
+    for name, parameter in brain.modules.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            found.backward = found.backward or f"the gradient of {name}"
+    return found
+
+
+@contextmanager
+def _watched(modules: nn.Module, found: Trace) -> Iterator[None]:
+    """Note the first module whose output, and the first whose gradient, is not finite."""
+
+    def watch(name: str) -> Any:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            if found.forward is None and not _all_finite(output):
+                found.forward = f"the output of {name}"
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    hooked: Any = tensor
+                    hooked.register_hook(partial(look_back, name))
+
+        return look
+
+    def look_back(name: str, gradient: Tensor) -> None:
+        if found.backward is None and not _all_finite(gradient):
+            found.backward = f"the gradient that comes back to the output of {name}"
+
+    with ExitStack() as hooks:
+        for name, module in modules.named_modules():
+            if not any(module.children()):
+                hooks.enter_context(_removed(module.register_forward_hook(watch(name))))
+        yield
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _all_finite(value: Any) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in _tensors(value))
+
+
+def _is_finite(loss: float) -> bool:
+    return abs(loss) < float("inf")
+
+
+def _words(found: Trace) -> str:
+    """Say where it began."""
+    if found.is_finite:
+        return "everything is finite"
+    lost = sum(not _is_finite(loss) for loss in found.losses)
+    places = [
+        found.forward,
+        f"the loss of {lost} of {len(found.losses)}" if lost else None,
+        found.backward,
+    ]
+    return "not finite: " + ", then ".join(place for place in places if place)
+
+
+def _restore(random: Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(random)
+    else:
+        torch.get_device_module(device).set_rng_state(random, device)
+
+
+def _brain(subject: Subject) -> Any:
+    try:
+        return subject.make_brain(placement_here(subject))
+    except MissingPartError as error:
+        raise next(
+            iter(subject.faults.values()),
+            SbkitError(
+                "A replay needs the training script that made the run, but there is none. Pass "
+                "--script=train.py."
+            ),
+        ) from error
+
+
+def placement_here(subject: Subject) -> Placement:
+    """Take the run's device where there is one, else the CPU, in a precision that it has."""
+    with suppress(MissingPartError):
+        there: Placement = subject.placement
+        return there
+    precision = subject.knobs.get("precision", "fp32")
+    return resolve("cpu", "bf16" if precision == "fp16" else precision)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        record = json.loads(file.read_text())
+        saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SbkitError(
+            f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
+            f".pt beside it, but {file} is not ({error}). Name such a file."
+        ) from error
+    return record, saved

@@ -1,0 +1,110 @@
+"""Shapes: every part gives what the next one takes; where not, both sides and the keys they follow.
+
+The chain is walked in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
+value of the longest length, which a meta tensor does not have.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ruamel.yaml.comments import CommentedMap
+
+from sbkit.check.finding import Finding
+from sbkit.check.rehearsal import Broken, Misfit, rehearse
+from sbkit.check.subject import Subject
+from sbkit.machine.document import Document, Keys, dotted, read_document, walk
+from sbkit.machine.overrides import apply_overrides
+from sbkit.machine.references import Scope
+
+CHECK = "shapes"
+
+
+def check_shapes(subject: Subject) -> Iterator[Finding]:
+    """Find where a part is given another size than it takes."""
+    rehearsal = rehearse(subject)
+    left = list(rehearsal.misfits)
+    sizes = Sizes(subject) if left else None
+    while sizes and left:
+        odd = sizes.commonest(left)
+        about = [each for each in left if odd in (sizes.taker(each), sizes.giver(each))]
+        left = [each for each in left if each not in about]
+        yield _misfit(subject, sizes, odd, about)
+    if rehearsal.broken is not None and not rehearsal.misfits:
+        yield _broken(subject, rehearsal.broken)
+
+
+class Sizes:
+    """The sizes that the YAML declares, as they take effect."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._document = read_document(subject.yaml_file)
+        apply_overrides(self._document, subject.overrides)
+
+    def taker(self, misfit: Misfit) -> Keys:
+        """Name the key that sets what a module takes."""
+        return self._key(misfit.taker, misfit.takes)
+
+    def giver(self, misfit: Misfit) -> Keys:
+        """Name the key that sets what a module gives."""
+        like = self.taker(misfit)[-1]
+        return self._key(misfit.giver, misfit.gives, like) if misfit.giver else ()
+
+    def commonest(self, misfits: list[Misfit]) -> Keys:
+        """Name the key that most misfits have to do with, the taker's when all are alike."""
+        keys = [self.taker(each) for each in misfits] + [self.giver(each) for each in misfits]
+        return Counter(keys).most_common(1)[0][0]
+
+    def _key(self, module: Keys, size: int, like: str | int = "") -> Keys:
+        """Find the argument of this value nearest to a module, of a like name; else its part."""
+        part = self._document.root.get(module[0])
+        if not isinstance(part, CommentedMap):
+            return module[:1]
+        found = [
+            (module[0], *below)
+            for below, node in walk(part)
+            if below and _value(self._document, node) == size
+        ]
+        near = {keys: (_shared(keys, module), keys[-1] == like) for keys in found}
+        return max(found, key=near.__getitem__, default=module[:1])
+
+
+def _value(document: Document, node: object) -> object:
+    value = Scope(document).evaluate(node)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _shared(one: Keys, other: Keys) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _misfit(subject: Subject, sizes: Sizes, odd: Keys, about: list[Misfit]) -> Finding:
+    """Make one finding of all that does not fit one key."""
+    first, told = about[0], {}
+    for each in about:
+        told[sizes.taker(each)] = each.takes
+        told[sizes.giver(each)] = each.gives
+    size = told.pop(odd)
+    others = " and ".join(f"`{dotted(keys)}` {other}" for keys, other in told.items() if keys)
+    giver = f" by `{dotted(first.giver)}`" if first.giver else ""
+    return subject.finding(
+        CHECK,
+        *odd,
+        declared=f"`{dotted(odd)}` is {size}",
+        effect=f"it does not fit {others or 'what it is given'}: `{dotted(first.taker)}` takes "
+        f"{first.takes} and is given {first.gives}{giver}",
+        mend="Make them the same, best by a `!ref` to one knob.",
+    )
+
+
+def _broken(subject: Subject, broken: Broken) -> Finding:
+    where = broken.module if broken.module and broken.module[0] in subject.document.root else ()
+    name = f"`{dotted(where)}`" if where else "the recipe"
+    reason = str(broken.error).strip().partition("\n")[0]
+    return subject.finding(
+        CHECK,
+        *where,
+        declared="a step of training on two short utterances",
+        effect=f"it breaks off in {name} ({type(broken.error).__name__}: {reason})",
+        mend="Correct the part named, or what it is given.",
+    )

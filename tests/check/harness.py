@@ -1,0 +1,123 @@
+"""A healthy run with one thing broken, and what `sbkit check` must say of it.
+
+Rows are in tests/check/mutations/, a list `MUTATIONS` a file; test_mutations.py runs them all.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import train
+from sbkit.check.check import check_subject
+from sbkit.check.finding import Finding
+from sbkit.check.subject import Recipe, Subject
+from sbkit.machine.document import Keys, read_document
+from sbkit.machine.hparams import parse_command
+from sbkit.values.text import normalize
+from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
+
+Edit = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A finding: of which check, where, and words that stand in it.
+
+    at: a key of the YAML (``model.0.3``), whose line must be named; or another place's last part.
+    """
+
+    check: str
+    at: str
+    words: tuple[str, ...] = ()
+    stops: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """What is broken, and what must be found: no more and no less.
+
+    text: replacements in the YAML, of which each must hit exactly once; options: more of the
+    command line; recipe, release, run: edit the recipe, a copy of the release, the run's folder.
+    """
+
+    name: str
+    expected: tuple[Expected, ...]
+    yaml: str = "hparams/ctc.yaml"
+    text: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    recipe: Callable[[Recipe], Recipe | None] | None = None
+    release: Edit | None = None
+    run: Edit | None = None
+    target: str | None = None
+
+
+def healthy_workplace(asterisk: Path, folder: Path) -> Workplace:
+    """Cut out a small release in which training sees every character of dev and test."""
+    clips = folder / "release" / "clips"
+    clips.mkdir(parents=True)
+    seen: set[str] = set()
+    for split, count in COUNTS.items():
+        rows = []
+        for clip, text in prompts(asterisk, split):
+            characters = set(normalize(text, "en"))
+            if len(rows) < count and (split == "train" or characters <= seen):
+                seen |= characters
+                shutil.copy2(clip, clips)
+                rows.append((clip.name, text))
+        write_tsv(folder / "release", split, rows)
+    return Workplace(folder / "release", folder / "cache")
+
+
+def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[Finding]:
+    """Break the thing in a folder of its own, and check the run."""
+    yaml, run = folder / "mutated.yaml", folder / "run"
+    yaml.write_text(_broken_text(mutation), encoding="utf-8")
+    if mutation.release is not None:
+        shutil.copytree(workplace.release, folder / "release")
+        mutation.release(folder / "release")
+        workplace = Workplace(folder / "release", workplace.cache)
+    if mutation.run is not None:
+        run.mkdir()
+        mutation.run(run)
+    recipe = train.RECIPE if mutation.recipe is None else mutation.recipe(train.RECIPE)
+    command = workplace.arguments(run, *mutation.options, yaml=str(yaml))
+    with (
+        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
+        one_thread(),
+        Subject(*parse_command(command), recipe=recipe, target=mutation.target) as subject,
+    ):
+        return check_subject(subject)
+
+
+def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
+    """Compare what was found with what must be, one to one."""
+    told = "\n".join(map(str, findings)) or "nothing"
+    left = list(findings)
+    for expected in mutation.expected:
+        match = [finding for finding in left if _is(finding, expected, yaml)]
+        assert match, f"{expected} is not found, but:\n{told}"
+        left.remove(match[0])
+    assert not left, f"beside what is expected, there is:\n{''.join(map(str, left))}"
+
+
+def _broken_text(mutation: Mutation) -> str:
+    text = (ROOT / mutation.yaml).read_text(encoding="utf-8")
+    for before, after in mutation.text:
+        assert text.count(before) == 1, f"{before!r} is {text.count(before)} times in the YAML"
+        text = text.replace(before, after)
+    return text
+
+
+def _is(finding: Finding, expected: Expected, yaml: Path) -> bool:
+    keys: Keys = tuple(int(key) if key.isdecimal() else key for key in expected.at.split("."))
+    at_key = keys[0] in read_document(yaml).root
+    place = read_document(yaml).place(keys)
+    return (
+        finding.check == expected.check
+        and (finding.where == place if at_key else finding.where.endswith(expected.at))
+        and all(word in str(finding) for word in expected.words)
+        and finding.stops == expected.stops
+    )

@@ -1,0 +1,11 @@
+"""What can be wrong with what a run takes."""
+
+from tests.check.harness import Expected, Mutation
+
+MUTATIONS = [
+    Mutation(
+        name="more checkpoints than any disk holds",
+        options=("--average_checkpoints=1000000000",),
+        expected=(Expected("cost", "output_folder", ("free there", "full disk")),),
+    ),
+]

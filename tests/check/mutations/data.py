@@ -1,0 +1,315 @@
+"""What can be wrong with labels, alignment and the data: one thing at a time."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import soundfile
+from sentencepiece import sentencepiece_model_pb2
+
+from sbkit.check.subject import Recipe
+from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
+from tests.check.harness import Edit, Expected, Mutation
+from tests.runs import rows_of
+
+Row = dict[str, str]
+LETTERS = f"{ascii_lowercase} '"
+
+
+# -- edits of a release ------------------------------------------------------------------------
+
+
+def rewrite(release: Path, split: str, rows: list[Row]) -> None:
+    lines = ["\t".join(rows[0]), *("\t".join(row.values()) for row in rows)]
+    (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def sentence(split: str, change: Callable[[str], str]) -> Edit:
+    """Change the first sentence of a split."""
+
+    def edit(release: Path) -> None:
+        first, *rest = rows_of(release / f"{split}.tsv")
+        rewrite(release, split, [first | {"sentence": change(first["sentence"])}, *rest])
+
+    return edit
+
+
+def longer(times: int) -> Callable[[str], str]:
+    return lambda text: " ".join([text] * times)
+
+
+def with_unseen_letter(release: Path) -> None:
+    seen = "".join(row["sentence"] for row in rows_of(release / "train.tsv")).lower()
+    unseen = next(letter for letter in ascii_lowercase if letter not in seen)
+    sentence("test", lambda text: text + unseen)(release)
+
+
+def audio(split: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    """Change the first clip of a split."""
+
+    def edit(release: Path) -> None:
+        clip = release / "clips" / rows_of(release / f"{split}.tsv")[0]["path"]
+        samples, rate = soundfile.read(clip)
+        soundfile.write(clip, change(samples), rate)
+
+    return edit
+
+
+def roomy(*edits: Edit) -> Edit:
+    """Make train three times as large first, so that one clip less is within what may be lost."""
+
+    def edit(release: Path) -> None:
+        rows = rows_of(release / "train.tsv")
+        more = [row | {"path": f"{n}{row['path']}"} for n in (1, 2) for row in rows]
+        for row in more:
+            shutil.copy2(release / "clips" / row["path"][1:], release / "clips" / row["path"])
+        rewrite(release, "train", rows + more)
+        for each in edits:
+            each(release)
+
+    return edit
+
+
+def without_clip(release: Path) -> None:
+    (release / "clips" / rows_of(release / "train.tsv")[0]["path"]).unlink()
+
+
+def with_cut_file(release: Path) -> None:
+    clip = release / "clips" / rows_of(release / "train.tsv")[0]["path"]
+    clip.write_bytes(clip.read_bytes()[: clip.stat().st_size // 2])
+
+
+def with_torn_row(release: Path) -> None:
+    with (release / "train.tsv").open("a", encoding="utf-8") as file:
+        file.write("allison\tno sentence\n")
+
+
+def with_shared_sentence(release: Path) -> None:
+    text = rows_of(release / "train.tsv")[0]["sentence"]
+    sentence("test", lambda _: f"{text.upper()}!")(release)
+
+
+def with_shared_speaker(release: Path) -> None:
+    """Give every split a speaker of its own, and one of train's to dev."""
+    for split in ("train", "dev", "test"):
+        rows = rows_of(release / f"{split}.tsv")
+        rewrite(release, split, [row | {"client_id": split} for row in rows])
+    first, *rest = rows_of(release / "dev.tsv")
+    rewrite(release, "dev", [first | {"client_id": "train"}, *rest])
+
+
+# -- edits of the tokenizer --------------------------------------------------------------------
+
+
+def tokenizer_of(letters: str, **names: str) -> Edit:
+    """Put a tokenizer of these letters into the run's folder; names: which piece is which."""
+
+    def edit(run: Path) -> None:
+        file = run / "tokenizer.model"
+        ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [letters])
+        model = sentencepiece_model_pb2.ModelProto()
+        model.ParseFromString(file.read_bytes())
+        for name, piece in names.items():
+            setattr(model.trainer_spec, name, piece)
+        file.write_bytes(model.SerializeToString())
+
+    return edit
+
+
+class Overflowing(Tokenizer):
+    """Ends a transcript with an id that nothing has."""
+
+    def encode(self, text: str) -> list[int]:
+        return [*super().encode(text), self.vocab_size]
+
+
+class Misled(Tokenizer):
+    """Takes the commonest letter for the blank."""
+
+    def __init__(self, *, model_file: Path) -> None:
+        super().__init__(model_file=model_file)
+        self.labels = replace(self.labels, blank=self.pieces().index("e"))
+
+
+def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
+    def edit(recipe: Recipe) -> Recipe:
+        def prepare_tokenizer(knobs: Any, splits: Any) -> Tokenizer:
+            return tokenizer(model_file=recipe.prepare_tokenizer(knobs, splits).model_file)
+
+        return replace(recipe, prepare_tokenizer=prepare_tokenizer)
+
+    return edit
+
+
+SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "
+FOREIGN = {"yaml": "hparams/ctc_speechbrain.yaml", "recipe": lambda recipe: None}
+
+
+def special(**ids: int) -> tuple[tuple[str, str], ...]:
+    """Declare special labels at the end of the YAML, as SpeechBrain's recipes do."""
+    knobs = "".join(f"{name}: {value}\n" for name, value in ids.items())
+    return (("opt_class: !name", f"{knobs}opt_class: !name"),)
+
+
+MUTATIONS = [
+    Mutation(
+        name="a head of the decoder one label too small",
+        text=((f"{SEQ_LIN}!ref <tokenizer.vocab_size>", f"{SEQ_LIN}20"),),
+        expected=(Expected("labels", "seq_lin", ("it has 20",)),),
+    ),
+    Mutation(
+        name="an embedding of a size typed by hand",
+        text=(("vocab_size: !ref <tokenizer.vocab_size>", "vocab_size: 60"),),
+        expected=(Expected("labels", "Transformer", ("it has 60",)),),
+    ),
+    Mutation(
+        name="a tokenizer of another size",
+        options=("--token_type=char", "--vocab_size=50"),
+        run=tokenizer_of(LETTERS),
+        expected=(Expected("tokenizer", "vocab_size", ("is 50", "32 tokens")),),
+    ),
+    Mutation(
+        name="a tokenizer of another text",
+        run=tokenizer_of(LETTERS.replace("e", "")),
+        expected=(Expected("labels", "output_folder", ("in train",), stops=False),),
+    ),
+    Mutation(
+        name="a blank that is a letter",
+        recipe=tokenizing(Misled),
+        expected=(Expected("labels", "tokenizer", ("15 of 16 in train", "hold another")),),
+    ),
+    Mutation(
+        name="a start that is the end",
+        run=tokenizer_of(LETTERS, bos_piece="</s>"),
+        expected=(Expected("tokenizer", "tokenizer", ("'bos': 3, 'eos': 3",)),),
+    ),
+    Mutation(
+        name="a tokenizer without a blank",
+        run=tokenizer_of(LETTERS, pad_piece="<pad>"),
+        expected=(Expected("tokenizer", "tokenizer", ("'blank': -1",)),),
+    ),
+    Mutation(
+        name="a label beyond the vocabulary",
+        recipe=tokenizing(Overflowing),
+        expected=(Expected("labels", "tokenizer", ("4 of 4 in test", "hold another")),),
+    ),
+    Mutation(
+        name="a declared unknown label that is the blank",
+        text=special(blank_index=0, unk_index=0, bos_index=2, eos_index=3),
+        run=tokenizer_of(LETTERS),
+        expected=(Expected("labels", "unk_index", ("is CTC's blank",)),),
+        **FOREIGN,
+    ),
+    Mutation(
+        name="a declared blank that is in use",
+        text=special(blank_index=7, bos_index=2, eos_index=3),
+        run=tokenizer_of(LETTERS),
+        expected=(Expected("labels", "blank_index", ("the tokenizer's is 0",)),),
+        **FOREIGN,
+    ),
+    Mutation(
+        name="a letter that training never shows",
+        release=with_unseen_letter,
+        expected=(Expected("labels", "data_folder", ("1 of 4 in test", "x 1"), stops=False),),
+    ),
+    Mutation(
+        name="a subsampling twice as wide",
+        yaml="hparams/ctc_speechbrain.yaml",
+        text=(("strides: [2, 2]", "strides: [4, 2]"), ("<n_mels> // 4 *", "<n_mels> // 8 *")),
+        expected=(Expected("alignment", "CNN", ("frames of 80 ms", "in train")),),
+    ),
+    Mutation(
+        name="a speed at which nothing fits",
+        options=("--speeds=[1.0, 2.5]",),
+        expected=(Expected("alignment", "speeds", ("in train",)),),
+    ),
+    *(
+        Mutation(
+            name=f"a transcript too long for its clip in {split}",
+            release=sentence(split, longer(6)),
+            expected=(Expected("alignment", "data_folder", (f"1 of {rows} in {split}",), False),),
+        )
+        for split, rows in (("train", 16), ("dev", 4), ("test", 4))
+    ),
+    Mutation(
+        name="a clip without its end",
+        release=audio("dev", lambda samples: samples[:4000]),
+        expected=(Expected("alignment", "data_folder", ("1 of 4 in dev",), stops=False),),
+    ),
+    Mutation(
+        name="a clip cut in the middle of its file",
+        release=roomy(with_cut_file),
+        expected=(Expected("data", "data_folder", ("unreadable", "in train"), stops=False),),
+    ),
+    Mutation(
+        name="a clip that is missing",
+        release=roomy(without_clip),
+        expected=(Expected("data", "data_folder", ("unreadable", "in train"), stops=False),),
+    ),
+    Mutation(
+        name="too many clips that are missing",
+        release=without_clip,
+        expected=(Expected("splits", "data_folder", ("1 unreadable audio", "is missing")),),
+    ),
+    Mutation(
+        name="a row that is torn",
+        release=roomy(with_torn_row),
+        expected=(Expected("data", "data_folder", ("wrong number of fields",), stops=False),),
+    ),
+    Mutation(
+        name="a clip of silence",
+        release=audio("train", np.zeros_like),
+        expected=(Expected("data", "data_folder", ("1 of 16 in train", "silent"), stops=False),),
+    ),
+    Mutation(
+        name="a clip that is cut at full scale",
+        release=audio("test", lambda samples: np.clip(samples * 20, -1, 1)),
+        expected=(Expected("data", "data_folder", ("1 of 4 in test", "clipped"), stops=False),),
+    ),
+    Mutation(
+        name="an empty transcript in test",
+        release=sentence("test", lambda text: "…"),
+        expected=(Expected("data", "data_folder", ("1 of 4 in test", "have none"), stops=False),),
+    ),
+    Mutation(
+        name="an empty transcript in train",
+        release=roomy(sentence("train", lambda text: "…")),
+        expected=(Expected("data", "data_folder", ("empty transcript",), stops=False),),
+    ),
+    Mutation(
+        name="a sentence in two splits",
+        release=with_shared_sentence,
+        expected=(Expected("data", "data_folder", ("1 of 4 in test", "sentence"), stops=False),),
+    ),
+    Mutation(
+        name="a speaker in two splits",
+        release=with_shared_speaker,
+        expected=(Expected("data", "data_folder", ("1 of 4 in dev", "speaker"), stops=False),),
+    ),
+    Mutation(
+        name="a transcript that nobody can say so fast",
+        options=("--token_type=bpe", "--vocab_size=100"),
+        release=sentence(
+            "train", lambda _: "the conference is now locked the conference is now muted"
+        ),
+        expected=(Expected("data", "data_folder", ("characters a second",), stops=False),),
+    ),
+    Mutation(
+        name="limits that leave out much of train",
+        options=("--max_seconds=1.85",),
+        expected=(
+            Expected("data", "max_seconds", ("in train", "left out"), stops=False),
+            Expected("data", "max_seconds", ("scored all the same",), stops=False),
+        ),
+    ),
+    Mutation(
+        name="a clip of dev beyond what training takes",
+        options=("--max_seconds=6",),
+        release=audio("dev", lambda samples: np.tile(samples, 7)),
+        expected=(Expected("data", "max_seconds", ("1 of 4 in dev",), stops=False),),
+    ),
+]

@@ -1,0 +1,458 @@
+"""What can be wrong with the model of a YAML: who owns it, whether it fits, whether it is used."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+
+from recipes.CommonVoice.brain import AsrBrain, Predictions
+from sbkit.check.subject import Recipe
+from sbkit.data.batch import Batch
+from sbkit.nn.loss import Loss
+from tests.check.harness import Expected, Mutation
+
+PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
+HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
+LOBES = "hparams/ctc_speechbrain.yaml"
+
+
+# -- a recipe's own mistakes -----------------------------------------------------------------------
+
+
+class Scorer:
+    """As a beam search has: an object that is no module, and holds one."""
+
+    def __init__(self, size: int) -> None:
+        self.lin = nn.Linear(size, size)
+
+    def score(self, states: Tensor) -> Tensor:
+        scored: Tensor = self.lin(states)
+        return scored
+
+
+class Scorers:
+    __slots__ = ("full",)
+
+    def __init__(self, full: list[Any]) -> None:
+        self.full = full
+
+
+class HiddenInList(AsrBrain):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.extra = [(nn.Linear(3, 3),)]
+
+
+class HiddenInClosure(AsrBrain):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        layer = nn.Linear(3, 3)
+        self.rescore = lambda x: layer(x)
+
+
+class HiddenInMethod(AsrBrain):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rescore = Scorer(3).score
+
+
+class HiddenInClass(AsrBrain):
+    scorer = Scorer(3)
+
+
+class OwnBuffer(AsrBrain):
+    """A module of constants that nobody moves."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.weigh = nn.Module()
+        self.weigh.register_buffer("weights", torch.ones(1, 1))
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        predictions = super().compute_forward(batch, stage)
+        return replace(predictions, log_probs=predictions.log_probs * self.weigh.weights)
+
+
+class OwnTensor(AsrBrain):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.prior = torch.zeros(1, 1)
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        predictions = super().compute_forward(batch, stage)
+        return replace(predictions, log_probs=predictions.log_probs - self.prior.abs())
+
+
+class PriorOfTheTest(AsrBrain):
+    """A constant that only an evaluation uses."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.prior = torch.zeros(1, 1)
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        predictions = super().compute_forward(batch, stage)
+        if stage is Stage.TRAIN:
+            return predictions
+        return replace(predictions, log_probs=predictions.log_probs - self.prior.abs())
+
+
+class MovedTensors(AsrBrain):
+    """What is moved, when the Brain is made or in the step, is where it must be."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.made = torch.zeros(1, 1).to(self.device)
+        self.placed = torch.zeros(1, 1, device=self.device)
+        self.later = torch.zeros(1, 1)
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        predictions = super().compute_forward(batch, stage)
+        later = self.later.abs().to(self.device)
+        moved = predictions.log_probs + self.made + self.placed + later
+        return replace(predictions, log_probs=moved)
+
+
+class TwoGroups(AsrBrain):
+    def init_optimizers(self) -> None:
+        model, head = self.hparams.model, self.hparams.ctc_lin
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.head_optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        self.optimizers_dict = {"all": self.optimizer, "head": self.head_optimizer}
+
+
+class NoGroup(AsrBrain):
+    def init_optimizers(self) -> None:
+        self.optimizer = torch.optim.SGD(self.hparams.Transformer.parameters(), lr=0.1)
+        self.optimizers_dict = {"encoder": self.optimizer}
+
+
+class TrainsAnother(AsrBrain):
+    def init_optimizers(self) -> None:
+        everything = [*self.modules.parameters(), nn.Parameter(torch.zeros(3))]
+        self.optimizer = torch.optim.SGD(everything, lr=0.1)
+        self.optimizers_dict = {"all": self.optimizer}
+
+
+class SameTwice(AsrBrain):
+    def init_optimizers(self) -> None:
+        groups = [list(self.modules.parameters()), list(self.hparams.CNN.parameters())]
+        self.optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
+
+
+class WithoutDecoder(AsrBrain):
+    def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
+        without = replace(predictions, logits=None)
+        return super().compute_objectives(without, batch, stage)
+
+
+class Frozen(AsrBrain):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.hparams.CNN.requires_grad_(False)
+
+
+class ForgottenTensor(AsrBrain):
+    """A constant that `.to()` forgets, as it is no buffer."""
+
+    def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
+        hparams["ctc_lin"].prior = torch.zeros(1)
+        super().__init__(hparams=hparams, **options)
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+        predictions = super().compute_forward(batch, stage)
+        moved = predictions.log_probs + self.hparams.ctc_lin.prior
+        return replace(predictions, log_probs=moved)
+
+
+class SpareLayer(AsrBrain):
+    def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
+        hparams["CNN"].spare = nn.Linear(3, 3)
+        super().__init__(hparams=hparams, **options)
+
+
+def brain(kind: Callable[..., Any]) -> Callable[[Recipe], Recipe]:
+    return lambda recipe: replace(recipe, brain=kind)
+
+
+HERE = f"!new:{__name__}"
+
+OWNERSHIP = [
+    Mutation(
+        name="ctc_lin left out of the list",
+        text=((PARTS, PARTS.replace(", !ref <ctc_lin>", "")),),
+        expected=(
+            Expected("ownership", "ctc_lin", ("`ctc_lin` holds", "ctc_lin.weight", "Add `!ref")),
+        ),
+    ),
+    Mutation(
+        name="a lobe left out of the list",
+        yaml=LOBES,
+        text=((PARTS, PARTS.replace("!ref <CNN>, ", "")),),
+        expected=(Expected("ownership", "CNN", ("`CNN` holds", "parameters", "Add `!ref <CNN>`")),),
+    ),
+    Mutation(
+        name="a scorer with a layer of its own",
+        text=(("spec_augment: ", f"scorer: {HERE}.Scorer\n    size: 3\nspec_augment: "),),
+        expected=(
+            Expected("ownership", "scorer", ("`scorer.lin` holds 12 parameters",)),
+            Expected("unused", "scorer"),
+        ),
+    ),
+    Mutation(
+        name="a layer in slots and lists",
+        text=(
+            (
+                "spec_augment: ",
+                f"scorer: {HERE}.Scorers\n"
+                "    full: [{ngram: !new:torch.nn.Linear [2, 2]}]\nspec_augment: ",
+            ),
+        ),
+        expected=(
+            Expected(
+                "ownership", "scorer.full.0.ngram", ("`scorer.full.0.ngram` holds 6 parameters",)
+            ),
+            Expected("unused", "scorer"),
+        ),
+    ),
+    Mutation(
+        name="a layer in a partial",
+        text=(
+            (
+                "lr_schedule: ",
+                "rescore: !name:torch.nn.functional.linear\n"
+                "    weight: !new:torch.nn.Parameter [!apply:torch.ones [2, 2]]\nlr_schedule: ",
+            ),
+        ),
+        expected=(
+            Expected("ownership", "rescore.weight", ("`rescore.weight` holds 4 parameters",)),
+            Expected("unused", "rescore"),
+        ),
+    ),
+    *(
+        Mutation(
+            name=f"a layer of the Brain: {kind.__name__}",
+            recipe=brain(kind),
+            expected=(Expected("ownership", "model", (path, "12 parameters")),),
+        )
+        for kind, path in (
+            (HiddenInList, "`brain.extra.0.0` holds"),
+            (HiddenInClosure, "`brain.rescore.layer` holds"),
+            (HiddenInMethod, "`brain.rescore.__self__.lin` holds"),
+            (HiddenInClass, "`brain.__class__.scorer.lin` holds"),
+        )
+    ),
+    Mutation(
+        name="a buffer that nobody moves",
+        recipe=brain(OwnBuffer),
+        expected=(Expected("ownership", "model", ("`brain.weigh`", "constants", "nothing moves")),),
+    ),
+    Mutation(
+        name="a tensor that nobody moves",
+        recipe=brain(OwnTensor),
+        expected=(Expected("ownership", "model", ("`brain.prior`", "constants", "nothing moves")),),
+    ),
+    Mutation(
+        name="a tensor that nobody moves, of the evaluation alone",
+        recipe=brain(PriorOfTheTest),
+        expected=(Expected("ownership", "model", ("`brain.prior`", "constants", "nothing moves")),),
+    ),
+    Mutation(
+        name="a tensor that a module forgets to move",
+        recipe=brain(ForgottenTensor),
+        expected=(Expected("ownership", "ctc_lin", ("`ctc_lin.prior` holds", "a buffer")),),
+    ),
+    Mutation(
+        name="a layer twice in the list",
+        text=((HEADS, "!ref <seq_lin>, !ref <ctc_lin>, !ref <ctc_lin>]"),),
+        expected=(Expected("ownership", "model.0.4", ("model.3, model.4", "`ctc_lin`")),),
+    ),
+    Mutation(
+        name="a checkpointer without the model",
+        text=(("        model: !ref <model>\n", ""),),
+        expected=(
+            Expected("ownership", "checkpointer.recoverables", ("in no checkpoint", "`epochs`")),
+        ),
+    ),
+    Mutation(
+        name="a parameter in two groups",
+        recipe=brain(TwoGroups),
+        expected=(
+            Expected("ownership", "opt_class", ("`ctc_lin.weight` and 1 more", "more than one")),
+        ),
+    ),
+    Mutation(
+        name="a parameter in two groups of one optimizer",
+        recipe=brain(SameTwice),
+        expected=(Expected("ownership", "opt_class", ("cannot be made", "more than one")),),
+    ),
+    Mutation(
+        name="a parameter in no group",
+        recipe=brain(NoGroup),
+        expected=(Expected("ownership", "opt_class", ("`CNN.conv1.weight`", "never trained")),),
+    ),
+    Mutation(
+        name="a parameter that only the optimizer has",
+        recipe=brain(TrainsAnother),
+        expected=(Expected("ownership", "opt_class", ("outside the YAML", "DDP")),),
+    ),
+    Mutation(name="healthy tensors", recipe=brain(MovedTensors), expected=()),
+]
+
+SHAPES = [
+    Mutation(
+        name="the CNN is wider than the Transformer",
+        options=("--CNN.d_model=48",),
+        expected=(Expected("shapes", "Transformer.d_model", ("is 32", "`CNN.d_model` 48")),),
+    ),
+    Mutation(
+        name="the Transformer is wider than all others",
+        options=("--Transformer.d_model=48",),
+        expected=(
+            Expected(
+                "shapes",
+                "Transformer.d_model",
+                ("is 48", "`CNN.d_model` 32", "`ctc_lin.in_features` 32", "`seq_lin.in_feat"),
+            ),
+        ),
+    ),
+    Mutation(
+        name="a head of a width typed by hand",
+        options=("--ctc_lin.in_features=31",),
+        expected=(
+            Expected("shapes", "ctc_lin.in_features", ("is 31", "`Transformer.d_model` 32")),
+        ),
+    ),
+    Mutation(
+        name="features of another size than the CNN's",
+        options=("--compute_features.n_mels=40",),
+        expected=(
+            Expected("shapes", "CNN.normalize.n_mels", ("is 80", "`compute_features.n_mels` 40")),
+        ),
+    ),
+    Mutation(
+        name="a normalization of another size",
+        options=("--CNN.normalize.n_mels=64",),
+        expected=(
+            Expected("shapes", "CNN.normalize.n_mels", ("is 64", "`compute_features.n_mels` 80")),
+        ),
+    ),
+    Mutation(
+        name="two misfits at once",
+        options=("--compute_features.n_mels=40", "--ctc_lin.in_features=31"),
+        expected=(
+            Expected("shapes", "CNN.normalize.n_mels", ("`compute_features.n_mels` 40",)),
+            Expected("shapes", "ctc_lin.in_features", ("is 31",)),
+        ),
+    ),
+    Mutation(
+        name="lobes: a Transformer of another input than the front-end's output",
+        yaml=LOBES,
+        text=(("!ref <n_mels> // 4 * <channels>", "641"),),
+        expected=(Expected("shapes", "Transformer.input_size", ("is 641", "`CNN`", "640")),),
+    ),
+    Mutation(
+        name="lobes: a Transformer wider than the heads",
+        yaml=LOBES,
+        options=("--Transformer.d_model=48",),
+        expected=(
+            Expected(
+                "shapes",
+                "Transformer.d_model",
+                ("is 48", "`ctc_lin.input_size` 32", "`seq_lin.input_size` 32"),
+            ),
+        ),
+    ),
+]
+
+UNUSED = [
+    Mutation(
+        name="a key of another spelling at depth three",
+        text=(("        n_mels: !ref <n_mels>\n    n_mels", "        n_mel: 80\n    n_mels"),),
+        expected=(Expected("hparams", "CNN.normalize", ("n_mel", "Did you mean `n_mels`?")),),
+    ),
+    Mutation(
+        name="a knob that nobody reads",
+        text=(("lr: 0.0025", "learning_pace: 3\nlr: 0.0025"),),
+        expected=(Expected("unused", "learning_pace", ("does nothing",)),),
+    ),
+    Mutation(
+        name="an option of another spelling",
+        text=(("max_grad_norm: ", "max_grad_norn: "),),
+        expected=(Expected("unused", "max_grad_norn", ("Did you mean `max_grad_norm`?",)),),
+    ),
+    Mutation(
+        name="a knob of another spelling, which the data needs",
+        text=(("\nspeeds: ", "\nspeedz: "),),
+        expected=(
+            Expected("unused", "speedz", ("Did you mean `speeds`?",)),
+            Expected("loaders", ".yaml:1", ("KeyError: 'speeds'",)),
+        ),
+    ),
+    Mutation(
+        name="a knob of another spelling, which the step needs",
+        text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
+        expected=(
+            Expected("unused", "label_smothing", ("Did you mean `label_smoothing`?",)),
+            Expected("shapes", ".yaml:1", ("breaks off in the recipe", "label_smoothing")),
+        ),
+    ),
+    Mutation(
+        name="a decoder without layers",
+        options=("--num_decoder_layers=0",),
+        expected=(Expected("rehearsal", "num_decoder_layers", ("at least 1",)),),
+    ),
+    Mutation(
+        name="lobes: a loss that they cannot give",
+        yaml=LOBES,
+        options=("--inter_ctc_weight=0.3",),
+        expected=(Expected("rehearsal", "inter_ctc_weight", ("must be 0.0",)),),
+    ),
+    Mutation(
+        name="an object that nobody reads",
+        text=(
+            (
+                "lr_schedule: ",
+                "warm: !new:sbkit.state.schedule.WarmupCosine\n    warmup: 0.1\nlr_schedule: ",
+            ),
+        ),
+        expected=(Expected("unused", "warm", ("does nothing",)),),
+    ),
+    Mutation(
+        name="a layer that is never run",
+        recipe=brain(SpareLayer),
+        expected=(Expected("unused", "CNN", ("`CNN.spare`", "it is never run")),),
+    ),
+    Mutation(
+        name="a decoder whose output is dropped",
+        recipe=brain(WithoutDecoder),
+        expected=(
+            Expected(
+                "unused",
+                "Transformer",
+                ("`Transformer.decoder`, `Transformer.embedding`", "does not reach the loss"),
+            ),
+            Expected("unused", "seq_lin", ("does not reach the loss",)),
+        ),
+    ),
+    Mutation(
+        name="a frozen layer",
+        recipe=brain(Frozen),
+        expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
+    ),
+    Mutation(
+        name="a layer that the YAML freezes",
+        text=(
+            (
+                "seq_lin: !new",
+                "_off: !apply:torch.nn.Module.requires_grad_ [!ref <CNN>, False]\n\nseq_lin: !new",
+            ),
+        ),
+        expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
+    ),
+]
+
+MUTATIONS = [*OWNERSHIP, *SHAPES, *UNUSED]

@@ -1,0 +1,49 @@
+"""One thing broken at a time: `sbkit check` names exactly that; what is healthy it lets pass."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.check.harness import Mutation, assert_found, findings_of, healthy_workplace
+from tests.runs import ROOT, Workplace
+
+FILES = sorted((ROOT / "tests" / "check" / "mutations").glob("*.py"))
+MUTATIONS: list[Mutation] = [
+    mutation
+    for file in FILES
+    for mutation in import_module(f"tests.check.mutations.{file.stem}").MUTATIONS
+]
+SPEECHBRAINS_FBANK = ("!new:sbkit.nn.features.Fbank", "!new:speechbrain.lobes.features.Fbank")
+PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
+LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
+HEALTHY = [
+    Mutation(name="healthy", expected=()),
+    Mutation(name="healthy pieces", options=("--token_type=bpe", "--vocab_size=50"), expected=()),
+    Mutation(name="healthy Transformer", options=("--encoder_module=transformer",), expected=()),
+    Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",), expected=()),
+    Mutation(name="healthy without a decoder", options=PURE_CTC, expected=()),
+    Mutation(name="healthy with another Fbank", text=(SPEECHBRAINS_FBANK,), expected=()),
+    Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE, expected=()),
+    Mutation(name="healthy lobes", yaml="hparams/ctc_speechbrain.yaml", expected=()),
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+
+
+@pytest.fixture(scope="session")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return healthy_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.mark.parametrize("mutation", [*HEALTHY, *MUTATIONS], ids=lambda mutation: mutation.name)
+def test_check_names_what_is_broken(
+    mutation: Mutation, workplace: Workplace, tmp_path: Path
+) -> None:
+    findings = findings_of(mutation, workplace, tmp_path)
+    assert_found(mutation, findings, tmp_path / "mutated.yaml")
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(MUTATIONS) >= 40
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)

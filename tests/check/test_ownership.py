@@ -1,0 +1,48 @@
+"""Who owns what in a YAML of SpeechBrain's, whose script is not there."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.check.check import check_subject
+from sbkit.check.groups import check_groups
+from sbkit.check.ownership import check_ownership
+from sbkit.check.shapes import check_shapes
+from sbkit.check.subject import Subject
+from sbkit.check.unused import check_unused
+from tests.speechbrain_recipe import HPARAMS
+
+LINEAR = "speechbrain.nnet.linear.Linear"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("", "", []),
+        ("lr: 0.002", f"lr: 0.002\nlm: !new:{LINEAR} {{n_neurons: 3, input_size: 3}}", ["`lm`"]),
+        ("    ctc_lin: !ref <ctc_lin>\nmodel", "model", []),  # it is still in `model`
+        ("    encoder: !ref <encoder>\n", "", []),
+        (
+            "lr: 0.002",
+            "lr: 0.002\nsearchers:\n    - !name:torch.nn.functional.linear\n"
+            f"        weight: !new:{LINEAR} {{n_neurons: 3, input_size: 3}}",
+            ["`searchers.0.weight`"],
+        ),
+        ("        model: !ref <model>\n", "", ["a checkpointer of `normalizer`"]),
+        ("[!ref <encoder>, !ref <ctc_lin>]", "[!ref <ctc_lin>, !ref <ctc_lin>]", ["model.0, mo"]),
+    ],
+)
+def test_a_foreign_yaml_is_read_without_its_script(
+    before: str, after: str, found: list[str], tmp_path: Path
+) -> None:
+    assert before in HPARAMS
+    yaml = tmp_path / "train.yaml"
+    yaml.write_text(HPARAMS.replace(before, after, 1) if before else HPARAMS, encoding="utf-8")
+    with Subject(yaml, {"output_folder": str(tmp_path / "run")}) as subject:
+        findings = check_subject(
+            subject, [check_ownership, check_groups, check_shapes, check_unused]
+        )
+    assert len(findings) == len(found), findings
+    for finding, words in zip(findings, found, strict=True):
+        assert finding.check == "ownership"
+        assert words in finding.declared

@@ -1,0 +1,76 @@
+"""Who reads a key: a reference, the code, an option; and at what depth nobody does."""
+
+from pathlib import Path
+
+import pytest
+
+import train
+from sbkit.check.sources import read_by, reading_of, sources
+from sbkit.check.unread import unread
+from sbkit.check.unused import off_limits
+from sbkit.machine.document import dotted, read_document
+from tests.runs import ROOT
+
+CODE = '''
+"""A docstring names "only_told"."""
+
+def main(hparams, brain):
+    """So does this: "only_told"."""
+    print(hparams["named"], brain.hparams.attribute, hparams.get("asked"), brain.other)
+    print(hparams["indexed"]["inner"], hparams["indexed"].get("deeper"))
+    make(**hparams["handed_on"])
+    # hparams["only_commented"]
+'''
+
+
+@pytest.mark.parametrize(
+    ("yaml", "expected"),
+    [
+        ("named: 1", []),
+        ("attribute: 1", []),
+        ("asked: 1", []),
+        ("other: 1", ["other"]),
+        ("only_told: 1", ["only_told"]),
+        ("only_commented: 1", ["only_commented"]),
+        ("max_grad_norm: 1", []),  # an option of SpeechBrain's Brain
+        ("__set_seed: !apply:torch.manual_seed [3]", []),
+        ("size: 1\nnamed: !ref <size> * 2", []),
+        ("sizes: {first: 1, second: 2}\nnamed: !ref <sizes[first]>", ["sizes.second"]),
+        ("sizes: {first: 1, second: 2}\nnamed: !ref <sizes>", []),
+        ("indexed: {inner: 1, deeper: 2, iner: 3}", ["indexed.iner"]),
+        ("indexed: {inner: {named: 1}, deeper: {}}", []),
+        ("handed_on: {anything: 1}", []),
+        ("named: !new:torch.nn.Linear {in_features: 1, out_features: 1}", []),
+        ("named: 1\nspare: !new:torch.nn.Linear [1, 1]", ["spare"]),
+        ("indexed: !include:inner.yaml", ["indexed.spare"]),
+    ],
+)
+def test_a_key_that_nobody_reads_is_found(yaml: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "inner.yaml").write_text("base: 1\ninner: !ref <base>\nspare: 2\n")
+    (tmp_path / "it.yaml").write_text(yaml + "\n")
+    found = unread(read_document(tmp_path / "it.yaml"), reading_of(tmp_path / "code.py"))
+    assert list(map(dotted, found)) == expected
+
+
+def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
+    files = {str(file.relative_to(ROOT)) for file in sources(train.RECIPE) if ROOT in file.parents}
+    assert {"train.py", "recipes/CommonVoice/prepare.py", "sbkit/machine/brain.py"} <= files
+    assert not any(file.startswith("tests/") for file in files)
+    assert all(ROOT in file.parents for file in sources(train.RECIPE))
+
+
+@pytest.mark.parametrize(
+    "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda yaml: yaml.stem
+)
+def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
+    reading = read_by(train.RECIPE)
+    assert list(unread(read_document(yaml), reading)) == []
+    odd = tmp_path / "odd.yaml"
+    odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")
+    assert list(unread(read_document(odd), reading)) == [("forgotten_knob",)]
+
+
+def test_a_knob_at_its_limit_is_tried_off_it() -> None:
+    knobs = {"a": 1.0, "b": 0.0, "c": 0, "d": 1, "e": False, "f": 0.3, "g": "0", "h": None}
+    assert off_limits(knobs) == {"a": 0.5, "b": 0.5, "c": 1}
