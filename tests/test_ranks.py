@@ -99,14 +99,13 @@ def test_a_rank_that_is_asked_to_stop_takes_the_others_along(
 ) -> None:
     """In a run whose noise only one rank hears: they skip that step together, too."""
     noisy = noisy_workplace(asterisk_english, tmp_path)
-    arguments = noisy.arguments(tmp_path / "run", "--check=false", yaml=write_fragile(tmp_path))
+    run, fragile = tmp_path / "run", write_fragile(tmp_path)
+    arguments = noisy.arguments(run, "--check=false", yaml=fragile)
     done = start(2, "quiet", tmp_path, [*without_folder(arguments), "--number_of_epochs=1"], noisy)
     assert done.returncode == 0, done.stderr
-    (epoch,) = [
-        each for each in read_log(tmp_path / "run" / "train_log.jsonl") if each["kind"] == "epoch"
-    ]
+    (epoch,) = [each for each in read_log(run / "train_log.jsonl") if each["kind"] == "epoch"]
     assert epoch["skipped"] == 1
-    blamed = list((tmp_path / "run" / "nonfinite").glob("*.json"))
+    blamed = list((run / "nonfinite").glob("*.json"))
     assert blamed
     for file in blamed:  # one, or two where the noise also filled the other rank's empty share
         (batch,) = read_json(file)["micro_batches"]
@@ -116,6 +115,10 @@ def test_a_rank_that_is_asked_to_stop_takes_the_others_along(
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"code-{rank}").read_text() for rank in (0, 1)] == [str(ASKED_TO_STOP)] * 2
     assert done.stdout.count("It is saved") == 1
+
+    assert noisy.train_here(run, "--check=false", yaml=fragile) == 0  # one process goes on
+    steps = [each["step"] for each in read_log(run / "train_log.jsonl") if each["kind"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_full_disk_stops_every_rank_with_one_sentence(

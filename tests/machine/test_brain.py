@@ -9,8 +9,10 @@ import torch
 from speechbrain import Stage
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 import sbkit
+from sbkit.machine import gradients
 from sbkit.machine.brain import Brain
 from sbkit.nn.loss import Loss
 from sbkit.state.checkpoint import Checkpointer
@@ -210,3 +212,68 @@ def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
     assert brain.optimizer_step == 16
     saved = torch.load(best.paramfiles["model"], weights_only=True)
     assert torch.equal(model.weight, saved["weight"])
+
+
+# -- mixed precision -------------------------------------------------------------------------------
+
+ORDER = ["scale", "backward", "unscale_", "clip", "step", "update"]
+
+
+def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain:
+    """Make a Brain with a scaler at work, as in fp16 on a GPU, and note what is called."""
+    brain = LineBrain(
+        modules={"model": line()},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu", "max_grad_norm": 0.5, "nonfinite_patience": 0},
+    )
+    brain.scaler = GradScaler("cpu", init_scale=1024.0)
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **options)
+
+        return call
+
+    for name in ("scale", "unscale_", "step", "update"):
+        monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
+    monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
+    monkeypatch.setattr("sbkit.machine.brain.clip", noted("clip", gradients.clip))
+    return brain
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_mixed_precision_goes_in_the_right_order(
+    accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    brain = scaled_brain(calls, monkeypatch)
+    brain.grad_accumulation_factor = accumulation
+    brain.fit(range(1), loader(12, 12 // accumulation))
+    assert calls == [*ORDER[:2] * accumulation, *ORDER[2:]]
+
+
+def test_what_is_scaled_steps_as_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    brain = scaled_brain([], monkeypatch)
+    brain.fit(range(3), loader(12, 4))
+    plain = LineBrain(
+        modules={"model": line()},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu", "max_grad_norm": 0.5},
+    )
+    plain.fit(range(3), loader(12, 4))
+    assert_alike(brain.modules["model"], plain.modules["model"])
+
+
+def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no bad batch: the loss is finite, and patience is not asked of anybody."""
+    brain = scaled_brain([], monkeypatch)
+    before = brain.modules["model"].weight.clone()
+    brain.scaler._init_scale = 3e38  # whatever gradient there is, it overflows
+    brain.fit(range(1), loader(12, 12))
+    assert torch.equal(brain.modules["model"].weight, before)
+    assert brain.journal.so_far.skipped == 1
+    assert brain.nonfinite_count == 0
+    assert brain.scaler.get_scale() == pytest.approx(1.5e38)
