@@ -57,8 +57,8 @@ def check_subject(subject: Subject, checks: Iterable[Check] = CHECKS) -> list[Fi
         for name, error in subject.faults.items()
         if not _is_told(error, found, subject)
     ]
-    once = {fault.declared: fault for fault in reversed(faults)}  # two parts may fail over one
-    return [*reversed(once.values()), *found]
+    told = {(each.declared, each.effect): each for each in reversed([*faults, *found])}
+    return [*reversed(told.values())]  # two parts, or a check, may fail over one fault
 
 
 def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> None:
@@ -68,17 +68,20 @@ def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> N
     """
     with alone(), Subject(yaml_file, overrides, recipe=recipe) as subject:
         findings = check_subject(subject)
-        write_prediction(subject)
-    for finding in findings:
+    stopping = [finding for finding in findings if finding.stops]
+    if len(stopping) == 1:
+        raise SbkitError(stopping[0].as_sentence())
+    for finding in stopping:
         print(finding, file=sys.stderr)
-    stopping = sum(finding.stops for finding in findings)
     if stopping:
         raise SbkitError(
-            f"What is declared must be what takes effect, but {stopping} of the findings above say "
-            "that it is not. Mend them, or pass --check=False."
+            f"What is declared must be what takes effect, but {len(stopping)} findings say that "
+            "it is not. Mend them, or pass --check=False."
         )
-    if findings:
-        say(f"{len(findings)} findings, none of which stops the run")
+    for finding in findings:
+        say(finding.as_sentence())
+    with suppress(OSError):  # a folder that cannot be written is refused by what needs it
+        write_prediction(subject)
 
 
 def _run(check: Check, subject: Subject) -> Iterator[Finding]:
@@ -110,8 +113,8 @@ def _is_told(error: SbkitError, found: Iterable[Finding], subject: Subject) -> b
 
 def from_error(error: SbkitError, check: str, subject: Subject) -> Finding:
     """Take a sentence apart: what must hold, what came, what to do."""
-    sentence = str(error)
+    sentence = subject.as_in_training(str(error))
     place = PLACE.search(sentence)
     named = next((key for key in KEY.findall(sentence) if key in subject.document.root), None)
     where = place[0] if place else subject.place(*([named] if named else []))
-    return Finding(check=check, where=where, **words_of(error))
+    return Finding(check=check, where=where, **words_of(sentence))

@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sbkit.values.errors import SbkitError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -32,17 +30,23 @@ class Finding:
             f"  mend:     {self.mend}"
         )
 
+    def as_sentence(self) -> str:
+        """Write it as one sentence, with its place unless that is only the file."""
+        sentence = f"{self.declared}, but {self.effect}. {self.mend}"
+        known = self.where in sentence or self.where.endswith(":1")
+        return sentence if known else f"{sentence} ({self.where})"
+
     def as_record(self) -> dict[str, object]:
         """Flatten for JSON."""
         return asdict(self)
 
 
-def words_of(error: SbkitError) -> dict[str, Any]:
-    """Take a sentence apart: what must hold, what came, what to do."""
-    declared, _, rest = str(error).partition(", but ")
+def words_of(sentence: str) -> dict[str, Any]:
+    """Take an error's sentence apart: what must hold, what came, what to do."""
+    declared, _, rest = sentence.partition(", but ")
     effect, _, mend = rest.partition(". ")
     return {
         "declared": declared,
-        "effect": effect or str(error),
+        "effect": effect or sentence,
         "mend": mend or "Correct it there.",
     }

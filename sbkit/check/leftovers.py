@@ -23,7 +23,7 @@ from sbkit.out.bundle import PARTS, TOKENIZER, build_graph
 from sbkit.out.export import plain_parts
 from sbkit.out.outcome import PREDICTION
 from sbkit.out.plain import TRUSTED
-from sbkit.state.checkpoint import checksum, refuse_other_model
+from sbkit.state.checkpoint import all_damaged, checksum, find_damage, refuse_other_model
 from sbkit.values.errors import SbkitError
 
 NAME = "leftovers"
@@ -72,16 +72,22 @@ def check_export(subject: Subject) -> Iterator[Finding]:
         config = _plain(subject)
     except SbkitError as error:
         key = next((key for key in PARTS if f"`{key}`" in str(error)), "model")
-        yield subject.finding(NAME, key, **words_of(error))
+        yield subject.finding(NAME, key, **words_of(str(error)))
         return
     yield from _find_distrusted(subject, config)
     yield from _find_untraceable(subject, config)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Find the checkpoint that a run would be resumed from, read only."""
-    found = (folder / "checkpoints").glob("CKPT+*")
-    return max(found, key=lambda each: each.stat().st_mtime, default=None)
+    """Find the checkpoint that a run would be resumed from, read only.
+
+    Raises SbkitError when there are some, and all are damaged.
+    """
+    found = sorted((folder / "checkpoints").glob("CKPT+*"), key=lambda each: -each.stat().st_mtime)
+    whole = next((each for each in found if find_damage(each) is None), None)
+    if found and whole is None:
+        raise all_damaged(folder / "checkpoints", len(found))
+    return whole
 
 
 def _find_foreign(subject: Subject, folder: Path) -> Iterator[Finding]:
@@ -139,7 +145,7 @@ def _find_other_model(subject: Subject, newest: Path) -> Iterator[Finding]:
             try:
                 refuse_other_model(saved, part.state_dict(), of=str(newest))
             except SbkitError as error:
-                yield subject.finding(NAME, name, **words_of(error))
+                yield subject.finding(NAME, name, **words_of(str(error)))
 
 
 def _meta(checkpoint: Path) -> Mapping[str, Any]:

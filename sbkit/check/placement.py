@@ -73,7 +73,7 @@ def _find_refused(subject: Subject) -> Iterator[Finding]:
             ask()
         except SbkitError as error:
             if str(error) not in told:
-                yield subject.finding(PLACEMENT, key, **words_of(error))
+                yield subject.finding(PLACEMENT, key, **words_of(str(error)))
 
 
 def _precisions(subject: Subject) -> list[str]:

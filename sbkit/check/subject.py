@@ -207,6 +207,10 @@ class Subject:
         """Name FILE:LINE of a key, or of the last of its keys that the file has."""
         return self.document.place(keys)
 
+    def as_in_training(self, sentence: str) -> str:
+        """Name the run's folder where a sentence names that of the check."""
+        return sentence.replace(self._scratch.name, str(self.run_folder))
+
     def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
         """Make a finding about a key."""
         return Finding(check=check, where=self.place(*keys), **words)

@@ -88,10 +88,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ranked = self.find_checkpoints(**keys)
         whole = list(islice(filter(_is_whole, ranked), count))
         if ranked and not whole:
-            raise SbkitError(
-                f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
-                f"{len(ranked)} are damaged. Restore one, or remove the folder to start over."
-            )
+            raise all_damaged(self.checkpoints_dir, len(ranked))
         return whole
 
     def load_average(self, count: int, **keys: Any) -> None:
@@ -203,6 +200,14 @@ def find_damage(folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"it cannot be read ({error})"
     return None
+
+
+def all_damaged(folder: Path, count: int) -> SbkitError:
+    """Make the sentence for a folder without a checkpoint to go on from."""
+    return SbkitError(
+        f"At least one checkpoint in {folder} must be whole, but all {count} are damaged. Restore "
+        "one, or remove the folder to start over."
+    )
 
 
 def checksum(file: Path) -> str:

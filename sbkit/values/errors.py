@@ -2,12 +2,14 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
 BAD_INPUT = 2
 STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": everything is saved, the same command goes on
+AFTER_THE_FIRST = 3.0  # seconds
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
@@ -25,6 +27,7 @@ def exit_with_sentence(main: Callable[[], int | None]) -> NoReturn:
         code = main() or 0
         sys.stdout.flush()  # a reader that has left is noticed here, not while Python shuts down
     except SbkitError as error:
+        _let_the_first_rank_speak()
         print(error, file=sys.stderr)
         code = BAD_INPUT
     except KeyboardInterrupt:
@@ -33,3 +36,9 @@ def exit_with_sentence(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
     sys.exit(code)
+
+
+def _let_the_first_rank_speak() -> None:
+    """Wait where another rank here says the same: torchrun ends the others within a second."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(AFTER_THE_FIRST)
