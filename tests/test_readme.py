@@ -20,14 +20,15 @@ COMMANDS = [
 ]
 # What a machine without GPUs and without Common Voice puts in place of the README's words.
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
-OURS = ("tools/demo", "tools/test")  # tools/test runs this test; tools/demo has a test of its own
+# tools/test runs this test, the others have tests of their own: tests/test_{tools,launch}.py.
+ELSEWHERE = ("tools/demo", "tools/test", "tools/launch/several_nodes.sh", "sbatch")
 
 
 @pytest.fixture(scope="module")
 def checkout(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder that looks like a checkout, with a corpus and two recordings beside it."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("train.py", "hparams", "recipes", "sbkit"):
+    for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (folder / name).symlink_to(ROOT / name)
     workplace = make_workplace(asterisk_english, folder / "data")
     clip, *_ = sorted((workplace.release / "clips").iterdir())
@@ -42,7 +43,7 @@ def adapted(command: str, checkout: Path) -> list[str]:
     release = str(checkout / "data" / "release")
     words = [HERE.get(word, word) for word in shlex.split(command)]
     words = [re.sub(r"=/data/\S+", f"={release}", word) for word in words]
-    if "train.py" in words:
+    if {"train.py", "check", "tools/launch/one_node.sh"} & {*words}:
         own = {word.split("=")[0] for word in words}
         options = [f"--data_folder={release}", *TINY, "--number_of_epochs=1"]
         if "hparams/ctc_large.yaml" in words:
@@ -62,7 +63,7 @@ def test_the_commands_run_in_their_order(checkout: Path) -> None:
         "PYTHONPATH": str(ROOT),
     }
     for command in COMMANDS:
-        if command in OURS:
+        if command.split()[0] in ELSEWHERE:
             continue
         done = subprocess.run(
             adapted(command, checkout),
@@ -71,17 +72,20 @@ def test_the_commands_run_in_their_order(checkout: Path) -> None:
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        # A corpus this small is told of: its steps do not fill eight GPUs.
+        expected = (0, 1) if " check " in command else (0,)
+        assert done.returncode in expected, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
     shutil.rmtree(checkout / "results")
 
 
 def test_the_readme_has_commands() -> None:
-    assert COMMANDS[:2] == list(OURS)
+    assert COMMANDS[:2] == list(ELSEWHERE[:2])
     assert sum("train.py" in command for command in COMMANDS) >= 3
     assert sum(command.startswith("sbkit ") for command in COMMANDS) >= 3
 
 
-@pytest.mark.parametrize("tool", OURS)
-def test_the_two_commands_are_there_to_be_run(tool: str) -> None:
+@pytest.mark.parametrize("tool", ELSEWHERE[:3])
+def test_the_tools_are_there_to_be_run(tool: str) -> None:
     assert os.access(ROOT / tool, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / tool], check=True)
