@@ -92,6 +92,8 @@ class Heart(QuietHeart):
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         self._file.unlink(missing_ok=True)
+        with suppress(OSError):  # another rank's may still be there
+            self._folder.rmdir()
 
     def beat(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         """Say where the rank is; costs no more than keeping it in mind."""
@@ -111,18 +113,19 @@ class Heart(QuietHeart):
             self._still = self._still + TICK if self._last is seen else 0.0
             seen = self._last
             self._write(seen)
-            if self._still >= self._stall_seconds:
-                (self._folder / NOTE).touch()
-            if (self._folder / NOTE).exists():
+            if self._still >= self._stall_seconds or (self._folder / NOTE).exists():
                 self._speak_and_end()
 
     def _write(self, beat: Beat) -> None:
         beside = self._file.with_suffix(".tmp")
-        with suppress(OSError):  # of a full disk the checkpoint will tell
+        with suppress(OSError):  # of a full disk a checkpoint will tell
+            self._folder.mkdir(exist_ok=True)
             beside.write_text(json.dumps({"rank": rank(), **asdict(beat)}))
             beside.replace(self._file)
 
     def _speak_and_end(self) -> None:
+        with suppress(OSError):
+            (self._folder / NOTE).touch()
         print(
             f"Rank {rank()}: every rank must move on within {self._stall_seconds:g} s, but one "
             "stands still. Where they were when they last moved:\n"

@@ -1,0 +1,67 @@
+"""A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from sbkit.machine.heartbeat import FOLDER, NOTE, Beat, Heart, QuietHeart, read_beats
+from sbkit.values.errors import STALLED
+
+HANGING = """
+import sys, time
+from pathlib import Path
+from sbkit.machine import heartbeat
+
+heartbeat.TICK, heartbeat.LAST_WORDS = 0.05, 0.1
+with heartbeat.Heart(Path(sys.argv[1]), stall_seconds=0.5) as heart:
+    for step in range(10):
+        heart.beat("step", step, ["clip7", "clip8"])
+        time.sleep(0.1)
+
+    def stand_still():
+        {how}
+
+    stand_still()
+"""
+ASLEEP = "time.sleep(60)"
+# A pattern that backtracks for ages holds the interpreter: no thread of Python's can speak.
+HOLDING = "import re; re.match('(a+)+b', 'a' * 60)"
+
+
+@pytest.mark.parametrize("how", [ASLEEP, HOLDING], ids=["asleep", "holding the interpreter"])
+def test_who_stands_still_is_named_and_ended(how: str, tmp_path: Path) -> None:
+    code = HANGING.format(how=how)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == (STALLED if how == ASLEEP else 1)
+    assert "in stand_still" in done.stderr
+    if how == ASLEEP:
+        assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
+        assert "`stall_seconds`" in done.stderr
+
+
+def test_a_sign_of_life_can_be_read_and_goes_with_the_run(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / NOTE).touch()  # of a run before
+    with patch("sbkit.machine.heartbeat.TICK", 0.02), Heart(tmp_path, stall_seconds=60) as heart:
+        heart.beat("valid", 12, [f"clip{number}" for number in range(9)])
+        seen: list[tuple[int, Beat]] = []
+        while not seen or seen[0][1].phase != "valid":
+            time.sleep(0.02)
+            seen = read_beats(tmp_path / FOLDER)
+        ((number, beat),) = seen
+        assert (number, beat.step, len(beat.utterances)) == (0, 12, 9)
+        assert str(beat).startswith(
+            "in valid after step 12 on clip0, clip1, clip2, clip3, ..., for"
+        )
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_quiet_heart_leaves_nothing() -> None:
+    with QuietHeart() as heart:
+        heart.beat("step", 1, ["clip"])
