@@ -1,23 +1,34 @@
 """What can be wrong with the run folder, and with what would be exported."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from sbkit.state.checkpoint import write_checksums
 from tests.check.harness import Expected, Mutation
 
 
 def another_model(run: Path) -> None:
-    torch.save({"0.conv1.bias": torch.zeros(5)}, checkpoint(run) / "model.ckpt")
+    with checkpoint(run) as folder:
+        torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
 
 
 def another_yaml(run: Path) -> None:
-    checkpoint(run)
-    (run / "hyperparams.yaml").write_text("seed: 1\nlr: 0.5\n")
+    with checkpoint(run):
+        (run / "hyperparams.yaml").write_text("seed: 1\nlr: 0.5\n")
 
 
 def without_its_tokenizer(run: Path) -> None:
-    (checkpoint(run) / "CKPT.yaml").write_text(f"tokenizer: {'0' * 64}\n")
+    with checkpoint(run) as folder:
+        (folder / "CKPT.yaml").write_text(f"tokenizer: {'0' * 64}\n")
+
+
+def cut_short(run: Path) -> None:
+    with checkpoint(run) as folder:
+        (folder / "model.ckpt").write_bytes(bytes(100))
+    (folder / "model.ckpt").write_bytes(bytes(99))
 
 
 def another_thing(run: Path) -> None:
@@ -29,13 +40,23 @@ def a_file(run: Path) -> None:
     run.write_text("results")
 
 
-def checkpoint(run: Path) -> Path:
+@contextmanager
+def checkpoint(run: Path) -> Iterator[Path]:
+    """Make a checkpoint that is whole, of what is written into its folder."""
     folder = run / "checkpoints" / "CKPT+2026-11-20+10-00-00+00"
     folder.mkdir(parents=True)
-    return folder
+    yield folder
+    write_checksums(folder)
 
 
 MUTATIONS = [
+    Mutation(
+        name="a checkpoint cut short, and no other",
+        run=cut_short,
+        expected=(
+            Expected("run_folder", "mutated.yaml:1", ("must be whole", "all 1 are damaged")),
+        ),
+    ),
     Mutation(
         name="checkpoints of another model",
         run=another_model,
