@@ -15,6 +15,8 @@ from tests.runs import (
     read_json,
 )
 
+pytestmark = pytest.mark.slow
+
 NO_CHECK = "--check=false"
 
 

@@ -18,6 +18,8 @@ import sbkit
 from tests.runs import make_workplace, one_thread
 from tests.speechbrain_recipe import dataio_prepare, load_recipe, make_asr, run
 
+pytestmark = pytest.mark.slow
+
 Kind = type[sb.Brain]
 EXACT = 1e-6  # relative
 

@@ -22,6 +22,8 @@ from tests.runs import (
     read_json,
 )
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 3
 
 

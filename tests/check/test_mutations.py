@@ -28,7 +28,10 @@ HEALTHY = [
     Mutation(name="healthy lobes", yaml="hparams/ctc_speechbrain.yaml", expected=()),
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning"),
+]
 
 
 @pytest.fixture(scope="session")

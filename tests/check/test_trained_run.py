@@ -15,6 +15,8 @@ from sbkit.machine.hparams import parse_command
 from tests.check.harness import healthy_workplace
 from tests.runs import Workplace, one_thread, read_json
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 
 
