@@ -411,7 +411,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if world_size() == 1 or shared or self._has_own_step():
             return
         step = self._step()
-        with torch.random.fork_rng():
+        devices = [] if self.device_type == "cpu" else [self.device]
+        kind = "cuda" if self.device_type == "cpu" else self.device_type
+        with torch.random.fork_rng(devices, device_type=kind):
             unused = freeze_unused(step, self._placed(next(iter(train_set))))
         if unused:
             say(
