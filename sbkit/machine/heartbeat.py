@@ -8,7 +8,7 @@ still; the first to notice leaves a note, each prints where it stands, and the j
 import faulthandler
 import json
 import os
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from sbkit.values.errors import STALLED
 
 FOLDER = "heartbeats"
 TICK = 1.0  # seconds
+TURN = 0.1  # seconds between one rank and the next, so that each can be read
 LAST_WORDS = 5.0  # seconds that the others get to say where they stand
 STDERR = 2  # whatever Python's own name for it points at
 NOTE = "stalled"  # the file that tells the others
@@ -126,18 +127,31 @@ class Heart(QuietHeart):
     def _speak_and_end(self) -> None:
         with suppress(OSError):
             (self._folder / NOTE).touch()
-        print(
+        time.sleep(min(rank(), 20) * TURN)
+        words = (
             f"Rank {rank()}: every rank must move on within {self._stall_seconds:g} s, but one "
             "stands still. Where they were when they last moved:\n"
             + "\n".join(f"  rank {number} {beat}" for number, beat in read_beats(self._folder))
             + "\nMend what holds it, or raise `stall_seconds` if that was only slow. The same "
-            f"command goes on from the last checkpoint. What rank {rank()} is doing:",
-            file=sys.__stderr__,
-            flush=True,
+            f"command goes on from the last checkpoint. What rank {rank()} is doing:\n"
         )
-        faulthandler.dump_traceback(file=STDERR, all_threads=True)
+        os.write(STDERR, (words + stacks()).encode())
         time.sleep(LAST_WORDS)
         os._exit(STALLED)
+
+
+def stacks() -> str:
+    """Give the stack of every thread.
+
+    By way of a file: faulthandler writes word by word, and several ranks share a screen.
+    """
+    try:
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            file.seek(0)
+            return file.read()
+    except OSError as error:  # the job has to end all the same
+        return f"its stacks could not be written ({error})\n"
 
 
 def read_beats(folder: Path) -> list[tuple[int, Beat]]:
