@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from sbkit.tensors.distributed import gather_over_ranks, world_size
@@ -33,12 +33,7 @@ class StopSignals:
             self._before = {each: signal.signal(each, self._hear) for each in ASKED}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the signals to those who had them before."""
         for each, handler in self._before.items():
             signal.signal(each, handler)
