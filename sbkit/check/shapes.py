@@ -12,8 +12,7 @@ from ruamel.yaml.comments import CommentedMap
 from sbkit.check.finding import Finding
 from sbkit.check.rehearsal import Broken, Misfit, rehearse
 from sbkit.check.subject import Subject
-from sbkit.machine.document import Document, Keys, dotted, read_document, walk
-from sbkit.machine.overrides import apply_overrides
+from sbkit.machine.document import Document, Keys, dotted, walk
 from sbkit.machine.references import Scope
 
 CHECK = "shapes"
@@ -37,8 +36,7 @@ class Sizes:
     """The sizes that the YAML declares, as they take effect."""
 
     def __init__(self, subject: Subject) -> None:
-        self._document = read_document(subject.yaml_file)
-        apply_overrides(self._document, subject.overrides)
+        self._document = subject.overridden
 
     def taker(self, misfit: Misfit) -> Keys:
         """Name the key that sets what a module takes."""

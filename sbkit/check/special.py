@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from sbkit.check.finding import Finding
 from sbkit.check.subject import Subject
-from sbkit.machine.document import Keys, read_document, walk
-from sbkit.machine.overrides import apply_overrides
+from sbkit.machine.document import Keys, walk
 from sbkit.machine.references import Scope
 from sbkit.values.labels import LabelSpace
 
@@ -60,8 +59,7 @@ def check_special(subject: Subject) -> Iterator[Finding]:
 
 def _declared(subject: Subject) -> Iterator[tuple[str, Special]]:
     """Give what is called `blank_index`, `eos_id` and so on, as it takes effect."""
-    document = read_document(subject.yaml_file)
-    apply_overrides(document, subject.overrides)
+    document = subject.overridden
     for keys, node in walk(document.root):
         match = SPECIAL.fullmatch(str(keys[-1])) if keys else None
         value = Scope(document).evaluate(node) if match else None

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.watch import MoveWatch
 from sbkit.machine.document import Document, read_document
 from sbkit.machine.hparams import load_hparams, read_knobs
+from sbkit.machine.overrides import apply_overrides
 from sbkit.tensors.device import Count, Placement, count_here, count_on, resolve
 from sbkit.tensors.log import quiet
 from sbkit.values.errors import SbkitError
@@ -178,6 +179,13 @@ class Subject:
     def count(self) -> Count:
         """Count devices as this machine has them, or the one meant."""
         return count_here if self.target is None else count_on(self.target)
+
+    @cached_property
+    def overridden(self) -> Document:
+        """Give the tree of the YAML with the overrides in it."""
+        document = read_document(self.yaml_file)
+        apply_overrides(document, self.overrides)
+        return document
 
     # -- words and places ----------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class Reading:
 
     def __add__(self, other: "Reading") -> "Reading":
         """Add two stretches of a run."""
-        return Reading(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Reading(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -105,7 +105,3 @@ class Meter:
         self._waiting_seconds = 0.0
         self.skipped = 0.0  # the same on every rank
         self._started = time.perf_counter()
-
-
-def _values(reading: Reading) -> tuple[float, ...]:
-    return astuple(reading)
