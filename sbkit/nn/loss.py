@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, ctc_loss
+from torch.nn.functional import cross_entropy
 
+from sbkit.nn.ctc import kernel_of
 from sbkit.tensors.lengths import length_mask
 
 
@@ -49,21 +50,14 @@ def ctc(
     two that are equal) has no alignment: it weighs nothing here, and `impossible` counts it.
     Source: Graves et al. 2006.
     """
-    per_utterance = ctc_loss(
-        log_probs.float().transpose(0, 1),  # (U, B, V)
-        tokens,
-        frames,  # the kernel reads both on the host, where lengths are in training
-        token_counts,
-        blank=blank,
-        reduction="none",
-        zero_infinity=True,
-    )
+    kernel = kernel_of(log_probs.device)
+    per_utterance = kernel(log_probs.float(), tokens, frames, token_counts, blank=blank)
     needed, counts, frames = (
         each.to(log_probs.device, non_blocking=True)
         for each in (frames_needed(tokens, token_counts), token_counts, frames)
     )
     possible = frames >= needed
-    return Loss(per_utterance * possible, counts * possible)
+    return Loss(per_utterance.where(possible, 0), counts * possible)
 
 
 def frames_needed(tokens: Tensor, token_counts: Tensor) -> Tensor:
