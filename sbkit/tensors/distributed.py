@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.tensors.rendezvous import join
 from sbkit.values.errors import BAD_INPUT
@@ -53,8 +54,20 @@ def process_group(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()  # a reducer in a cycle would hold the group too
+        _take_group_from_reducers()
+        gc.collect()  # what is in a cycle would hold the group too
         dist.destroy_process_group()
+
+
+def _take_group_from_reducers() -> None:
+    """Let no reducer outlive the group, whatever frame or traceback holds it still.
+
+    It would end the group while it holds Python's lock, for which gloo's threads may be waiting
+    with a lock that it needs: one in twenty of such processes never ended on a busy machine.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), DistributedDataParallel):
+            each.reducer = each.logger = each.process_group = None
 
 
 def barrier() -> None:

@@ -47,7 +47,7 @@ with process_group(torch.device("cpu")):
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
     reducer = DistributedDataParallel(torch.nn.Linear(2, 2))
     reducer(torch.ones(1, 2)).sum().backward()
-    del reducer
+    kept = reducer  # by a frame, say: it must not hold the group, nor gloo's threads
 tasks = Path("/proc/self/task").glob("*/comm")
 seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]
 seen["alone"] = [rank(), world_size()]
