@@ -19,6 +19,7 @@ from sbkit.check.subject import MissingPartError, Recipe, Subject
 from sbkit.data.batch import Batch
 from sbkit.machine.nonfinite import FOLDER
 from sbkit.machine.step import as_loss
+from sbkit.state.randomness import TorchState, restore_torch_state
 from sbkit.tensors.device import Placement, resolve
 from sbkit.values.errors import SbkitError
 
@@ -63,7 +64,7 @@ def replay_file(file: Path, recipe: Recipe | None) -> int:
     return 0
 
 
-def _tell(brain: Any, batch: Batch, random: Tensor) -> bool:
+def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
     """Run a batch whole and each of its utterances alone, and say what is not finite."""
     whole = trace(brain, batch, random)
     if whole.is_finite:
@@ -83,10 +84,10 @@ def one_line(batch: Batch, row: int) -> str:
     return f"{samples} samples, {count} labels, {batch.texts[row]!r}"
 
 
-def trace(brain: Any, batch: Batch, random: Tensor) -> Trace:
+def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
     """Take the step's forward and backward once, and watch every module."""
     found = Trace()
-    _restore(random, brain.device)
+    restore_torch_state(random, brain.device)
     brain.modules.train()
     brain.modules.zero_grad(set_to_none=True)
     batch = batch.to(brain.device)
@@ -163,13 +164,6 @@ def _words(found: Trace) -> str:
         found.backward,
     ]
     return "not finite: " + ", then ".join(place for place in places if place)
-
-
-def _restore(random: Tensor, device: torch.device) -> None:
-    if device.type == "cpu":
-        torch.set_rng_state(random)
-    else:
-        torch.get_device_module(device).set_rng_state(random, device)
 
 
 def _brain(subject: Subject) -> Any:

@@ -32,20 +32,12 @@ from sbkit.machine.journal import Journal
 from sbkit.machine.meter import Reading
 from sbkit.machine.nonfinite import Watch, ids_of
 from sbkit.machine.options import declared_options
-from sbkit.machine.step import (
-    StepGraph,
-    as_loss,
-    average_statistics,
-    freeze_unused,
-    length_of,
-    mark_last,
-    share_of_steps,
-    share_step,
-)
+from sbkit.machine.step import SharedStep, StepGraph, as_loss, average_statistics
 from sbkit.machine.stopping import Council, StopSignals
+from sbkit.machine.walk import length_of, mark_last, share_of_steps
 from sbkit.nn.loss import Loss
 from sbkit.state.checkpoint import Checkpointer
-from sbkit.state.randomness import State, random_state, restore_random_state
+from sbkit.state.randomness import State, random_state, restore_random_state, torch_state
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import gather_over_ranks, world_size
 from sbkit.tensors.log import say
@@ -86,7 +78,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.nonfinite_count = 0  # bad steps of this epoch
         self.signals, self.council = StopSignals(), Council()
         self.heart = QuietHeart()
-        self.watch = Watch(self._run_folder, self.modules, self.device)
+        self.watch = Watch(self._run_folder, self.modules)
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self._steps_of_epoch, self._last_save = 0, time.monotonic()
@@ -95,7 +87,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._tally = torch.zeros(2, device=self.device)
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
         self._recovered: State | None = None  # random generators, until they are set
-        self._step_graph: nn.Module = self._step()
+        graph = StepGraph(
+            modules=self.modules, predict=self.compute_forward, lose=self.compute_objectives
+        )
+        self._shared_step = SharedStep(graph, self.device)
 
     # -- the run ------------------------------------------------------------------------------
 
@@ -212,10 +207,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         placed = self._placed(batch)
         self.on_fit_batch_start(placed, self.should_step)
-        random = self.watch.random_state()
+        random = torch_state(self.device)
         with self.no_sync(not self.should_step):
             with self.training_ctx:
-                outputs, objective = self._step_graph(placed)
+                outputs, objective = self._shared_step(placed)
             loss = as_loss(objective)
             total = loss.sums.sum()
             torch.autograd.backward(self.scaler.scale(total))
@@ -403,28 +398,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
             super()._wrap_distributed()
 
     def _share_step(self, train_set: Any) -> None:
-        """Wrap the step once, when it is known which parameters have a part in it.
-
-        DDP would wait for the gradients of the others, which never come.
-        """
-        shared = isinstance(self._step_graph, DistributedDataParallel)
-        if world_size() == 1 or shared or self._has_own_step():
+        """Share the step once, when there is a batch to see its unused parameters by."""
+        if world_size() == 1 or self._shared_step.is_shared or self._has_own_step():
             return
-        step = self._step()
-        devices = [] if self.device_type == "cpu" else [self.device]
-        kind = "cuda" if self.device_type == "cpu" else self.device_type
-        with torch.random.fork_rng(devices, device_type=kind):
-            unused = freeze_unused(step, self._placed(next(iter(train_set))))
+        unused = self._shared_step.share(lambda: self._placed(next(iter(train_set))))
         if unused:
             say(
                 f"{len(unused)} parameters take no part in the loss and stay as they are: "
                 f"{unused[0]} to {unused[-1]}"
             )
-        self._step_graph = share_step(step, self.device)
 
     def _unwrap_distributed(self) -> None:
-        """Let go of the reducers: one that outlives its group ends some runs with SIGABRT."""
-        self._step_graph = self._step()
+        """Let go of the reducers."""
+        self._shared_step.let_go()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):
                 self.modules[name] = module.module
@@ -432,15 +418,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _has_own_step(self) -> bool:
         return type(self).fit_batch is not Brain.fit_batch
 
-    def _step(self) -> StepGraph:
-        return StepGraph(
-            modules=self.modules, predict=self.compute_forward, lose=self.compute_objectives
-        )
-
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
-        if use and isinstance(self._step_graph, DistributedDataParallel):
-            return self._step_graph.no_sync()
+        if use and self._shared_step.is_shared:
+            return self._shared_step.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)
         return context
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.data.batch import Batch
+from sbkit.state.randomness import TorchState
 from sbkit.tensors.distributed import rank
 from sbkit.values.errors import SbkitError
 from sbkit.values.files import to_json, write_text_atomically
@@ -22,7 +23,7 @@ class Seen:
     """A micro-batch as the host had it, and the random state that it was computed from."""
 
     batch: Any
-    random: Tensor
+    random: TorchState
     lost: Tensor  # (): the summed loss, on the device
 
 
@@ -41,20 +42,13 @@ class Step:
 class Watch:
     """Keep the last steps until the host looks at their flags, and write down the bad ones."""
 
-    def __init__(self, run_folder: Path | None, modules: nn.Module, device: torch.device) -> None:
+    def __init__(self, run_folder: Path | None, modules: nn.Module) -> None:
         self._folder = run_folder and run_folder / FOLDER
-        self._modules, self._device = modules, device
+        self._modules = modules
         self._seen: list[Seen] = []
         self._steps: list[Step] = []
 
-    def random_state(self) -> Tensor:
-        """Give the state of the device's generator; the host has it at hand."""
-        if self._device.type == "cpu":
-            return torch.get_rng_state()
-        state: Tensor = torch.get_device_module(self._device).get_rng_state(self._device)
-        return state
-
-    def see(self, batch: Any, random: Tensor, lost: Tensor) -> None:
+    def see(self, batch: Any, random: TorchState, lost: Tensor) -> None:
         """Remember a micro-batch of the step to come."""
         self._seen.append(Seen(batch, random, lost.detach()))
 

@@ -1,6 +1,7 @@
 """One training step as one module: what DDP wraps, and what it needs to know before."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,24 +33,60 @@ class StepGraph(nn.Module):
         return outputs, self._lose(outputs, batch, Stage.TRAIN)
 
 
-def share_step(step: StepGraph, device: torch.device) -> nn.Module:
-    """Wrap a step in DDP; on GPUs batch normalization sees the batch of all ranks."""
-    if device.type == "cuda":
-        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-        convert(step)
-    return DistributedDataParallel(
-        step,
-        device_ids=None if device.type == "cpu" else [device],
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-    )
+class SharedStep:
+    """A step that is this process's own until it is shared: then DDP adds up its gradients.
+
+    It is shared when there is a batch to see by which parameters have a part in the loss. DDP would
+    wait for the gradients of the others, which never come, or search for them in every step.
+    """
+
+    def __init__(self, graph: StepGraph, device: torch.device) -> None:
+        self._graph, self._device = graph, device
+        self._wrapped: DistributedDataParallel | None = None
+
+    def __call__(self, batch: Any) -> tuple[Any, Any]:
+        """Give what the recipe predicts and what it loses."""
+        given: tuple[Any, Any] = (self._wrapped or self._graph)(batch)
+        return given
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether gradients are added up over the ranks."""
+        return self._wrapped is not None
+
+    def share(self, first_batch: Callable[[], Any]) -> list[str]:
+        """Share the step among the ranks; freeze and name what gets no gradient on any of them.
+
+        No random number is drawn by it. On GPUs batch normalization sees the batch of all ranks.
+        """
+        is_cpu = self._device.type == "cpu"
+        devices, kind = ([], "cuda") if is_cpu else ([self._device], self._device.type)
+        with torch.random.fork_rng(devices, device_type=kind):
+            unused = freeze_unused(self._graph, first_batch())
+        if self._device.type == "cuda":
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            convert(self._graph)
+        self._wrapped = DistributedDataParallel(
+            self._graph,
+            device_ids=None if is_cpu else [self._device],
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+        return unused
+
+    def let_go(self) -> None:
+        """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
+        self._wrapped = None
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Leave gradients on this rank while a batch is still being accumulated."""
+        return self._wrapped.no_sync() if self._wrapped else nullcontext()
 
 
 def freeze_unused(step: StepGraph, batch: Any) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    DDP would wait for their gradients forever, or search for them in every step. The one dry run
-    leaves gradients and buffers as they were.
+    The one dry run leaves gradients and buffers as they were.
     """
     buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
     torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
@@ -81,40 +118,3 @@ def as_loss(objective: Any) -> Loss:
     if isinstance(objective, Loss):
         return objective
     return Loss(objective.reshape(1), torch.ones(1, device=objective.device))
-
-
-def mark_last(
-    batches: Iterable[Any], *, count: int | None, done: int
-) -> Iterator[tuple[Any, bool]]:
-    """Tell of each batch whether it is the last of an epoch of which ``done`` were already seen.
-
-    Where the number is not known the walk looks one ahead. That would do everywhere, but a loader
-    that saves its place would be one too far.
-    """
-    if count is not None:
-        for number, batch in enumerate(batches, done + 1):
-            yield batch, number == count
-        return
-    before: list[Any] = []
-    for batch in batches:
-        if before:
-            yield before.pop(), False
-        before.append(batch)
-    for batch in before:
-        yield batch, True
-
-
-def length_of(batches: Any) -> int | None:
-    """Count the batches of a loader, None where it does not know."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None
-
-
-def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
-    """Tell how much of an epoch lies before the step of the next micro-batch.
-
-    In steps: a schedule that counted micro-batches would depend on the accumulation.
-    """
-    return (done // accumulation) / -(-count // accumulation) if count else 0.0

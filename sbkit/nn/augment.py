@@ -7,11 +7,12 @@ were drawn when the epoch was planned.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-import torchaudio.functional
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torchaudio.transforms import Resample
 
 from sbkit.tensors.lengths import length_mask
 
@@ -48,11 +49,18 @@ def change_speed(audio: Tensor, lengths: Tensor, paces: Sequence[Pace]) -> tuple
 def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
     if percent == 100:
         return audio.float(), lengths
-    # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
-    faster = torchaudio.functional.resample(audio.float(), percent, 100)
+    faster = resampler(percent, audio.device)(audio.float())
     lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
     inside = length_mask(lengths, faster.shape[1], faster.device)
     return faster * inside, lengths  # the filter rings beyond
+
+
+@lru_cache
+def resampler(percent: int, device: torch.device) -> nn.Module:
+    """Make what plays audio at a speed, once: torchaudio makes the host wait for its kernel."""
+    # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
+    made: nn.Module = Resample(percent, 100, dtype=torch.float32)
+    return made.to(device, non_blocking=True)
 
 
 class SpecAugment(nn.Module):
@@ -79,26 +87,28 @@ class SpecAugment(nn.Module):
         """Draw the masks of every utterance and fill them."""
         _, frames, bins = features.shape
         widest = (lengths * self.time_share).floor().clamp(max=self.time_width)
-        times = [_stretch(widest, lengths, frames) for _ in range(self.time_masks)]
+        device = features.device
+        times = [_stretch(widest, lengths, frames, device) for _ in range(self.time_masks)]
         widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
-        bands = [_stretch(widest, whole, bins) for _ in range(self.freq_masks)]
-        hidden = _any(times, features).unsqueeze(2) | _any(bands, features).unsqueeze(1)
-        inside = length_mask(lengths, frames, features.device).unsqueeze(2)
+        bands = [_stretch(widest, whole, bins, device) for _ in range(self.freq_masks)]
+        hidden = _any(times, device).unsqueeze(2) | _any(bands, device).unsqueeze(1)
+        inside = length_mask(lengths, frames, device).unsqueeze(2)
         mean = (features * inside).sum((0, 1)) / lengths.sum()
         return torch.where(hidden & inside, mean, features)
 
 
-def _any(masks: list[Tensor], features: Tensor) -> Tensor:
-    """Unite masks, on the device of the features; none hides nothing."""
+def _any(masks: list[Tensor], device: torch.device) -> Tensor:
+    """Unite masks; none hides nothing."""
     if not masks:
-        return torch.zeros(1, 1, dtype=torch.bool, device=features.device)
-    return torch.stack(masks).any(0).to(features.device, non_blocking=True)
+        return torch.zeros(1, 1, dtype=torch.bool, device=device)
+    return torch.stack(masks).any(0)
 
 
-def _stretch(widest: Tensor, lengths: Tensor, size: int) -> Tensor:
+def _stretch(widest: Tensor, lengths: Tensor, size: int, device: torch.device) -> Tensor:
     """Mark one stretch a row, of a width and a place drawn evenly: (B,), (B,) -> (B, size)."""
     draws = torch.rand(2, len(lengths), device=lengths.device)
     width = draws[0] * widest
     start = draws[1] * (lengths - width)
-    positions = torch.arange(size, device=lengths.device)
-    return (positions >= start.unsqueeze(1)) & (positions < (start + width).unsqueeze(1))
+    edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
+    positions = torch.arange(size, device=device)
+    return (positions >= edges[0]) & (positions < edges[1])

@@ -60,6 +60,7 @@ def kernel_of(device: torch.device) -> Kernel:
     return ctc_of_torch
 
 
+@torch.enable_grad()
 def compare(one: Kernel, other: Kernel, device: torch.device) -> float:
     """Tell by how much two kernels differ at most, in loss or gradient, on one small question."""
     scores = torch.arange(3 * 12 * 7, device=device).sin().reshape(3, 12, 7).requires_grad_()

@@ -67,7 +67,7 @@ def pad_to_window(audio: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def povey_window(device: torch.device) -> Tensor:
     """Give Kaldi's default window, a Hann window to the power 0.85: (400,)."""
-    return torch.hann_window(WINDOW_SAMPLES, periodic=False).pow(0.85).to(device)
+    return torch.hann_window(WINDOW_SAMPLES, periodic=False).pow(0.85).to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=8)
@@ -79,4 +79,5 @@ def mel_filters(n_mels: int, device: torch.device) -> Tensor:
     """
     highest, no_warping = SAMPLE_RATE / 2, (100.0, -500.0, 1.0)
     filters, _ = get_mel_banks(n_mels, FFT_SAMPLES, SAMPLE_RATE, LOWEST_HZ, highest, *no_warping)
-    return nn.functional.pad(filters, (0, 1)).T.contiguous().to(device)  # nothing at half the rate
+    filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
+    return filters.T.contiguous().to(device, non_blocking=True)

@@ -5,10 +5,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sbkit.tensors.distributed import rank
 
 State = dict[str, Any]
+TorchState = dict[str, Tensor]  # by type of device
+
+
+def torch_state(device: torch.device) -> TorchState:
+    """Take down torch's generators: the CPU's, which masks are drawn from, and a device's."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def restore_torch_state(state: TorchState, device: torch.device) -> None:
+    """Set the generators to a state of `torch_state`; a device that it is not of stays."""
+    torch.set_rng_state(state["cpu"])
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type], device)
 
 
 def random_state(device: torch.device) -> State:
@@ -18,8 +35,7 @@ def random_state(device: torch.device) -> State:
     return {
         "python": random.getstate(),
         "numpy": numpys,
-        "cpu": _to_hex(torch.get_rng_state()),
-        device.type: _to_hex(_generators(device).get_rng_state()),
+        **{kind: _to_hex(each) for kind, each in torch_state(device).items()},
     }
 
 
@@ -31,20 +47,15 @@ def restore_random_state(state: State, device: torch.device) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(_from_hex(state["cpu"]))
-    if device.type in state:
-        _generators(device).set_rng_state(_from_hex(state[device.type]))
+    kinds = {"cpu", device.type} & state.keys()
+    restore_torch_state({kind: _from_hex(state[kind]) for kind in kinds}, device)
     if rank() > 0:
         torch.manual_seed(int(torch.randint(2**62, ())) + rank())
 
 
-def _generators(device: torch.device) -> Any:
-    return torch if device.type == "cpu" else torch.get_device_module(device)
-
-
-def _to_hex(state: torch.Tensor) -> str:
+def _to_hex(state: Tensor) -> str:
     return state.numpy().tobytes().hex()
 
 
-def _from_hex(text: str) -> torch.Tensor:
+def _from_hex(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tensor:
     """Mark what is inside each utterance: (B,) -> (B, T) of bool on a device, true inside."""
-    positions = torch.arange(max_length, device=lengths.device)
-    return (positions < lengths.unsqueeze(1)).to(device, non_blocking=True)
+    positions = torch.arange(max_length, device=device)
+    # Lengths travel, not masks: of more than 64 kB that is not pinned, CUDA makes the host wait.
+    return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:

@@ -1,0 +1,41 @@
+"""A walk over the micro-batches of an epoch: how many, which is the last, how far it is."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def mark_last(
+    batches: Iterable[Any], *, count: int | None, done: int
+) -> Iterator[tuple[Any, bool]]:
+    """Tell of each batch whether it is the last of an epoch of which ``done`` were already seen.
+
+    Where the number is not known the walk looks one ahead. That would do everywhere, but a loader
+    that saves its place would be one too far.
+    """
+    if count is not None:
+        for number, batch in enumerate(batches, done + 1):
+            yield batch, number == count
+        return
+    before: list[Any] = []
+    for batch in batches:
+        if before:
+            yield before.pop(), False
+        before.append(batch)
+    for batch in before:
+        yield batch, True
+
+
+def length_of(batches: Any) -> int | None:
+    """Count the batches of a loader, None where it does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
+    """Tell how much of an epoch lies before the step of the next micro-batch.
+
+    In steps: a schedule that counted micro-batches would depend on the accumulation.
+    """
+    return (done // accumulation) / -(-count // accumulation) if count else 0.0
