@@ -23,7 +23,6 @@ from sbkit.nn.loss import Loss, ctc, sequence
 from sbkit.out.curves import draw_curves
 from sbkit.out.outcome import Outcome
 from sbkit.out.report import write_summary, write_wer
-from sbkit.state.checkpoint import checksum
 from sbkit.tensors.distributed import gather_over_ranks, rank
 from sbkit.tensors.log import FinalFigures, RunLog
 from sbkit.values.scoring import Scored, score, total_scores
@@ -110,7 +109,8 @@ class AsrBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_features(self.modules, self.graph, self.measure_set, self.device)
+        batches = self.beating(self.measure_set, "measure")
+        measure_features(self.modules, self.graph, batches, self.device)
 
     def on_fit_batch_start(self, batch: Batch, should_step: bool) -> None:
         """Set the rate and the seed from the place in the run: a resumed run needs nothing else."""
@@ -146,12 +146,7 @@ class AsrBrain(Brain):
         if stage is Stage.VALID and epoch is not None:
             self.log_epoch(epoch, dev_loss=stage_loss, cer=scores.cer, wer=scores.wer)
             self.checkpointer.save_and_keep_only(
-                meta={
-                    "CER": scores.cer,
-                    "WER": scores.wer,
-                    "epoch": epoch,
-                    "tokenizer": checksum(self.tokenizer.model_file),
-                },
+                meta={"CER": scores.cer, "WER": scores.wer, "epoch": epoch},
                 min_keys=["CER"],
                 num_to_keep=self.hparams.average_checkpoints,
             )

@@ -8,7 +8,7 @@ counts, or a plain mean as in SpeechBrain.
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +32,7 @@ from sbkit.machine.journal import Journal
 from sbkit.machine.meter import Reading
 from sbkit.machine.nonfinite import Watch, ids_of
 from sbkit.machine.options import declared_options
+from sbkit.machine.running import RunningStatistics
 from sbkit.machine.step import SharedStep, StepGraph, as_loss, average_statistics
 from sbkit.machine.stopping import Council, StopSignals
 from sbkit.machine.walk import length_of, mark_last, share_of_steps
@@ -45,7 +46,7 @@ from sbkit.values.errors import ASKED_TO_STOP
 
 STALL_SECONDS = 120.0
 LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
-COUNTERS = ("step", "optimizer_step")
+COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 
 
 @register_checkpoint_hooks
@@ -79,10 +80,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.signals, self.council = StopSignals(), Council()
         self.heart = QuietHeart()
         self.watch = Watch(self._run_folder, self.modules)
+        self.statistics = RunningStatistics(self.modules)
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self._steps_of_epoch, self._last_save = 0, time.monotonic()
         self._is_last = False  # micro-batch of its epoch
+        self._is_begun = False  # a step of the optimizer, by its first micro-batch
         # Of the current step, on this rank: its labels, and its losses that were not finite.
         self._tally = torch.zeros(2, device=self.device)
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
@@ -90,7 +93,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         graph = StepGraph(
             modules=self.modules, predict=self.compute_forward, lose=self.compute_objectives
         )
-        self._shared_step = SharedStep(graph, self.device)
+        self._shared_step = SharedStep(
+            graph, self.device, find_unused_parameters=self.find_unused_parameters
+        )
 
     # -- the run ------------------------------------------------------------------------------
 
@@ -108,13 +113,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
         valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
-        self.on_fit_start()
-        if self.step == 0:
-            self._resume_random()
-        self._open_journal(epoch_counter, train_set)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self.signals, self._heart() as self.heart:
+                self.on_fit_start()
+                if self.step == 0:
+                    self._resume_random()
+                self._open_journal(epoch_counter, train_set)
                 for epoch in epoch_counter:
                     self._fit_train(train_set, epoch, enable)
                     self._fit_valid(valid_set, epoch, enable)
@@ -144,13 +149,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
-        self.nonfinite_count = 0
+        if self.step == 0:
+            self.nonfinite_count = 0
         self.journal.start_epoch(afresh=self.step == 0)
         self.modules.train()
-        self._share_step(train_set)
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         self._tally.zero_()
+        self._is_begun = False
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
         batches = iter(train_set)
@@ -161,6 +167,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
             self.heart.beat("step", self.optimizer_step, ids_of(batch))
+            self._share_step(batch)
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
@@ -170,14 +177,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self._log_step(epoch, live=enable)
             if self.debug and self.step >= self.debug_batches:
                 break
-            if has_stepped:
+            if self.should_step:
                 self._save_or_leave(is_last)
             self.heart.beat("data", self.optimizer_step)
         self._read()
         self.zero_grad(set_to_none=True)
-        self._steps_of_epoch, self.step = self.step, 0
+        self._steps_of_epoch = self.step
         self.on_stage_end(Stage.TRAIN, self.journal.so_far.loss, epoch)
-        self.avg_train_loss = 0.0
+        self.avg_train_loss, self.step = 0.0, 0
 
     @property
     def should_step(self) -> bool:
@@ -206,6 +213,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         that overrides this. `optimizers_step` expects the gradient of a mean.
         """
         placed = self._placed(batch)
+        if not self._is_begun:
+            self.statistics.take_down()
+        self._is_begun = not self.should_step
         self.on_fit_batch_start(placed, self.should_step)
         random = torch_state(self.device)
         with self.no_sync(not self.should_step):
@@ -234,6 +244,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         skipped = ~clip(optimizers, self.max_grad_norm).isfinite()
         for optimizer in optimizers:
             step_unless(skipped, optimizer, self.scaler)
+        self.statistics.put_back(skipped)
         self.scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -268,19 +279,20 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.modules.eval()
         average_statistics(self.modules)
         losses = []
-        for batch in loader:
+        for batch in self.beating(loader, stage.name.lower()):
             if self.signals.heard:
                 break
-            self.heart.beat(stage.name.lower(), self.optimizer_step, ids_of(batch))
             self.step += 1
             losses.append(as_loss(self.evaluate_batch(batch, stage)))
             if self.debug and self.step >= self.debug_batches:
                 break
-        self.step = 0
+        steps, self.step = self.step, 0
         if any(gather_over_ranks(self.signals.heard is not None)):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
+        self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
         self.on_stage_end(stage, mean, epoch)
+        self.step = 0
         return mean
 
     @torch.no_grad()
@@ -293,6 +305,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return objective.detach().cpu()
 
     # -- parts of the loop --------------------------------------------------------------------
+
+    def beating(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
+        """Walk batches with a sign of life at each, outside the training loop."""
+        for batch in batches:
+            self.heart.beat(phase, self.optimizer_step, ids_of(batch))
+            yield batch
 
     def _choose_epoch(self, train_set: Any, epoch: int) -> None:
         """Tell the sampler the epoch and, after a resume, where in it the run stands."""
@@ -339,9 +357,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         by_steps, minutes = self.ckpt_interval_steps, self.ckpt_interval_minutes
         passed = time.monotonic() - self._last_save
         agreed = self.council.ask(
-            self.optimizer_step,
             stop=self.signals.heard is not None,
             save=minutes > 0 and passed > 60 * minutes,
+            at_once=is_last,
         )
         by_step = by_steps > 0 and self.optimizer_step % by_steps == 0
         if agreed.stop or ((by_step or agreed.save) and not is_last):
@@ -353,6 +371,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._last_save = time.monotonic()
         if self.checkpointer is not None:
             self.heart.beat("checkpoint", self.optimizer_step)
+            self._look_for_bad_steps()
             self._save_intra_epoch_ckpt()
 
     def _leave_evaluation(self, stage: Stage) -> None:
@@ -397,15 +416,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
 
-    def _share_step(self, train_set: Any) -> None:
+    def _share_step(self, batch: Any) -> None:
         """Share the step once, when there is a batch to see its unused parameters by."""
         if world_size() == 1 or self._shared_step.is_shared or self._has_own_step():
             return
-        unused = self._shared_step.share(lambda: self._placed(next(iter(train_set))))
+        unused = self._shared_step.share(self._placed(batch))
         if unused:
             say(
                 f"{len(unused)} parameters take no part in the loss and stay as they are: "
-                f"{unused[0]} to {unused[-1]}"
+                f"{unused[0]} to {unused[-1]}. If they will, declare find_unused_parameters: True."
             )
 
     def _unwrap_distributed(self) -> None:

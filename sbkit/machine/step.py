@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from speechbrain import Stage
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.nn.loss import Loss
+from sbkit.state.randomness import undrawn
 from sbkit.tensors.distributed import gather_over_ranks, sum_over_ranks, world_size
 
 Predict = Callable[[Any, Stage], Any]
@@ -37,39 +38,49 @@ class SharedStep:
     """A step that is this process's own until it is shared: then DDP adds up its gradients.
 
     It is shared when there is a batch to see by which parameters have a part in the loss. DDP would
-    wait for the gradients of the others, which never come, or search for them in every step.
+    wait for the gradients of the others, which never come, or search for them in every step. One
+    that has none in a later step on some rank, a layer that was dropped say, has zero there.
+
+    find_unused_parameters: let DDP search, for parameters that join later; none is frozen.
     """
 
-    def __init__(self, graph: StepGraph, device: torch.device) -> None:
+    def __init__(
+        self, graph: StepGraph, device: torch.device, *, find_unused_parameters: bool = False
+    ) -> None:
         self._graph, self._device = graph, device
+        self._searches = find_unused_parameters
         self._wrapped: DistributedDataParallel | None = None
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
         """Give what the recipe predicts and what it loses."""
-        given: tuple[Any, Any] = (self._wrapped or self._graph)(batch)
-        return given
+        if self._wrapped is None:
+            alone: tuple[Any, Any] = self._graph(batch)
+            return alone
+        outputs, objective = self._wrapped(batch)
+        return outputs, objective if self._searches else reach_all(objective, self._graph)
 
     @property
     def is_shared(self) -> bool:
         """Tell whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
-    def share(self, first_batch: Callable[[], Any]) -> list[str]:
+    def share(self, batch: Any) -> list[str]:
         """Share the step among the ranks; freeze and name what gets no gradient on any of them.
 
         No random number is drawn by it. On GPUs batch normalization sees the batch of all ranks.
         """
-        is_cpu = self._device.type == "cpu"
-        devices, kind = ([], "cuda") if is_cpu else ([self._device], self._device.type)
-        with torch.random.fork_rng(devices, device_type=kind):
-            unused = freeze_unused(self._graph, first_batch())
+        unused: list[str] = []
+        if not self._searches:
+            with undrawn(self._device):
+                unused = freeze_unused(self._graph, batch)
         if self._device.type == "cuda":
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(self._graph)
         self._wrapped = DistributedDataParallel(
             self._graph,
-            device_ids=None if is_cpu else [self._device],
+            device_ids=None if self._device.type == "cpu" else [self._device],
             broadcast_buffers=False,
+            find_unused_parameters=self._searches,
             gradient_as_bucket_view=True,
         )
         return unused
@@ -81,6 +92,27 @@ class SharedStep:
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
+
+
+class _Reach(torch.autograd.Function):
+    """Hang parameters on a loss without a gradient for them: DDP takes that for zero."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, *parameters: Tensor) -> Tensor:
+        return sums.view_as(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        return *slopes, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def reach_all(objective: Any, step: StepGraph) -> Any:
+    """Let the loss reach every parameter: each then reports to DDP in every step."""
+    trainable = [each for each in step.parts.parameters() if each.requires_grad]
+    apply: Any = _Reach.apply
+    if isinstance(objective, Loss):
+        return Loss(apply(objective.sums, *trainable), objective.counts)
+    return apply(objective, *trainable)
 
 
 def freeze_unused(step: StepGraph, batch: Any) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 from sbkit.tensors.distributed import gather_over_ranks, world_size
 
 ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-AGREE_EVERY = 2.0  # seconds of training between two questions to all ranks
-MOST_STEPS = 100
+AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
+MOST_STEPS = 25  # between them: the steps to come may be slower than those before
 
 
 class StopSignals:
@@ -60,30 +60,34 @@ NEITHER = Verdict(stop=False, save=False)
 class Council:
     """Let ranks agree between two steps on what any of them wishes.
 
-    Asking in every step would make ranks wait for one another; they ask about every two seconds
-    of training, after a number of steps that the slowest of them decides for all.
+    Asking in every step would make ranks wait for one another; they ask about every second of
+    training, after a number of steps that the slowest of them decides for all.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._steps, self._next = 0, 0
         self._since: tuple[int, float] | None = None  # the last question: step and time
-        self._next = 0
 
-    def ask(self, step: int, *, stop: bool, save: bool) -> Verdict:
-        """Agree after a step; every rank calls this after every step of the optimizer."""
+    def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> Verdict:
+        """Agree after a step; every rank calls this after every step.
+
+        at_once: whatever the time, for all ranks alike.
+        """
+        self._steps += 1
         if world_size() == 1:
             return Verdict(stop, save)
-        if step < self._next:
+        if self._steps < self._next and not at_once:
             return NEITHER
-        answers = gather_over_ranks((stop, save, self._pace(step)))
+        answers = gather_over_ranks((stop, save, self._pace()))
         stops, saves, paces = zip(*answers, strict=True)
-        self._since = (step, self._clock())
-        self._next = step + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
+        self._since = (self._steps, self._clock())
+        self._next = self._steps + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
         return Verdict(any(stops), any(saves))
 
-    def _pace(self, step: int) -> float:
+    def _pace(self) -> float:
         """Give the seconds of a step since the last question; infinite before the first."""
         if self._since is None:
             return math.inf
         before, started = self._since
-        return (self._clock() - started) / (step - before)
+        return (self._clock() - started) / (self._steps - before)

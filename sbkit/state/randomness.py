@@ -1,6 +1,8 @@
 """What the random generators would draw next, as JSON keeps it."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,18 @@ def restore_torch_state(state: TorchState, device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type != "cpu" and device.type in state:
         torch.get_device_module(device).set_rng_state(state[device.type], device)
+
+
+@contextmanager
+def undrawn(device: torch.device) -> Iterator[None]:
+    """Leave every generator where it was, whatever is drawn here."""
+    python, numpys, torchs = random.getstate(), np.random.get_state(), torch_state(device)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
+        restore_torch_state(torchs, device)
 
 
 def random_state(device: torch.device) -> State:

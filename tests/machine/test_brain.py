@@ -1,5 +1,6 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,25 @@ def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
     assert brain.optimizer_step == 16
     saved = torch.load(best.paramfiles["model"], weights_only=True)
     assert torch.equal(model.weight, saved["weight"])
+
+
+def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) -> None:
+    inputs, targets = rows(12)
+    inputs[::2] = torch.nan  # every second step is bad, of twelve
+    bad = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=1)
+    told = []
+    for _ in range(2):  # four bad steps, then two
+        brain = saving_brain(tmp_path, line(), epochs := EpochCounter(1))
+        brain.nonfinite_patience = 4
+
+        def leave(*_: Any, brain: Any = brain) -> None:
+            brain.signals.heard = signal.SIGTERM if brain.optimizer_step == 8 else None
+
+        brain.on_fit_batch_end = leave
+        with pytest.raises((SystemExit, SbkitError)) as left:
+            brain.fit(epochs, bad)
+        told.append(left.type)
+    assert told == [SystemExit, SbkitError]
 
 
 # -- mixed precision -------------------------------------------------------------------------------

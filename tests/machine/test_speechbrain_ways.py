@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 
 from sbkit.machine.brain import Brain
 from sbkit.nn.loss import Loss
-from sbkit.values.errors import SbkitError
+from sbkit.values.errors import ASKED_TO_STOP, SbkitError
 
 OPTIONS = {  # what becomes of each
     **dict.fromkeys(("test_only", "debug", "debug_batches", "debug_epochs"), "kept"),
@@ -31,7 +32,7 @@ OPTIONS = {  # what becomes of each
     **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), "refused"),
     **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "refused"),
     **dict.fromkeys(("distributed_backend", "distributed_launch"), "the launcher's"),
-    "find_unused_parameters": "of no need, except with a `fit_batch` of one's own",
+    "find_unused_parameters": "kept",
     **dict.fromkeys(("log_config", "param_file", "overridden_args"), "the caller's"),
     **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "of tqdm, which is not used"),
 }
@@ -124,6 +125,42 @@ def test_the_mean_training_loss_is_there_to_read() -> None:
     losses = [float(brain.evaluate_batch(batch, Stage.TRAIN)) for batch in batches(3)]
     means = [0.0, losses[0], (losses[0] + losses[1]) / 2]
     assert brain.seen == pytest.approx([*means, *means])
+
+
+def test_the_counted_batches_are_there_at_the_end_of_a_stage() -> None:
+    seen: dict[type[sb.Brain], list[tuple[Stage, int]]] = {}
+    for base in (sb.Brain, Brain):
+
+        class Counting(base):  # type: ignore[misc, valid-type]
+            compute_forward = MeanBrain.compute_forward
+            compute_objectives = MeanBrain.compute_objectives
+            steps: list[tuple[Stage, int]]
+
+            def on_stage_end(self, stage: Stage, *figures: Any) -> None:
+                self.steps.append((stage, self.step))
+
+        brain = brain_of(Counting, noprogressbar=True)
+        seen[base] = brain.steps = []
+        brain.fit([1, 2], batches(3), batches(2))
+        brain.evaluate(batches(4))
+    assert seen[Brain] == seen[sb.Brain]
+
+
+def test_a_signal_is_heard_without_an_optimizer() -> None:
+    class Asked(MeanBrain):
+        micro_batches = 0
+
+        def on_fit_batch_end(self, *_: Any) -> None:
+            Asked.micro_batches += 1
+            if Asked.micro_batches == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    brain = brain_of(Asked)
+    brain.opt_class = None
+    with pytest.raises(SystemExit) as left:
+        brain.fit([1], batches(5))
+    assert left.value.code == ASKED_TO_STOP
+    assert Asked.micro_batches == 2
 
 
 class OfSums(MeanBrain):
