@@ -1,19 +1,30 @@
 """A batch that is not finite is skipped, named, and can be looked at again."""
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from sbkit.cli import run as sbkit
+from sbkit.data.batch import Batch
+from sbkit.machine.nonfinite import Watch
+from sbkit.nn.augment import Pace
+from sbkit.state.randomness import torch_state
 from sbkit.tensors.log import read_log
 from sbkit.values.errors import BAD_INPUT, SbkitError
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
-from tests.runs import (
-    Workplace,
-    last_parameters,
-    read_json,
-)
+from tests.runs import ROOT, Workplace, last_parameters, read_json
+from tests.shortage import largest_file
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +74,7 @@ def test_the_batch_is_written_down_with_its_utterances(
         heard = [name for each in batch["ids"] for name in each.split("+")]
         assert noisy_clip(workplace).stem in heard
         assert len(batch["ids"]) == len(batch["seconds"]) == len(batch["labels"])
-        assert record["replay"] == f"sbkit replay {file}"
+        assert record["replay"].endswith(f" && sbkit replay {file}")
 
 
 def test_a_replay_names_the_utterance_and_the_module(
@@ -95,3 +106,97 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
 def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> None:
     with pytest.raises(SbkitError, match="What is replayed must be"):
         sbkit(["replay", str(finished / name)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda saved: saved["micro_batches"][0]["batch"].pop("audio"), "'audio'"),
+        (lambda saved: saved["modules"].clear(), "must be those of the declared model"),
+        (lambda saved: saved.pop("modules"), "is not ('modules')"),
+        (lambda saved: saved.update(micro_batches=3), "What is replayed must be"),
+    ],
+    ids=["a part of the batch", "no weights", "no modules", "no batches"],
+)
+def test_a_part_of_a_record_is_refused(
+    spoil: Callable[[Any], Any], said: str, finished: Path
+) -> None:
+    whole = next((finished / "nonfinite").glob("*.json"))
+    file = whole.with_name("spoiled.json")
+    shutil.copy(whole, file)
+    saved = torch.load(whole.with_suffix(".pt"), weights_only=True)
+    spoil(saved)
+    torch.save(saved, file.with_suffix(".pt"))
+    try:
+        with pytest.raises(SbkitError, match=re.escape(said)):
+            sbkit(["replay", str(file)])
+    finally:
+        file.unlink()
+        file.with_suffix(".pt").unlink()
+
+
+def test_the_command_in_a_record_works_from_anywhere(
+    workplace: Workplace, fragile: str, tmp_path: Path
+) -> None:
+    options = ("--number_of_epochs=1", NO_CHECK)
+    run = Path(os.path.relpath(tmp_path / "run", ROOT))
+    assert workplace.train(run, *options, yaml=fragile).returncode == 0
+    command = read_json(next((tmp_path / "run" / "nonfinite").glob("*.json")))["replay"]
+    elsewhere = tmp_path.joinpath(*ROOT.parts[1:])  # deeper than where the run was started
+    elsewhere.mkdir(parents=True)
+    sbkit_here = f"{shlex.quote(sys.executable)} -c 'from sbkit.cli import main; main()'"
+    done = subprocess.run(
+        command.replace("&& sbkit ", f"&& {sbkit_here} "),
+        shell=True,
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "alone, not finite: the output of model.0.overflow" in done.stdout, done.stderr
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def a_bad_step(watch: Watch, step: int) -> int:
+    """Let a loss be lost; give how many bad steps are seen."""
+    batch = Batch(
+        ids=["clip"],
+        texts=["hello"],
+        audio=torch.zeros(1, 160, dtype=torch.int16),
+        samples=torch.tensor([160]),
+        tokens=torch.ones(1, 2, dtype=torch.int64),
+        token_counts=torch.tensor([2]),
+        weights=torch.ones(1),
+        paces=(Pace(100, utterances=1, longest=160),),
+        seconds=0.01,
+    )
+    watch.see(batch, torch_state(torch.device("cpu")), torch.tensor(torch.nan))
+    watch.close_step(step, torch.tensor([1.0, 1.0]))
+    return watch.look(overflow_is_usual=False)[1]
+
+
+def test_only_the_newest_steps_keep_the_model_and_all_their_names(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, nn.Linear(2, 2))
+    for step in (900, 1, 2, 10):  # the first is of a run that went on from before it
+        assert a_bad_step(watch, step) == 1
+    kept = {file.stem for file in (tmp_path / "nonfinite").glob("*.pt")}
+    assert kept == {f"step-{step}-rank-0" for step in (1, 2, 10)}
+    assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 4
+    assert len(list((tmp_path / "nonfinite").iterdir())) == 7
+
+
+def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Watch(tmp_path, nn.Linear(100, 100))
+    with largest_file(2_000):  # room for the record, not for the model
+        assert a_bad_step(watch, 1) == 1
+    (file,) = (tmp_path / "nonfinite").iterdir()
+    assert read_json(file)["replay"] is None
+    assert f"{file.with_suffix('.pt')} could not be written" in capsys.readouterr().err
+
+    (tmp_path / "other").touch()
+    assert a_bad_step(Watch(tmp_path / "other", nn.Linear(2, 2)), 1) == 1
+    assert "could not be written ([Errno 20]" in capsys.readouterr().err

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.state.checkpoint import UNFINISHED, Checkpointer
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.publish import UNFINISHED
 from tests.runs import ROOT, TINY, make_workplace
 from tools.prove_resume import Kill, differences, examine, judge, parse
 

@@ -25,7 +25,8 @@ from pathlib import Path
 
 import torch
 
-from sbkit.state.checkpoint import UNFINISHED, Checkpointer
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.publish import UNFINISHED
 from sbkit.tensors.log import LOG_FILE, Record, read_log
 from sbkit.values.errors import SbkitError, exit_with_sentence
 

@@ -14,6 +14,7 @@ from sbkit.check.labels import check_labels
 from sbkit.check.leftovers import check_export, check_run_folder
 from sbkit.check.ownership import check_ownership
 from sbkit.check.placement import check_placement, check_shares
+from sbkit.check.ranges import check_ranges
 from sbkit.check.shapes import check_shapes
 from sbkit.check.speech import check_speech
 from sbkit.check.subject import PARTS, MissingPartError, Recipe, Subject
@@ -27,6 +28,7 @@ from sbkit.values.errors import SbkitError
 Check = Callable[[Subject], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
+    check_ranges,
     check_ownership,
     check_groups,
     check_placement,

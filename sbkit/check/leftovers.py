@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from torch import nn
+from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.rehearsal import rehearse
@@ -23,12 +22,15 @@ from sbkit.out.bundle import PARTS, TOKENIZER, build_graph
 from sbkit.out.export import plain_parts
 from sbkit.out.outcome import PREDICTION
 from sbkit.out.plain import TRUSTED
-from sbkit.state.checkpoint import all_damaged, checksum, find_damage, refuse_other_model
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.integrity import checksum
+from sbkit.state.weights import modules_of, read_weights, refuse_other_model
+from sbkit.tensors.log import quiet
 from sbkit.values.errors import SbkitError
 
 NAME = "leftovers"
-RESOLVED = "hyperparams.yaml"
-OF_A_RUN = (RESOLVED, "checkpoints", "check", "left_out.tsv", TOKENIZER, PREDICTION)
+RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
 # Knobs that a run may be resumed with in another way, and still be the run that it says it is.
 MAY_CHANGE = {
     *("output_folder", "device", "precision", "eval_precision", "check", "data_folder"),
@@ -78,16 +80,15 @@ def check_export(subject: Subject) -> Iterator[Finding]:
     yield from _find_untraceable(subject, config)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Find the checkpoint that a run would be resumed from, read only.
 
     Raises SbkitError when there are some, and all are damaged.
     """
-    found = sorted((folder / "checkpoints").glob("CKPT+*"), key=lambda each: -each.stat().st_mtime)
-    whole = next((each for each in found if find_damage(each) is None), None)
-    if found and whole is None:
-        raise all_damaged(folder / "checkpoints", len(found))
-    return whole
+    if not (folder / CHECKPOINTS).is_dir():
+        return None
+    with quiet():  # the run will say which ones are damaged
+        return next(iter(Checkpointer(folder / CHECKPOINTS).find_whole(1)), None)
 
 
 def _find_foreign(subject: Subject, folder: Path) -> Iterator[Finding]:
@@ -123,37 +124,28 @@ def _find_other_knobs(subject: Subject, folder: Path) -> Iterator[Finding]:
         )
 
 
-def _find_other_tokenizer(subject: Subject, folder: Path, newest: Path) -> Iterator[Finding]:
-    expected = _meta(newest).get("tokenizer")
+def _find_other_tokenizer(subject: Subject, folder: Path, newest: Checkpoint) -> Iterator[Finding]:
+    expected = newest.meta.get("tokenizer")
     file = folder / TOKENIZER
     if expected is not None and (not file.is_file() or checksum(file) != expected):
         yield subject.finding(
             NAME,
             "tokenizer",
-            declared=f"the tokenizer that {newest.name} was trained with",
+            declared=f"the tokenizer that {newest.path.name} was trained with",
             effect=f"{file} is {'another one' if file.is_file() else 'not there'}: what the model "
             "writes would be read as other letters",
             mend="Put the file back, or choose another --output_folder.",
         )
 
 
-def _find_other_model(subject: Subject, newest: Path) -> Iterator[Finding]:
-    for name, part in subject.hparams["checkpointer"].recoverables.items():
-        file = newest / f"{name}.ckpt"
-        if isinstance(part, nn.Module) and file.is_file():
-            saved = torch.load(file, "cpu", weights_only=True, mmap=True)
+def _find_other_model(subject: Subject, newest: Checkpoint) -> Iterator[Finding]:
+    for name, module in modules_of(subject.hparams["checkpointer"]).items():
+        if name in newest.paramfiles:
             try:
-                refuse_other_model(saved, part.state_dict(), of=str(newest))
+                saved = read_weights(newest.paramfiles[name])
+                refuse_other_model(saved, module.state_dict(), of=str(newest.path))
             except SbkitError as error:
                 yield subject.finding(NAME, name, **words_of(str(error)))
-
-
-def _meta(checkpoint: Path) -> Mapping[str, Any]:
-    try:
-        meta = yaml.safe_load((checkpoint / "CKPT.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}  # a damaged one, which the run passes over
-    return meta if isinstance(meta, dict) else {}
 
 
 def _plain(subject: Subject) -> dict[str, Any]:

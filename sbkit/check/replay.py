@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from pickle import PickleError
 from typing import Any
 
 import torch
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 
 from sbkit.check.subject import MissingPartError, Recipe, Subject
 from sbkit.data.batch import Batch
-from sbkit.machine.nonfinite import FOLDER
+from sbkit.machine.nonfinite import FOLDER, KEPT
 from sbkit.machine.step import as_loss
 from sbkit.state.randomness import TorchState, restore_torch_state
+from sbkit.state.weights import refuse_other_model
 from sbkit.tensors.device import Placement, resolve
 from sbkit.values.errors import SbkitError
 
 REPRODUCED = 1  # exit code
+# What another kind of JSON or of a pickle, or a part of one, ends in.
+UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
 
 
 @dataclass
@@ -45,21 +49,19 @@ def replay_file(file: Path, recipe: Recipe | None) -> int:
 
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
     """
-    record, saved = _read(file)
+    record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
     here = {"output_folder": str(run_folder)}
     with Subject(run_folder / "hyperparams.yaml", here, recipe=recipe) as subject:
         brain = _brain(subject)
-        brain.modules.load_state_dict(saved["modules"])
-        found = [
-            _tell(brain, Batch.from_plain(each["batch"]), each["random"])
-            for each in saved["micro_batches"]
-        ]
+        refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
+        brain.modules.load_state_dict(modules)
+        found = [_tell(brain, batch, random) for batch, random in micro_batches]
     if any(found):
         return REPRODUCED
     print(
         f"Everything was finite here, on {brain.device} in {brain.precision}; it was not in "
-        f"training (its {record['what']}, step {record['step']})."
+        f"training ({record})."
     )
     return 0
 
@@ -174,7 +176,7 @@ def _brain(subject: Subject) -> Any:
             iter(subject.faults.values()),
             SbkitError(
                 "A replay needs the training script that made the run, but there is none. Pass "
-                "--script=train.py."
+                "--script=PATH/train.py; the .json holds the whole command as `replay`."
             ),
         ) from error
 
@@ -188,13 +190,19 @@ def placement_here(subject: Subject) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchState]]]:
+    """Give what was not finite and in which step, the model, and the micro-batches of the step."""
     try:
         record = json.loads(file.read_text())
         saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+        micro_batches = [
+            (Batch.from_plain(each["batch"]), each["random"]) for each in saved["micro_batches"]
+        ]
+        return f"its {record['what']}, step {record['step']}", {**saved["modules"]}, micro_batches
+    except UNREADABLE as error:
+        why, _, _ = str(error).partition("\n")
         raise SbkitError(
             f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
-            f".pt beside it, but {file} is not ({error}). Name such a file."
+            f".pt beside it, but {file} is not ({why}). Name such a file; the newest {KEPT} of "
+            "each rank can be replayed."
         ) from error
-    return record, saved

@@ -1,13 +1,14 @@
 """The utterances of a run, and those that it does without."""
 
 import csv
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 import datasets
+
+from sbkit.values.files import write_text_atomically
 
 SPLITS = ("train", "dev", "test")
 
@@ -40,9 +41,7 @@ def report_left_out(left_out: Iterable[LeftOut], file: Path) -> dict[tuple[str, 
     """List what is left out in a TSV, and count it by split and reason."""
     left_out = list(left_out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    write_left_out(beside, left_out)
-    beside.replace(file)
+    write_left_out(file, left_out)
     return dict(Counter((item.split, item.reason) for item in left_out))
 
 
@@ -50,7 +49,7 @@ def write_left_out(file: Path, left_out: Iterable[LeftOut]) -> None:
     """Write a TSV, one utterance a line."""
     rows = [tuple(field.name for field in fields(LeftOut)), *map(astuple, left_out)]
     lines = ("\t".join(" ".join(value.split()) for value in row) for row in rows)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text_atomically(file, "\n".join(lines) + "\n")
 
 
 def read_left_out(file: Path) -> list[LeftOut]:

@@ -116,6 +116,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self.signals, self._heart() as self.heart:
+                if isinstance(self.checkpointer, Checkpointer):
+                    self.checkpointer.claim()
                 self.on_fit_start()
                 if self.step == 0:
                     self._resume_random()
@@ -348,6 +350,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             resume_step=self.optimizer_step,
             total_epochs=total_epochs,
             total_steps=total_epochs * steps,
+            within_epoch=self.step > 0,
         )
 
     # -- between two steps --------------------------------------------------------------------

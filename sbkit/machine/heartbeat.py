@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sbkit.tensors.distributed import rank
+from sbkit.tensors.distributed import rank, world_size
 from sbkit.values.errors import STALLED
 
 FOLDER = "heartbeats"
@@ -69,9 +69,10 @@ class Heart(QuietHeart):
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> "Heart":
-        """Start."""
+        """Start; what an earlier job left there is no sign of this one, whose ranks write anew."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / NOTE).unlink(missing_ok=True)
+        for file in self._leftovers():
+            file.unlink(missing_ok=True)
         self._last = Beat()
         self._thread.start()
         return self
@@ -88,6 +89,11 @@ class Heart(QuietHeart):
     def beat(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         """Say where the rank is; costs no more than keeping it in mind."""
         self._last = Beat(phase, step, tuple(utterances))
+
+    def _leftovers(self) -> list[Path]:
+        """List what this rank clears away: its own sign, and on rank 0 those of all."""
+        signs = [*self._folder.glob("rank-*.json")] if rank() == 0 else [self._file]
+        return [self._folder / NOTE, *signs]
 
     @property
     def _file(self) -> Path:
@@ -120,7 +126,7 @@ class Heart(QuietHeart):
         words = (
             f"Rank {rank()}: every rank must move on within {self._stall_seconds:g} s, but one "
             "stands still. Where they were when they last moved:\n"
-            + "\n".join(f"  rank {number} {beat}" for number, beat in read_beats(self._folder))
+            + "\n".join(words_of_ranks(self._folder))
             + "\nMend what holds it, or raise `stall_seconds` if that was only slow. The same "
             f"command goes on from the last checkpoint. What rank {rank()} is doing:\n"
         )
@@ -143,12 +149,18 @@ def stacks() -> str:
         return f"its stacks could not be written ({error})\n"
 
 
-def read_beats(folder: Path) -> list[tuple[int, Beat]]:
-    """Read every rank's last sign of life, in the order of the ranks."""
-    beats = []
+def words_of_ranks(folder: Path) -> list[str]:
+    """Say of every rank of the job where it is; one that never wrote may be the one that hangs."""
+    beats, silent = read_beats(folder), "gave no sign of life"
+    return [f"  rank {each} {beats.get(each, silent)}" for each in range(world_size())]
+
+
+def read_beats(folder: Path) -> dict[int, Beat]:
+    """Read the last sign of life of each rank that left one."""
+    beats = {}
     for file in folder.glob("rank-*.json"):
         with suppress(OSError, ValueError):  # just being replaced
             record = json.loads(file.read_text())
             number = record.pop("rank")
-            beats.append((number, Beat(**record)))
-    return sorted(beats, key=lambda pair: pair[0])
+            beats[number] = Beat(**record)
+    return beats

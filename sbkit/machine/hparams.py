@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 from sbkit.machine.build import build, clean_ruamel, plain_values
 from sbkit.machine.document import Document, read_document
 from sbkit.machine.overrides import apply_overrides
+from sbkit.machine.ranges import refuse_out_of_range
 from sbkit.machine.references import check_references
 from sbkit.machine.tuples import check_tuples
 from sbkit.values.errors import SbkitError
@@ -54,10 +55,13 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, 
     """Build everything the file declares.
 
     Raises:
-        SbkitError: a fault of the file or of the overrides, or an object that cannot be built.
+        SbkitError: a fault of the file or of the overrides, a number out of its range, or an object
+            that cannot be built.
     """
     with clean_ruamel():
-        return build(*_resolve(yaml_file, overrides))
+        document, text = _resolve(yaml_file, overrides)
+        refuse_out_of_range(plain_values(text))
+        return build(document, text)
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from sbkit.machine.meter import NOTHING, Meter, Reading
-from sbkit.tensors.distributed import rank
-from sbkit.tensors.log import EpochFigures, QuietLog, RunLog, StepFigures
+from sbkit.tensors.distributed import gather_over_ranks, rank
+from sbkit.tensors.log import EpochFigures, Figures, QuietLog, RunLog, StepFigures
 from sbkit.tensors.progress import Progress
+from sbkit.values.errors import BAD_INPUT
 
 
 class Journal:
@@ -30,11 +31,21 @@ class Journal:
         self._log, self._progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
     def open(
-        self, folder: Path | None, *, resume_step: int, total_epochs: int, total_steps: int
+        self,
+        folder: Path | None,
+        *,
+        resume_step: int,
+        total_epochs: int,
+        total_steps: int,
+        within_epoch: bool = False,
     ) -> None:
-        """Open the log where the run stands: behind the checkpoint that it starts from."""
-        if rank() == 0 and folder is not None:
-            self._log = RunLog(folder, resume_step=resume_step)
+        """Open the log where the run stands: behind the checkpoint that it starts from.
+
+        within_epoch: that checkpoint is from before the validation of its epoch.
+        """
+        with _together():
+            if rank() == 0 and folder is not None:
+                self._log = RunLog(folder, resume_step=resume_step, within_epoch=within_epoch)
         self._progress = Progress(total_epochs=total_epochs, total_steps=total_steps)
 
     def close(self) -> None:
@@ -59,7 +70,7 @@ class Journal:
         return reading
 
     def log_step(self, epoch: int, step: int, reading: Reading, *, rate: float, live: bool) -> None:
-        """Write the figures of the last steps; ``live`` shows them, too."""
+        """Write the figures of the last steps; ``live`` shows them, too. Every rank calls it."""
         figures = StepFigures(
             epoch=epoch,
             step=step,
@@ -69,12 +80,12 @@ class Journal:
             waiting=reading.waiting,
             skipped=int(reading.skipped),
         )
-        self._log.write(figures)
+        self._write(figures)
         if live:
             self._progress.step(figures)
 
     def log_epoch(self, epoch: int, step: int, *, dev_loss: float, cer: float, wer: float) -> None:
-        """Write an epoch's figures to the log and the screen."""
+        """Write an epoch's figures to the log and the screen; every rank calls it."""
         figures = EpochFigures(
             epoch=epoch,
             step=step,
@@ -85,8 +96,12 @@ class Journal:
             cer=cer,
             wer=wer,
         )
-        self._log.write(figures)
+        self._write(figures)
         self._progress.epoch(figures)
+
+    def _write(self, figures: Figures) -> None:
+        with _together():
+            self._log.write(figures)
 
     # -- with the run's checkpoints -----------------------------------------------------------
 
@@ -112,3 +127,15 @@ class Journal:
         self._unread = Reading(**state.get("unread", vars(NOTHING)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Let no rank go on when the log of one cannot be written; the others leave in silence."""
+    trouble: OSError | None = None
+    try:
+        yield
+    except OSError as error:
+        trouble = error
+    if any(gather_over_ranks(trouble is not None)):
+        raise trouble or SystemExit(BAD_INPUT)

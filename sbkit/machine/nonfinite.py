@@ -1,6 +1,9 @@
 """A step whose loss or gradient is not finite: who was in it, and how to look at it again."""
 
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from sbkit.values.files import to_json, write_text_atomically
 from sbkit.values.units import samples_to_seconds
 
 FOLDER = "nonfinite"
+KEPT = 3  # bad steps of a rank that can be replayed, the newest; each holds the whole model
 
 
 @dataclass(frozen=True)
@@ -89,21 +93,16 @@ class Watch:
         finite = [bool(seen.lost.isfinite()) for seen in step.seen]
         if self._folder is None or (what == "loss" and finite and all(finite)):
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f"step-{step.step}-rank-{rank()}.json"
         batches = [
             describe(seen.batch) | {"loss_is_finite": good}
             for seen, good in zip(step.seen, finite, strict=True)
         ]
-        replay = self._keep(step, file.with_suffix(".pt"))
-        record = {
-            "what": what,
-            "step": step.step,
-            "rank": rank(),
-            "micro_batches": batches,
-            "replay": f"sbkit replay {shlex.quote(str(file))}" if replay else None,
-        }
-        write_text_atomically(file, to_json(record, indent=1))
+        record = {"what": what, "step": step.step, "rank": rank(), "micro_batches": batches}
+        file = self._folder.resolve() / f"step-{step.step}-rank-{rank()}.json"
+        replay = replay_command(file) if self._keep(step, file.with_suffix(".pt")) else None
+        with _said(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, to_json(record | {"replay": replay}, indent=1))
 
     def _keep(self, step: Step, file: Path) -> bool:
         """Save what a replay needs, unless the batches are of a kind that only a recipe knows."""
@@ -113,8 +112,46 @@ class Watch:
             {"batch": seen.batch.to(torch.device("cpu")).to_plain(), "random": seen.random}
             for seen in step.seen
         ]
-        torch.save({"modules": self._modules.state_dict(), "micro_batches": micro_batches}, file)
-        return True
+        saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
+        beside = file.with_suffix(".tmp")
+        with _said(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(file.parent)
+            try:
+                torch.save(saved, beside)
+                beside.replace(file)
+            finally:
+                beside.unlink(missing_ok=True)
+            return True
+        return False
+
+
+def _make_room(folder: Path) -> None:
+    """Remove all but the newest of this rank's models, so that there are `KEPT` with the next."""
+    models = folder.glob(f"step-*-rank-{rank()}.pt")
+    for file in sorted(models, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
+        file.unlink()
+
+
+@contextmanager
+def _said(file: Path) -> Iterator[None]:
+    """Say that a file could not be written, and go on: the step is skipped all the same."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
+        print(f"{file} could not be written ({error}); the run goes on.", file=sys.stderr)
+
+
+def replay_command(file: Path) -> str:
+    """Write the command that replays a batch, wherever it is given.
+
+    It goes where the run was started, from where the YAML's relative paths lead.
+    """
+    started = vars(sys.modules["__main__"])
+    command = ["sbkit", "replay", str(file)]
+    if "RECIPE" in started and "__file__" in started:
+        command.append(f"--script={Path(started['__file__']).resolve()}")
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"
 
 
 def ids_of(batch: Any) -> list[str]:

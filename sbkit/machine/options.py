@@ -4,6 +4,7 @@ from typing import Any
 
 from speechbrain.utils.run_opts import RunOptions
 
+from sbkit.machine.ranges import refuse_out_of_range
 from sbkit.values.errors import SbkitError
 
 OLD_PRECISIONS = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
@@ -16,7 +17,7 @@ WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to 
 def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str, Any]:
     """Collect the declared options.
 
-    Raises SbkitError for one that has no effect here.
+    Raises SbkitError for one that has no effect here, and for a number out of its range.
     """
     if isinstance(run_opts, RunOptions):
         given = {name: run_opts[name] for name in run_opts.overridden_args}
@@ -25,6 +26,7 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
     known = RunOptions().as_dict()
     declared = hparams or {}
     options = {**{name: declared[name] for name in known if name in declared}, **given}
+    refuse_out_of_range({**declared, **options})
     for name, instead in WITHOUT_EFFECT.items():
         if options.get(name):
             raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from hyperpyyaml.core import recursive_update
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -36,6 +36,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object], above: 
     """
     for key, value in overrides.items():
         _replace(document, document.root, (key,), value, above)
+    _expand_home(document.root)
     _check_placeholders(document, above)
     check_arithmetic(document)
     for keys, node in walk(document.root):
@@ -43,6 +44,18 @@ def apply_overrides(document: Document, overrides: Mapping[str, object], above: 
             beside = node if isinstance(node, CommentedMap) else {}
             plain = {key: _plain(document, value) for key, value in beside.items()}
             apply_overrides(document.included(keys, node), plain, (*above, *keys))
+
+
+def _expand_home(node: object) -> None:
+    """Write out the home folder: after `=` no shell does, and a folder would be called `~`."""
+    if not isinstance(node, dict | list):
+        return
+    for key, child in [*(node.items() if isinstance(node, dict) else enumerate(node))]:
+        if isinstance(child, str) and child.startswith("~/"):
+            node[key] = str(Path(child).expanduser())
+        elif text_of(child).startswith("~/"):
+            child.value = str(Path(text_of(child)).expanduser())
+        _expand_home(child)
 
 
 def _check_placeholders(document: Document, above: Keys) -> None:

@@ -22,7 +22,8 @@ from torch import nn
 from sbkit.nn.decoding import greedy
 from sbkit.nn.graph import Graph
 from sbkit.out.plain import build
-from sbkit.state.checkpoint import CHECKSUMS, find_damage, refuse_other_model
+from sbkit.state.integrity import CHECKSUMS, find_damage
+from sbkit.state.weights import refuse_other_model
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.errors import SbkitError
 from sbkit.values.labels import LabelSpace
@@ -57,7 +58,7 @@ def load_bundle(folder: Path) -> Bundle:
     Raises SbkitError when a file is missing, damaged, or of another model.
     """
     config = _read_config(folder)
-    damage = find_damage(folder)
+    damage = find_damage(folder, needed=(CONFIG, WEIGHTS, TOKENIZER))
     if damage is not None:
         raise SbkitError(f"A bundle must be whole, but in {folder} {damage}. Export it again.")
     tokenizer = Tokenizer(model_file=folder / TOKENIZER)

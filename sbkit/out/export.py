@@ -10,7 +10,9 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.machine.document import read_document
 from sbkit.out.bundle import CONFIG, FORMAT, PARTS, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.out.plain import to_plain
-from sbkit.state.checkpoint import Checkpointer, average, write_checksums
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.integrity import write_checksums
+from sbkit.state.weights import average
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.errors import SbkitError
 from sbkit.values.files import building, to_json
@@ -30,7 +32,7 @@ def export_run(run: Path, out: Path) -> None:
     document = read_document(run / "hyperparams.yaml")
     tokenizer = Tokenizer(model_file=run / TOKENIZER)
     count = int(document.root.get("average_checkpoints", 1))
-    best = best_checkpoints(run / "checkpoints", count)
+    best = best_checkpoints(run / "checkpoints", count, tokenizer)
     config = {
         "format": FORMAT,
         "sample_rate": SAMPLE_RATE,
@@ -50,9 +52,14 @@ def export_run(run: Path, out: Path) -> None:
         load_bundle(beside)  # what cannot be loaded is not exported
 
 
-def best_checkpoints(folder: Path, count: int) -> list[Checkpoint]:
-    """Find the undamaged checkpoints of the lowest dev CER, those that the test was run with."""
-    best = Checkpointer(folder).find_whole(count, min_key="CER") if folder.is_dir() else []
+def best_checkpoints(folder: Path, count: int, tokenizer: Tokenizer) -> list[Checkpoint]:
+    """Find the undamaged checkpoints of the lowest dev CER, those that the test was run with.
+
+    Raises SbkitError when there is none, or one was trained with another tokenizer.
+    """
+    best: list[Checkpoint] = []
+    if folder.is_dir():
+        best = Checkpointer(folder, tokenizer=tokenizer).find_whole(count, min_key="CER")
     if not best:
         raise SbkitError(
             f"A run must have a whole checkpoint to be exported, but {folder} has none. "

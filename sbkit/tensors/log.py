@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sbkit.values.files import to_json, write_text_atomically
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from sbkit.tensors.events import EventFile
+from sbkit.values.files import naming, to_json, write_text_atomically
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -122,46 +120,41 @@ class RunLog(QuietLog):
     """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
 
     A run that resumes at ``resume_step`` forgets what it had logged beyond, and its test figures,
-    for it will measure them again; a fresh one (0) forgets all. A line is on its way to the disk
-    before ``write`` returns, so a killed run loses at most its last.
+    for it will measure them again; a fresh one (0) forgets all. ``within_epoch``: it stands before
+    the validation of an epoch, and forgets that of this very step too. A line is on its way to the
+    disk before ``write`` returns, so a killed run loses at most its last.
     """
 
-    def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
+    def __init__(self, folder: Path, *, resume_step: int = 0, within_epoch: bool = False) -> None:
         """Open the log of the run in ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / LOG_FILE
-        _forget_beyond(path, resume_step)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._folder = folder
-        self._resume_step = resume_step
-        self._tensorboard: SummaryWriter | None = None
+        self._path, self._folder = folder / LOG_FILE, folder
+        _forget_beyond(self._path, resume_step, within_epoch=within_epoch)
+        self._curves = EventFile(folder / TENSORBOARD_FOLDER, first_step=resume_step + 1)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:
         """Add one line, and one point to each of TensorBoard's curves."""
         record = figures.as_record()
-        self._file.write(to_json(record) + "\n")
+        with naming(self._path):
+            self._file.write(to_json(record) + "\n")
         self._mirror(record, step=figures.step)
 
     def close(self) -> None:
-        """Finish both files."""
-        self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        """Finish both files; what fails is only said, since it may follow from an error before."""
+        for close in (self._file.close, self._curves.close):
+            try:
+                close()
+            except OSError as error:
+                say(f"The log in {self._folder} may lack its end ({error.strerror}).")
 
     def _mirror(self, record: Record, *, step: int) -> None:
-        writer = self._tensorboard = self._tensorboard or self._open_tensorboard()
-        for name, value in record.items():
-            if isinstance(value, int | float) and name not in ("step", "epoch"):
-                writer.add_scalar(f"{record['kind']}/{name}", value, step)
-
-    def _open_tensorboard(self) -> "SummaryWriter":
-        from torch.utils.tensorboard import SummaryWriter  # 1.5 s to import
-
-        return SummaryWriter(
-            str(self._folder / TENSORBOARD_FOLDER),
-            purge_step=self._resume_step + 1,  # hides the points that the log forgot
-            flush_secs=30,
-        )
+        points = {
+            f"{record['kind']}/{name}": float(value)
+            for name, value in record.items()
+            if isinstance(value, int | float) and name not in ("step", "epoch")
+        }
+        self._curves.write(step, points)
 
 
 def _parse(line: str) -> Record | None:
@@ -169,13 +162,14 @@ def _parse(line: str) -> Record | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "step" in record else None
+    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
 
 
-def _forget_beyond(path: Path, step: int) -> None:
-    """Rewrite the log without the records past ``step``, the test's, and torn lines."""
+def _forget_beyond(path: Path, step: int, *, within_epoch: bool) -> None:
+    """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
     if not path.exists():
         return
-    early = (record for record in read_log(path) if record["step"] <= step)
-    kept = [record for record in early if record.get("kind") != FinalFigures.kind]
+    last = {StepFigures.kind: step, EpochFigures.kind: step - within_epoch, FinalFigures.kind: -1}
+    records = read_log(path)
+    kept = [record for record in records if record["step"] <= last.get(record["kind"], step)]
     write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))

@@ -12,17 +12,27 @@ from uuid import uuid4
 from sbkit.values.errors import SbkitError
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError of what is done inside name ``path``: that of a full disk names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write beside ``path``, then rename: a reader sees the old file or the new, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with naming(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -61,7 +71,7 @@ def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Where ``folder`` is there already, because another process finished it first, it stays and ours
     is removed; with ``replace`` ours takes its place.
-    Raises SbkitError when nothing can be written there.
+    Raises SbkitError when nothing can be written there, OSError with a name when not all can.
     """
     beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
     try:
@@ -76,6 +86,9 @@ def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         if replace and folder.exists():
             shutil.rmtree(folder)
         _rename(beside, folder)
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -1,5 +1,6 @@
 """A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
 
+import json
 import subprocess
 import sys
 import time
@@ -8,7 +9,15 @@ from unittest.mock import patch
 
 import pytest
 
-from sbkit.machine.heartbeat import FOLDER, NOTE, Beat, Heart, QuietHeart, read_beats
+from sbkit.machine.heartbeat import (
+    FOLDER,
+    NOTE,
+    Beat,
+    Heart,
+    QuietHeart,
+    read_beats,
+    words_of_ranks,
+)
 from sbkit.values.errors import STALLED
 
 HANGING = """
@@ -48,18 +57,35 @@ def test_who_stands_still_is_named_and_ended(how: str, tmp_path: Path) -> None:
 def test_a_sign_of_life_can_be_read_and_goes_with_the_run(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / NOTE).touch()  # of a run before
+    write_beat(tmp_path / FOLDER, 7)  # of a larger one
     with patch("sbkit.machine.heartbeat.TICK", 0.02), Heart(tmp_path, stall_seconds=60) as heart:
         heart.beat("valid", 12, [f"clip{number}" for number in range(9)])
-        seen: list[tuple[int, Beat]] = []
-        while not seen or seen[0][1].phase != "valid":
+        seen: dict[int, Beat] = {}
+        while 0 not in seen or seen[0].phase != "valid":
             time.sleep(0.02)
             seen = read_beats(tmp_path / FOLDER)
-        ((number, beat),) = seen
+        ((number, beat),) = seen.items()
         assert (number, beat.step, len(beat.utterances)) == (0, 12, 9)
         assert str(beat).startswith(
             "in valid after step 12 on clip0, clip1, clip2, clip3, ..., for"
         )
     assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_rank_that_never_gave_a_sign_of_life_is_named(tmp_path: Path) -> None:
+    """One that was stopped early may be the one that hangs; one that is not in the job is not."""
+    for number in (0, 2, 7):
+        write_beat(tmp_path, number)
+    with patch("sbkit.machine.heartbeat.world_size", lambda: 3):
+        first, second, third = words_of_ranks(tmp_path)
+    assert first.startswith("  rank 0 in step after step 5 on clip7, for")
+    assert second == "  rank 1 gave no sign of life"
+    assert third.startswith("  rank 2 in step")
+
+
+def write_beat(folder: Path, number: int) -> None:
+    beat = {"rank": number, "phase": "step", "step": 5, "utterances": ["clip7"], "since": 0.0}
+    (folder / f"rank-{number}.json").write_text(json.dumps(beat))
 
 
 def test_a_quiet_heart_leaves_nothing() -> None:

@@ -2,22 +2,26 @@
 
 import json
 import os
-import pickle
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from sbkit.state.checkpoint import CHECKSUMS, Checkpointer, find_damage, write_checksums
+from sbkit.out.export import best_checkpoints
+from sbkit.state.checkpoint import Checkpointer
+from sbkit.state.integrity import CHECKSUMS, find_damage
+from sbkit.state.publish import UNFINISHED
+from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.values.errors import SbkitError
+from tests.state.saves import checkpointer, line, recovered, save
 
 KILLED_WHILE_SAVING = """
 import os, signal, sys
@@ -35,36 +39,6 @@ parts = {"model": model, "last": object()}
 deadly = Checkpointer(sys.argv[1], recoverables=parts, custom_save_hooks={"last": die})
 deadly.save_checkpoint(meta={"epoch": 2})
 """
-
-
-def line(value: float, rows: int = 2) -> nn.Linear:
-    """Make a layer whose every weight is ``value``."""
-    layer = nn.Linear(3, rows)
-    for parameter in layer.parameters():
-        nn.init.constant_(parameter, value)
-    return layer
-
-
-def checkpointer(folder: Path, model: nn.Module) -> Checkpointer:
-    return Checkpointer(folder, recoverables={"model": model})
-
-
-def save(folder: Path, *values: float) -> list[Path]:
-    """Save models of constant weights one after the other; CER is the weight."""
-    paths = []
-    for value in values:
-        saved = checkpointer(folder, line(value)).save_checkpoint(meta={"CER": value})
-        assert saved is not None
-        paths.append(saved.path)
-    return paths
-
-
-def recovered(folder: Path, **keys: Any) -> float | None:
-    """Recover, and give the weight that came; None when nothing did."""
-    model = line(-1.0)
-    if checkpointer(folder, model).recover_if_possible(**keys) is None:
-        return None
-    return float(model.bias[0].detach())
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -99,6 +73,41 @@ def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
     assert recovered(tmp_path) == pytest.approx(0.3)
 
 
+def test_a_clock_that_goes_back_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for value, hours in ((0.1, 0), (0.5, -1), (0.4, -1), (0.3, -24), (0.6, -2)):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
+        assert recovered(tmp_path) == pytest.approx(value)
+    assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.6]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"num_to_keep": 0},
+        {"num_to_keep": -1},
+        {"num_to_keep": 0, "min_keys": ["CER"]},
+        {"num_to_keep": 1, "min_keys": ["CER"], "keep_recent": False},
+        {"num_to_keep": 0, "importance_keys": [lambda each: -each.meta["CER"]]},
+    ],
+    ids=str,
+)
+def test_what_was_just_saved_is_kept_whatever_is_declared(
+    tmp_path: Path, declared: dict[str, Any]
+) -> None:
+    for value in (0.1, 0.2, 0.3):
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_and_keep_only(meta={"CER": value}, **declared)
+        assert recovered(tmp_path) == pytest.approx(value)
+    assert len(keeper.list_checkpoints()) <= 2
+    keeper.delete_checkpoints(num_to_keep=0)
+    assert recovered(tmp_path) == pytest.approx(0.3)
+
+
 def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "saves")],
@@ -113,7 +122,18 @@ def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Pa
     found = checkpointer(tmp_path / "saves", model).recover_if_possible()
     assert found is not None
     assert found.meta["epoch"] == 1
+    checkpointer(tmp_path / "saves", model).refuse_other_model()  # as a run does that goes on
     assert list((tmp_path / "saves").iterdir()) == [found.path]
+
+
+def test_who_reads_leaves_what_another_is_writing(tmp_path: Path) -> None:
+    save(tmp_path, 0.5)
+    being_written = tmp_path / f"{UNFINISHED}CKPT+2026-11-20+12-00-00+00"
+    being_written.mkdir()
+    assert recovered(tmp_path) == 0.5
+    assert len(Checkpointer(tmp_path).find_whole(2, min_key="CER")) == 1
+    checkpointer(tmp_path, line(0.0)).load_average(2)
+    assert being_written.exists()
 
 
 @contextmanager
@@ -139,108 +159,44 @@ def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size
     assert find_damage(before.path) is None
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-20])
+def tokenizer_of(file: Path, text: str) -> Tokenizer:
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+@pytest.mark.parametrize("end_of_epoch", [True, False])
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_epoch: bool) -> None:
+    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
+    assert ours.vocab_size == others.vocab_size
+    folder = tmp_path / "saves"
+    for value in (1.0, 2.0):
+        keeper = checkpointer(folder, line(value), tokenizer=ours)
+        keeper.save_checkpoint(meta={"CER": value}, end_of_epoch=end_of_epoch)
+    checkpointer(folder, line(0.0), tokenizer=ours).refuse_other_model()
+    assert len(best_checkpoints(folder, 2, ours)) == 2
+
+    other = checkpointer(folder, line(0.0), tokenizer=others)
+    for use in (
+        other.refuse_other_model,
+        other.recover_if_possible,
+        lambda: other.load_average(2),
+        lambda: best_checkpoints(folder, 2, others),
+    ):
+        with pytest.raises(SbkitError, match=f"tokenizer of .* {others.model_file} is another"):
+            use()
 
 
-DAMAGES = {
-    "cut weights": lambda path: cut(path / "model.ckpt"),
-    "a flipped bit": lambda path: flip(path / "model.ckpt"),
-    "no weights": lambda path: (path / "model.ckpt").unlink(),
-    "cut meta": lambda path: cut(path / "CKPT.yaml"),
-    "empty meta": lambda path: (path / "CKPT.yaml").write_bytes(b""),
-    "meta of bytes": lambda path: (path / "CKPT.yaml").write_bytes(b"\xff\x00{["),
-    "cut checksums": lambda path: cut(path / CHECKSUMS),
-    "no checksums": lambda path: (path / CHECKSUMS).unlink(),
-}
+def test_checkpoints_of_two_tokenizers_are_not_averaged(tmp_path: Path) -> None:
+    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
+    for value, tokenizer in ((2.0, others), (1.0, ours)):
+        keeper = checkpointer(tmp_path / "saves", line(value), tokenizer=tokenizer)
+        keeper.save_checkpoint(meta={"CER": value})
+    assert len(best_checkpoints(tmp_path / "saves", 1, ours)) == 1
+    with pytest.raises(SbkitError, match="is another"):
+        best_checkpoints(tmp_path / "saves", 2, ours)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, newest = save(tmp_path, 1.0, 2.0)
-    DAMAGES[damage](newest)
-    assert find_damage(newest) is not None
-    assert recovered(tmp_path) == 1.0
-    if "meta" not in damage:  # without its date it is the oldest, and never looked at
-        assert str(newest) in "".join(capsys.readouterr()).replace("\n", "")
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path, damage: str) -> None:
-    for path in save(tmp_path, 1.0, 2.0):
-        DAMAGES[damage](path)
-    with pytest.raises(SbkitError, match="but all 2 are damaged"):
-        recovered(tmp_path)
-
-
-def test_weights_of_another_model_are_named_with_both_sizes(tmp_path: Path) -> None:
-    (path,) = save(tmp_path, 1.0)
-    with pytest.raises(SbkitError, match="2 tensors differ") as caught:
-        checkpointer(tmp_path, line(0.0, rows=5)).recover_if_possible()
-    said = str(caught.value)
-    assert str(path) in said
-    assert "weight: 2x3 saved, 5x3 declared" in said
-    assert "bias: 2 saved, 5 declared" in said
-    with pytest.raises(SbkitError, match="bias: none saved, 2 declared; .* none declared"):
-        checkpointer(tmp_path, nn.Sequential(line(0.0))).recover_if_possible()
-    with pytest.raises(SbkitError, match="weight: 2x3 saved, 5x3 declared"):
-        checkpointer(tmp_path, line(0.0, rows=5)).load_average(1)
-
-
-def test_another_model_leaves_the_declared_one_untouched(tmp_path: Path) -> None:
-    save(tmp_path, 1.0)
-    model = line(0.0, rows=5)
-    with pytest.raises(SbkitError):
-        checkpointer(tmp_path, model).recover_if_possible()
-    assert not any(parameter.any() for parameter in model.parameters())
-
-
-class Payload:
-    """Runs code when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.file,)
-
-
-def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
-    (path,) = save(tmp_path / "saves", 1.0)
-    torch.save(Payload(tmp_path / "ran"), path / "model.ckpt")
-    write_checksums(path)
-    with pytest.raises(pickle.UnpicklingError):
-        recovered(tmp_path / "saves")
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
-    _, damaged, *_ = save(tmp_path, 0.4, 0.1, 0.2, 0.9)
-    cut(damaged / "model.ckpt")
-    model = line(0.0)
-    checkpointer(tmp_path, model).load_average(2, min_key="CER")
-    torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
-
-
-def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
-    norm = nn.BatchNorm1d(2)
-    for count in (3, 8):
-        norm.num_batches_tracked.fill_(count)
-        checkpointer(tmp_path, norm).save_checkpoint()
-    checkpointer(tmp_path, norm).load_average(2)
-    assert norm.num_batches_tracked == 8
-    assert norm.num_batches_tracked.dtype == torch.int64
-
-
-def test_without_a_checkpoint_nothing_is_averaged(tmp_path: Path) -> None:
-    model = line(3.0)
-    checkpointer(tmp_path, model).load_average(2)
-    assert model.bias[0] == 3.0
+def test_a_checkpoint_that_names_no_tokenizer_is_taken(tmp_path: Path) -> None:
+    save(tmp_path / "saves", 1.0)
+    model, tokenizer = line(0.0), tokenizer_of(tmp_path / "abc", "abc")
+    checkpointer(tmp_path / "saves", model, tokenizer=tokenizer).recover_if_possible()
+    assert model.bias[0] == 1.0

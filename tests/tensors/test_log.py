@@ -16,6 +16,7 @@ from sbkit.tensors.log import (
     read_log,
     say,
 )
+from tests.shortage import largest_file
 
 
 def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
@@ -66,6 +67,47 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None
         (30, 1.0),
     ]
     assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0), (30, 1.0)]
+
+
+@pytest.mark.parametrize(("within_epoch", "kept"), [(False, [1, 2]), (True, [1])])
+def test_a_run_that_stands_before_a_validation_forgets_its_figures(
+    within_epoch: bool, kept: list[int], tmp_path: Path
+) -> None:
+    """It was killed between the epoch's line and its checkpoint, and will validate once more."""
+    log = RunLog(tmp_path)
+    for epoch, step in ((1, 10), (2, 20), (3, 30)):
+        log.write(step_figures(step))
+        log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, xrt=200.0))
+    log.close()
+    RunLog(tmp_path, resume_step=20, within_epoch=within_epoch).close()
+    records = read_log(tmp_path / "train_log.jsonl")
+    assert [each["epoch"] for each in records if each["kind"] == "epoch"] == kept
+    assert [each["step"] for each in records if each["kind"] == "step"] == [10, 20]
+
+
+def test_a_full_disk_is_told_once_and_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(1))
+    size = (tmp_path / "train_log.jsonl").stat().st_size
+    with largest_file(size), pytest.raises(OSError, match="too large") as caught:
+        log.write(step_figures(2))
+    assert caught.value.filename == str(tmp_path / "train_log.jsonl")
+    with largest_file(size):
+        log.close()  # would hide the error that ends the run
+    assert f"The log in {tmp_path} may lack its end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train_log.jsonl", "tensorboard"])
+def test_what_stands_in_its_place_is_named(name: str, tmp_path: Path) -> None:
+    if name == "tensorboard":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(OSError, match=name) as caught:
+        RunLog(tmp_path)
+    assert caught.value.filename == str(tmp_path / name)
 
 
 def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:

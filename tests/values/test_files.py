@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.values.files import to_json, write_bytes_atomically, write_text_atomically
+from sbkit.values.files import building, to_json, write_bytes_atomically, write_text_atomically
 
 
 def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -25,10 +25,19 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", run_out_of_space)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_bytes_atomically(path, b"new")
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_cannot_be_finished_is_named(tmp_path: Path) -> None:
+    """The operating system names no file when a disk is full."""
+    with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "store")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_file_is_complete_on_disk_before_it_takes_its_name(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sbkit.state.checkpoint import write_checksums
+from sbkit.state.integrity import write_checksums
 from tests.check.harness import Expected, Mutation
 
 
@@ -21,8 +21,8 @@ def another_yaml(run: Path) -> None:
 
 
 def without_its_tokenizer(run: Path) -> None:
-    with checkpoint(run) as folder:
-        (folder / "CKPT.yaml").write_text(f"tokenizer: {'0' * 64}\n")
+    with checkpoint(run) as folder, (folder / "CKPT.yaml").open("a") as meta:
+        meta.write(f"tokenizer: {'0' * 64}\n")
 
 
 def cut_short(run: Path) -> None:
@@ -45,6 +45,7 @@ def checkpoint(run: Path) -> Iterator[Path]:
     """Make a checkpoint that is whole, of what is written into its folder."""
     folder = run / "checkpoints" / "CKPT+2026-11-20+10-00-00+00"
     folder.mkdir(parents=True)
+    (folder / "CKPT.yaml").write_text("unixtime: 1.0\n")
     yield folder
     write_checksums(folder)
 

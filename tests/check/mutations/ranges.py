@@ -1,0 +1,16 @@
+"""Numbers that would end a run, or let it do nothing."""
+
+from tests.check.harness import Expected, Mutation
+
+MUTATIONS = [
+    Mutation(
+        name="numbers out of their range",
+        options=("--log_every=0", "--average_checkpoints=0"),
+        text=(("stall_seconds: 120", "stall_seconds: -1"),),
+        expected=(
+            Expected("ranges", "log_every", ("`log_every` must be a whole number", "is 0")),
+            Expected("ranges", "average_checkpoints", ("of at least 1", "is 0")),
+            Expected("ranges", "stall_seconds", ("a number from 0 to 86400", "is -1")),
+        ),
+    ),
+]
