@@ -10,6 +10,7 @@ from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_token
 from sbkit.check.check import prove
 from sbkit.check.subject import Recipe
 from sbkit.machine.hparams import load_hparams, parse_command, read_knobs, save_resolved
+from sbkit.machine.ranges import refuse_out_of_range
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import main_rank_first, process_group, rank
 from sbkit.tensors.log import say
@@ -28,6 +29,7 @@ def main() -> None:
     """Run the steps of a training run in their order."""
     yaml_file, overrides = parse_command(sys.argv[1:])
     knobs = read_knobs(yaml_file, overrides)
+    refuse_out_of_range(knobs)
     placement = resolve(knobs["device"], knobs["precision"])
     run_folder = Path(knobs["output_folder"])
 

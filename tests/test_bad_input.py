@@ -10,7 +10,7 @@ import soundfile
 from safetensors.torch import load_file, save_file
 
 from sbkit.cli import run as sbkit
-from sbkit.state.checkpoint import write_checksums
+from sbkit.state.integrity import write_checksums
 from sbkit.values.errors import BAD_INPUT, SbkitError
 from tests.runs import (
     COUNTS,
@@ -387,3 +387,74 @@ def test_a_file_that_is_no_audio_does_not_stop_the_others(
         assert str(file) in line
     with pytest.raises(SbkitError, match="must be a folder with config.json"):
         sbkit(["transcribe", str(tmp_path / "nothing"), str(clip)])
+
+
+# -- numbers out of their range, and places that cannot be written ---------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--number_of_epochs=0", "--grad_accumulation_factor=0", "--stall_seconds=-1", "--seed=-1"],
+)
+@pytest.mark.parametrize("check", ["--check=True", "--check=False"])
+def test_a_number_out_of_its_range(
+    option: str, check: str, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    sentence = refused(workplace, tmp_path / "run", option, check, capsys=capsys)
+    name, value = option.removeprefix("--").split("=")
+    assert sentence.startswith(f"`{name}` must be a ")
+    assert f", but is {value}. Pass " in sentence
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["hyperparams.yaml", "train_log.jsonl", "tensorboard"])
+def test_what_stands_in_the_place_of_a_file_of_the_run(
+    name: str, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    in_place = tmp_path / "run" / name
+    in_place.parent.mkdir()
+    in_place.touch() if name == "tensorboard" else in_place.mkdir()
+    sentence = refused(workplace, tmp_path / "run", ONE_EPOCH, "--check=False", capsys=capsys)
+    assert sentence.startswith(f"{in_place} must be a place to read and write, but is not (")
+
+
+# -- the environment -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "option", "said"),
+    [
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ONE_EPOCH, "RANK must be a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "99999999999"}, ONE_EPOCH, "WORLD_SIZE must have at most 6"),
+        ({"LOCAL_RANK": "abc"}, "--device=cuda", "LOCAL_RANK must be a whole number"),
+        ({"LOCAL_WORLD_SIZE": "x"}, "--device=xpu", "LOCAL_WORLD_SIZE must be a whole number"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_makes_no_sense(
+    environment: dict[str, str],
+    option: str,
+    said: str,
+    workplace: Workplace,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sbkit.values.errors.AFTER_THE_FIRST", 0.0)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    sentence = refused(workplace, tmp_path / "run", option, capsys=capsys)
+    assert sentence.startswith(f"{said}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_the_home_folder_is_found_there(
+    workplace: Workplace, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yaml = str(ROOT / "hparams" / "ctc.yaml")
+    options = ("--output_folder=~/run", "--vocab_size=77", "--check=False")
+    refused(workplace, tmp_path / "other", *options, capsys=capsys, yaml=yaml)
+    assert (tmp_path / "run").is_dir()
+    assert not (tmp_path / "~").exists()

@@ -181,6 +181,41 @@ def test_whoever_is_asked_all_leave(directly: bool, rank: Path, tmp_path: Path) 
     assert "Traceback" not in job.output.read_text()
 
 
+PREPARING = """
+import sys, time
+import torch
+from sbkit.tensors.distributed import main_rank_first, process_group, rank
+from sbkit.values.errors import exit_with_sentence
+
+def main():
+    with process_group(torch.device("cpu")), main_rank_first():
+        with open(sys.argv[1], "a") as log:
+            log.write("started\\n")
+        time.sleep(60)
+
+exit_with_sentence(main)
+"""
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("asked", ["the agent", 0, 1])
+def test_whoever_is_asked_all_leave_the_preparation(asked: int | str, tmp_path: Path) -> None:
+    """Rank 0 prepares, rank 1 waits for it."""
+    script, log = tmp_path / "preparing.py", tmp_path / "log"
+    script.write_text(PREPARING)
+    with started(under_agent(script, log), tmp_path, PYTHONPATH=ROOT) as job:
+        job.until(log.exists)
+        time.sleep(0.5)  # for rank 1 to come to where it waits
+        process = job.process.pid if isinstance(asked, str) else job.ranks()[asked]
+        asked_at = time.monotonic()
+        os.kill(process, signal.SIGTERM)
+        assert job.end() == ASKED_TO_STOP, job.output.read_text()
+        assert time.monotonic() - asked_at < 20  # torchrun kills after 30 s
+    assert log.read_text() == "started\n"
+    assert job.output.read_text().count("Asked to stop") == 1
+    assert "Traceback" not in job.output.read_text()
+
+
 MEETING = """
 import os, sys
 import torch.distributed as dist
@@ -271,8 +306,25 @@ def test_ranks_whose_agent_is_killed_save_and_leave(
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_command_that_cannot_be(command: list[str], said: str) -> None:
+    assert_refused(command, said)
+
+
+@pytest.mark.parametrize("lacking", ["SLURM_SUBMIT_DIR", "SLURM_JOB_NODELIST"])
+def test_a_slurm_job_that_lacks_a_variable(lacking: str) -> None:
+    names = ("JOB_ID", "JOB_NUM_NODES", "JOB_NODELIST", "SUBMIT_DIR")
+    job = {f"SLURM_{name}": "1" for name in names}
+    del job[lacking]
+    assert_refused(["slurm.sh", "a.yaml"], f"but {lacking} is not set", **job)
+
+
+def assert_refused(command: list[str], said: str, **environment: str) -> None:
+    """Run a launcher that must leave one sentence."""
     done = subprocess.run(
-        [str(LAUNCH / command[0]), *command[1:]], capture_output=True, text=True, timeout=20
+        [str(LAUNCH / command[0]), *command[1:]],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     assert done.returncode == BAD_INPUT
     assert said in done.stderr

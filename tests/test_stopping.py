@@ -11,10 +11,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import train as script
+from recipes.CommonVoice import prepare
 from recipes.CommonVoice.brain import AsrBrain
 from sbkit.state.checkpoint import Checkpointer
 from sbkit.tensors.log import Record, read_log
-from sbkit.values.errors import ASKED_TO_STOP
+from sbkit.values.errors import ASKED_TO_STOP, INTERRUPTED
 from tests.runs import (
     Workplace,
     last_parameters,
@@ -115,3 +117,58 @@ def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) 
 
     with patch.object(AsrBrain, "on_fit_batch_end", twice):
         assert train(workplace, tmp_path) == 130
+
+
+@contextmanager
+def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]:
+    """Send this process a signal when something is called that comes before the training."""
+    holder, name = place
+    original = getattr(holder, name)
+
+    def and_signal(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), sent)
+        return original(*arguments, **options)
+
+    with patch.object(holder, name, and_signal):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("place", "sent", "code"),
+    [
+        ((script, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
+        ((prepare, "_read_clip"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
+        ((prepare, "_read_clip"), signal.SIGINT, INTERRUPTED),
+        ((script, "prepare_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
+        ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else str(value),
+)
+def test_before_training_a_signal_leaves_at_once_and_leaves_nothing(
+    place: tuple[Any, str],
+    sent: signal.Signals,
+    code: int,
+    workplace: Workplace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own, run = Workplace(workplace.release, tmp_path / "cache"), tmp_path / "run"
+    before = signal.getsignal(sent)
+    with signalled_in(place, sent):
+        assert own.train_here(run, "--check=false") == code
+    assert signal.getsignal(sent) is before
+    error = capsys.readouterr().err
+    sentence = "Asked to stop outside of training; the same command starts again.\n"
+    assert error == (sentence if code == ASKED_TO_STOP else "")
+    assert not [*tmp_path.rglob("*.tmp")]
+    assert not [*run.glob("checkpoints/*")]
+
+
+def test_between_training_and_test_a_signal_leaves_and_the_same_command_goes_on(
+    workplace: Workplace, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with signalled_in((AsrBrain, "on_evaluate_start"), signal.SIGTERM):
+        assert train(workplace, tmp_path) == ASKED_TO_STOP
+    assert "Asked to stop outside of training" in capsys.readouterr().err
+    assert train(workplace, tmp_path) == 0
+    assert_same_run(tmp_path, whole)

@@ -3,6 +3,9 @@
 Legend: B utterances, S samples, L tokens.
 """
 
+import atexit
+import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -20,6 +23,8 @@ from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.nn.augment import Pace
 from sbkit.tensors.tokenizer import Tokenizer
 from sbkit.values.units import samples_to_seconds
+
+LEAVE = signal.SIGUSR2  # what a worker still answers to
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,9 @@ def make_loader(
     pin_memory: bool,
 ) -> DataLoader[dict[str, Any]]:
     """Load the sampler's micro-batches in its order."""
+    if num_workers > 0:
+        atexit.unregister(_end_workers)
+        atexit.register(_end_workers)
     return DataLoader(
         Rows(store),
         batch_sampler=sampler,
@@ -182,3 +190,11 @@ def _leave_signals_alone(worker: int) -> None:
     """Let the training process answer what a scheduler sends to all of its group."""
     for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
+    signal.signal(LEAVE, lambda number, frame: os._exit(0))
+
+
+def _end_workers() -> None:
+    """End what still reads ahead: Python would ask by SIGTERM, and wait for ever."""
+    for worker in multiprocessing.active_children():
+        if worker.daemon and worker.pid is not None:
+            os.kill(worker.pid, LEAVE)

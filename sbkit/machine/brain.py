@@ -115,23 +115,28 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            with self.signals, self._heart() as self.heart:
+            with self._heart() as self.heart:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
-                self.on_fit_start()
+                self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
                 if self.step == 0:
                     self._resume_random()
                 self._open_journal(epoch_counter, train_set)
-                for epoch in epoch_counter:
-                    self._fit_train(train_set, epoch, enable)
-                    self._fit_valid(valid_set, epoch, enable)
-                    if self._optimizer_step_limit_exceeded or (
-                        self.debug and 0 < self.debug_epochs <= epoch
-                    ):
-                        break
+                with self.signals:
+                    self._fit_epochs(epoch_counter, train_set, valid_set, enable)
         finally:
             self.journal.close()
             self._unwrap_distributed()
+
+    def _fit_epochs(
+        self, epoch_counter: Iterable[int], train_set: Any, valid_set: Any, enable: bool
+    ) -> None:
+        for epoch in epoch_counter:
+            self._fit_train(train_set, epoch, enable)
+            self._fit_valid(valid_set, epoch, enable)
+            is_debugged = self.debug and 0 < self.debug_epochs <= epoch
+            if self._optimizer_step_limit_exceeded or is_debugged:
+                break
 
     def evaluate(
         self,

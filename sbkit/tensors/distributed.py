@@ -2,20 +2,24 @@
 
 import gc
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.tensors.rendezvous import join
-from sbkit.values.errors import BAD_INPUT
+from sbkit.tensors.rendezvous import LOOK_AGAIN, is_alone, join
+from sbkit.values.errors import AFTER_THE_FIRST, exit_code
 
 _alone = False
+_store: Store | None = None  # where the processes have met
+_turns = 0  # of the main rank that the others have waited for
 
 
 def rank() -> int:
@@ -42,7 +46,8 @@ def alone() -> Iterator[None]:
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """Join torchrun's other processes, if there are any, and leave them when done."""
-    if "RANK" not in os.environ:
+    global _store
+    if is_alone(os.environ):
         yield
         return
     # Imported before there is a group: its functions keep the group of their import as a default
@@ -50,12 +55,13 @@ def process_group(device: torch.device) -> Iterator[None]:
     # interpreter's end: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
-    join(device)
+    _store = join(device)
     try:
         yield
     finally:
         _take_group_from_reducers()
         gc.collect()  # what is in a cycle would hold the group too
+        _store = None
         dist.destroy_process_group()
 
 
@@ -80,22 +86,48 @@ def barrier() -> None:
 def main_rank_first() -> Iterator[None]:
     """Let rank 0 do something, and the others find it done.
 
-    Where it fails, rank 0 says why and the others leave in silence; left waiting, they would end
-    with a traceback about a broken connection.
+    Where it fails, rank 0 says why and the others leave in silence with the same code; left
+    waiting, they would end with a traceback about a broken connection.
     """
-    if rank() > 0 and not _word_of_main_rank(done=False):
-        raise SystemExit(BAD_INPUT)
-    done = False
+    if rank() > 0:
+        _wait_for_main_rank()
+        code = gather_over_ranks(None)[0]
+        if code is not None:
+            raise SystemExit(code)
+        yield
+        return
     try:
         yield
-        done = True
-    finally:
-        if rank() == 0:
-            _word_of_main_rank(done=done)
+    except BaseException as error:
+        with suppress(RuntimeError):  # asked to stop too, others may have left already
+            _wait_for_main_rank()
+            _gather(exit_code(error))
+        raise
+    _wait_for_main_rank()
+    gather_over_ranks(None)
 
 
-def _word_of_main_rank(*, done: bool) -> bool:
-    return bool(gather_over_ranks(done)[0])
+def _wait_for_main_rank() -> None:
+    """Wait until rank 0 comes here, in Python, which hears signals the while; gloo does not."""
+    global _turns
+    if world_size() == 1 or _store is None:
+        return
+    turn, _turns = f"turn/{_turns}", _turns + 1
+    if rank() == 0:
+        _store.set(turn, "")
+    with _asked_like_others():
+        while not _store.check([turn]):
+            time.sleep(LOOK_AGAIN)
+
+
+@contextmanager
+def _asked_like_others() -> Iterator[None]:
+    """Where another rank has left, give the launcher time to ask this one to leave, too."""
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(AFTER_THE_FIRST)
+        raise
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -107,6 +139,11 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 def gather_over_ranks(value: Any) -> list[Any]:
     """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
+    with _asked_like_others():
+        return _gather(value)
+
+
+def _gather(value: Any) -> list[Any]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()

@@ -1,5 +1,7 @@
 """Rows become tensors, and nothing is lost or added on the way."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -132,6 +134,32 @@ def test_the_loader_follows_the_sampler(
             for each, audio in zip(examples, batch.audio, strict=True):
                 original = clip(each.rows[0])
                 assert np.array_equal(audio[: len(original)], original)
+
+
+READING = """
+import sys
+from pathlib import Path
+from sbkit.data.batch import make_loader
+from sbkit.data.sampler import EvalSampler
+from sbkit.data.store import open_store
+from sbkit.tensors.tokenizer import Tokenizer
+
+store, sampler = open_store(Path(sys.argv[1])), EvalSampler(samples=[1] * 5, batch_seconds=1e-4)
+tokenizer = Tokenizer(model_file=sys.argv[2])
+batches = iter(make_loader(
+    store, sampler=sampler, tokenizer=tokenizer, num_workers=2, pin_memory=False
+))
+next(batches)
+sys.exit(75)
+"""
+
+
+def test_a_process_that_leaves_in_mid_epoch_leaves_no_worker_and_does_not_wait_for_one(
+    store: datasets.Dataset, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(tokenizer.model_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (75, "")
 
 
 def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(

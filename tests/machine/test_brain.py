@@ -1,6 +1,8 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from sbkit.machine import gradients
 from sbkit.machine.brain import Brain
 from sbkit.nn.loss import Loss
 from sbkit.state.checkpoint import Checkpointer
-from sbkit.values.errors import SbkitError
+from sbkit.values.errors import STALLED, SbkitError
 
 
 class LineBrain(Brain):
@@ -232,6 +234,27 @@ def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) ->
             brain.fit(epochs, bad)
         told.append(left.type)
     assert told == [SystemExit, SbkitError]
+
+
+HANGING = """
+import sys, time
+import sbkit
+
+class Hanging(sbkit.Brain):
+    def on_fit_start(self):
+        time.sleep(100)
+
+hparams = {"output_folder": sys.argv[1], "stall_seconds": 1}
+Hanging(hparams=hparams, run_opts={"device": "cpu"}).fit(range(1), [])
+"""
+
+
+def test_a_run_that_hangs_before_its_first_step_is_ended_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == STALLED
+    assert "in on_fit_start" in done.stderr
 
 
 # -- mixed precision -------------------------------------------------------------------------------

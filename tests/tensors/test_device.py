@@ -99,6 +99,14 @@ def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         resolve("cuda", "fp32")
 
 
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_a_place_that_is_no_number_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "abc")
+    with pytest.raises(SbkitError, match=f"{name} must be a whole number, but is 'abc'"):
+        resolve("cuda", "fp32")
+
+
 PLACEMENTS = [("cuda:1", "fp16", True), ("cuda:1", "bf16", False), ("cpu", "fp32", False)]
 
 

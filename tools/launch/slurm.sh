@@ -19,9 +19,11 @@ fail() {
 }
 
 [ $# -ge 1 ] || fail "usage: sbatch [options] tools/launch/slurm.sh YAML [--knob=value ...]"
-[ -n "${SLURM_JOB_ID:-}" ] || fail "slurm.sh must run as a SLURM job. Submit it: sbatch tools/launch/slurm.sh $*"
+for name in SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR; do
+    [ -n "${!name:-}" ] || fail "slurm.sh must run as a SLURM job, but $name is not set. Submit it: sbatch tools/launch/slurm.sh $*"
+done
 # SLURM runs a copy of this file, so that its own place says nothing.
-cd -- "$SLURM_SUBMIT_DIR"
+cd -- "$SLURM_SUBMIT_DIR" 2>/dev/null || fail "slurm.sh must be submitted from a folder that all nodes have, but $SLURM_SUBMIT_DIR is not here."
 [ -x tools/launch/several_nodes.sh ] || fail "slurm.sh must be submitted from the root of the checkout, but was from $PWD."
 
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
