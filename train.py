@@ -7,14 +7,15 @@ import torch
 
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
 from sbkit.check.check import prove
 from sbkit.check.subject import Recipe
 from sbkit.machine.hparams import load_hparams, parse_command, read_knobs, save_resolved
-from sbkit.machine.ranges import refuse_out_of_range
+from sbkit.machine.ranges import RANGES, refuse_out_of_range
 from sbkit.tensors.device import resolve
 from sbkit.tensors.distributed import main_rank_first, process_group, rank
 from sbkit.tensors.log import say
-from sbkit.values.errors import exit_with_sentence
+from sbkit.values.leaving import exit_with_sentence
 
 RECIPE = Recipe(
     prepare_splits=prepare_splits,
@@ -22,6 +23,7 @@ RECIPE = Recipe(
     make_loaders=make_loaders,
     brain=AsrBrain,
     script=Path(__file__),
+    ranges=RECIPE_RANGES,
 )
 
 
@@ -29,7 +31,7 @@ def main() -> None:
     """Run the steps of a training run in their order."""
     yaml_file, overrides = parse_command(sys.argv[1:])
     knobs = read_knobs(yaml_file, overrides)
-    refuse_out_of_range(knobs)
+    refuse_out_of_range(knobs, {**RANGES, **RECIPE.ranges})
     placement = resolve(knobs["device"], knobs["precision"])
     run_folder = Path(knobs["output_folder"])
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.values.errors import BAD_INPUT, SbkitError, exit_with_sentence
+from sbkit.values.errors import BAD_INPUT, SbkitError
+from sbkit.values.leaving import exit_with_sentence
 from sbkit.values.version import __version__
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 
 import train
 from sbkit.state.checkpoint import Checkpointer
-from sbkit.values.errors import exit_with_sentence
+from sbkit.values.leaving import exit_with_sentence
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ("train.py",)

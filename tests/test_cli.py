@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from sbkit.cli import run
-from sbkit.values.errors import SbkitError, exit_with_sentence
+from sbkit.values.errors import SbkitError
+from sbkit.values.leaving import exit_with_sentence
 from sbkit.values.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +147,7 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     script = tmp_path / "many.py"
     script.write_text(
-        "from sbkit.values.errors import exit_with_sentence\n"
+        "from sbkit.values.leaving import exit_with_sentence\n"
         "exit_with_sentence(lambda: print('x\\n' * 100_000))\n"
     )
     command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"

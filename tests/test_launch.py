@@ -185,7 +185,7 @@ PREPARING = """
 import sys, time
 import torch
 from sbkit.tensors.distributed import main_rank_first, process_group, rank
-from sbkit.values.errors import exit_with_sentence
+from sbkit.values.leaving import exit_with_sentence
 
 def main():
     with process_group(torch.device("cpu")), main_rank_first():

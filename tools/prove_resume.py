@@ -28,7 +28,8 @@ import torch
 from sbkit.state.checkpoint import Checkpointer
 from sbkit.state.publish import UNFINISHED
 from sbkit.tensors.log import LOG_FILE, Record, read_log
-from sbkit.values.errors import SbkitError, exit_with_sentence
+from sbkit.values.errors import SbkitError
+from sbkit.values.leaving import exit_with_sentence
 
 ROOT = Path(__file__).parents[1]
 YAML = "hparams/ctc.yaml"

@@ -16,7 +16,8 @@ from recipes.CommonVoice.prepare import find_release
 from sbkit.data.manifest import read_manifest
 from sbkit.data.store import default_cache
 from sbkit.machine.hparams import parse_command, read_knobs
-from sbkit.values.errors import SbkitError, exit_with_sentence
+from sbkit.values.errors import SbkitError
+from sbkit.values.leaving import exit_with_sentence
 from sbkit.values.text import normalize
 
 WORTH_HEARING = 5  # words

@@ -7,7 +7,7 @@ Everything is built in a folder of its own, so that a check leaves no trace in t
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from sbkit.check.watch import MoveWatch
 from sbkit.machine.document import Document, read_document
 from sbkit.machine.hparams import load_hparams, read_knobs
 from sbkit.machine.overrides import apply_overrides
+from sbkit.machine.ranges import Range
 from sbkit.tensors.device import Count, Placement, count_here, count_on, resolve
 from sbkit.tensors.log import quiet
 from sbkit.values.errors import SbkitError
@@ -36,7 +37,8 @@ class Recipe:
 
     prepare_splits(knobs) gives `train`, `dev` and `test` stores; prepare_tokenizer(knobs, splits);
     make_loaders(hparams, splits, tokenizer, placement) gives a loader a split and `measure`; brain:
-    the recipe's Brain; script: the file that reads the knobs.
+    the recipe's Brain; script: the file that reads the knobs; ranges: what the recipe's own numbers
+    may be.
     """
 
     prepare_splits: Callable[..., Any]
@@ -44,6 +46,7 @@ class Recipe:
     make_loaders: Callable[..., Any]
     brain: Callable[..., Any]
     script: Path | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 class MissingPartError(Exception):

@@ -33,7 +33,7 @@ class Range:
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
 
-RANGES = {
+RANGES = {  # of what every run has; a recipe has its own, too
     "seed": Range(low=0, whole=True, advice="Pass any other."),
     "num_workers": Range(low=0, whole=True, advice="Pass 0 to read in the training process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
@@ -46,17 +46,19 @@ RANGES = {
 }
 
 
-def out_of_range(knobs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def out_of_range(
+    knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES
+) -> Iterator[tuple[str, str]]:
     """Give each knob that has a value out of its range, with the sentence that refuses it."""
-    for name, allowed in RANGES.items():
+    for name, allowed in ranges.items():
         if name in knobs and knobs[name] not in allowed:
             yield name, f"`{name}` must be {allowed}, but is {knobs[name]!r}. {allowed.advice}"
 
 
-def refuse_out_of_range(knobs: Mapping[str, Any]) -> None:
+def refuse_out_of_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
     """Refuse the first knob that has a value out of its range.
 
     Raises SbkitError.
     """
-    for _, sentence in out_of_range(knobs):
+    for _, sentence in out_of_range(knobs, ranges):
         raise SbkitError(sentence)

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.tensors.rendezvous import LOOK_AGAIN, is_alone, join
-from sbkit.values.errors import AFTER_THE_FIRST, exit_code
+from sbkit.values.leaving import AFTER_THE_FIRST, exit_code
 
 _alone = False
 _store: Store | None = None  # where the processes have met

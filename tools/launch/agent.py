@@ -17,7 +17,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError, exit_with_sentence
+from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
+from sbkit.values.leaving import exit_with_sentence
 
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")

@@ -13,4 +13,13 @@ MUTATIONS = [
             Expected("ranges", "stall_seconds", ("a number from 0 to 86400", "is -1")),
         ),
     ),
+    Mutation(
+        name="numbers of the recipe out of their range",
+        options=("--join_share=2", "--time_masks=-1", "--warmup=3"),
+        expected=(
+            Expected("ranges", "join_share", ("a number from 0 to 1", "is 2")),
+            Expected("ranges", "time_masks", ("of at least 0", "is -1")),
+            Expected("ranges", "warmup", ("a number from 0 to 1", "is 3")),
+        ),
+    ),
 ]
