@@ -85,7 +85,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self._steps_of_epoch, self._last_save = 0, time.monotonic()
         self._is_last = False  # micro-batch of its epoch
-        self._is_begun = False  # a step of the optimizer, by its first micro-batch
         # Of the current step, on this rank: its labels, and its losses that were not finite.
         self._tally = torch.zeros(2, device=self.device)
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
@@ -163,7 +162,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         self._tally.zero_()
-        self._is_begun = False
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
         batches = iter(train_set)
@@ -220,9 +218,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         that overrides this. `optimizers_step` expects the gradient of a mean.
         """
         placed = self._placed(batch)
-        if not self._is_begun:
+        if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.statistics.take_down()
-        self._is_begun = not self.should_step
         self.on_fit_batch_start(placed, self.should_step)
         random = torch_state(self.device)
         with self.no_sync(not self.should_step):

@@ -2,13 +2,10 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from sbkit.state.integrity import CHECKSUMS, find_damage
 from sbkit.state.publish import UNFINISHED
 from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.values.errors import SbkitError
+from tests.shortage import largest_file
 from tests.state.saves import checkpointer, line, recovered, save
 
 KILLED_WHILE_SAVING = """
@@ -134,17 +132,6 @@ def test_who_reads_leaves_what_another_is_writing(tmp_path: Path) -> None:
     assert len(Checkpointer(tmp_path).find_whole(2, min_key="CER")) == 1
     checkpointer(tmp_path, line(0.0)).load_average(2)
     assert being_written.exists()
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let no file grow beyond ``size`` bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [20, 5000])  # not even the meta file, not all of the weights
