@@ -8,14 +8,14 @@ import torch
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
 from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
-from sbkit.check.check import prove
-from sbkit.check.subject import Recipe
-from sbkit.machine.hparams import load_hparams, parse_command, read_knobs, save_resolved
-from sbkit.machine.ranges import RANGES, refuse_out_of_range
-from sbkit.tensors.device import resolve
-from sbkit.tensors.distributed import main_rank_first, process_group, rank
-from sbkit.tensors.log import say
-from sbkit.values.leaving import exit_with_sentence
+from sbkit.base.exit import run_main
+from sbkit.check.check import check_before_training
+from sbkit.check.planned_run import Recipe
+from sbkit.config.hparams import load_hparams, parse_command, read_knobs, save_resolved
+from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.distributed.device import resolve
+from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.logs.log import say
 
 RECIPE = Recipe(
     prepare_splits=prepare_splits,
@@ -38,7 +38,7 @@ def main() -> None:
     with process_group(placement.device):
         with main_rank_first():
             if knobs.get("check", True) and rank() == 0:
-                prove(yaml_file, overrides, RECIPE)
+                check_before_training(yaml_file, overrides, RECIPE)
             splits = prepare_splits(knobs)
             tokenizer = prepare_tokenizer(knobs, splits)
         torch.manual_seed(knobs["seed"])
@@ -61,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with_sentence(main)
+    run_main(main)

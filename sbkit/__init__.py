@@ -5,15 +5,15 @@
 
 from typing import TYPE_CHECKING
 
-from sbkit.values.version import __version__ as __version__
+from sbkit.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sbkit.machine.brain import Brain as Brain
+    from sbkit.train.brain import Brain as Brain
 
 
 def __getattr__(name: str) -> object:
     if name == "Brain":
-        from sbkit.machine.brain import Brain
+        from sbkit.train.brain import Brain
 
         return Brain
     raise AttributeError(f"module 'sbkit' has no attribute {name!r}")

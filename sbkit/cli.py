@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.values.errors import BAD_INPUT, SbkitError
-from sbkit.values.leaving import exit_with_sentence
-from sbkit.values.version import __version__
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.exit import run_main
+from sbkit.base.version import __version__
 
 if TYPE_CHECKING:
-    from sbkit.out.transcribe import Transcript
+    from sbkit.inference.transcribe import Transcript
 
 
 def main() -> None:
     """Run ``sbkit`` with the arguments of the process."""
-    exit_with_sentence(lambda: run(sys.argv[1:]))
+    run_main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -90,7 +90,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.out.export import export_run
+    from sbkit.inference.export import export_run
 
     export_run(options.run, options.out)
     print(options.out)
@@ -98,7 +98,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _transcribe(options: argparse.Namespace) -> int:
-    from sbkit.out.transcribe import transcribe_files
+    from sbkit.inference.transcribe import transcribe_files
 
     code = 0
     for result in transcribe_files(options.bundle, options.files):

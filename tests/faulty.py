@@ -8,7 +8,7 @@ import soundfile
 import torch
 from torch import Tensor, nn
 
-from sbkit.nn.frontend import ConvFrontEnd
+from sbkit.models.frontend import ConvFrontEnd
 from tests.runs import ROOT, Workplace, make_workplace, rows_of
 
 LOUD = 23.5  # mean log-mel energy of a frame: 21.3 at most in speech, 25.4 in noise at full scale
@@ -51,7 +51,7 @@ def noisy_clip(workplace: Workplace) -> Path:
 def write_fragile(folder: Path) -> str:
     """Write a YAML whose front-end cannot stand such noise."""
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    ours = "!new:sbkit.nn.frontend.ConvFrontEnd"
+    ours = "!new:sbkit.models.frontend.ConvFrontEnd"
     assert text.count(ours) == 1
     yaml = folder / "fragile.yaml"
     yaml.write_text(text.replace(ours, "!new:tests.faulty.FragileFrontEnd"))

@@ -15,13 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sbkit
 from recipes.CommonVoice.brain import AsrBrain
+from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.check.replay import trace
+from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.cli import run as command
 from sbkit.data.batch import Batch
-from sbkit.machine.nonfinite import Watch
-from sbkit.state.randomness import random_state, restore_random_state
-from sbkit.tensors.log import read_log
-from sbkit.values.errors import ASKED_TO_STOP
+from sbkit.logs.log import read_log
+from sbkit.train.nonfinite import Watch
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits
@@ -37,7 +37,7 @@ CLOSE = 1e-5  # relative, of losses after 13 steps; 5e-7 was seen
 MODELS = {
     "ctc": ("hparams/ctc.yaml", "--ctc_weight=1.0", "--num_decoder_layers=0"),
     "joint": ("hparams/ctc.yaml",),
-    "lobes": ("hparams/ctc_speechbrain.yaml", "--channels=8"),
+    "lobes": ("hparams/ctc_speechbrain.yaml", "--cnn_channels=8"),
 }
 
 pytestmark = SPEECHBRAINS_MASKS

@@ -19,7 +19,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils, backend_registration
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from sbkit.tensors import device as sbkit_device
+from sbkit.distributed import device as sbkit_device
 
 NAME = "pretended"
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ import torch
 
 import train
 from recipes.CommonVoice.brain import AsrBrain
-from sbkit.tensors.distributed import process_group, rank, world_size
+from sbkit.distributed.ranks import process_group, rank, world_size
 
 ACCUMULATIONS = (1, 2, 4)
 

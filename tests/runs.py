@@ -18,8 +18,8 @@ import soundfile
 import torch
 
 import train
-from sbkit.state.checkpoint import Checkpointer
-from sbkit.values.leaving import exit_with_sentence
+from sbkit.base.exit import run_main
+from sbkit.checkpoint.checkpointer import Checkpointer
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ("train.py",)
@@ -28,7 +28,7 @@ TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_nod
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",
-    "--channels=32",
+    "--cnn_channels=32",
     "--d_model=32",
     "--nhead=2",
     "--d_ffn=64",
@@ -85,7 +85,7 @@ class Workplace:
             one_thread(),
             pytest.raises(SystemExit) as left,
         ):
-            exit_with_sentence(train.main)
+            run_main(train.main)
         return int(left.value.code or 0)
 
 

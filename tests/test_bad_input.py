@@ -9,9 +9,9 @@ import pytest
 import soundfile
 from safetensors.torch import load_file, save_file
 
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run as sbkit
-from sbkit.state.integrity import write_checksums
-from sbkit.values.errors import BAD_INPUT, SbkitError
 from tests.runs import (
     COUNTS,
     ROOT,
@@ -440,7 +440,7 @@ def test_an_environment_that_makes_no_sense(
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sbkit.values.leaving.AFTER_THE_FIRST", 0.0)
+    monkeypatch.setattr("sbkit.base.exit.AFTER_THE_FIRST", 0.0)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     sentence = refused(workplace, tmp_path / "run", option, capsys=capsys)

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.exit import run_main
+from sbkit.base.version import __version__
 from sbkit.cli import run
-from sbkit.values.errors import SbkitError
-from sbkit.values.leaving import exit_with_sentence
-from sbkit.values.version import __version__
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("module", ["sbkit", "sbkit.cli", "sbkit.machine.hparams"])
+@pytest.mark.parametrize("module", ["sbkit", "sbkit.cli", "sbkit.config.hparams"])
 def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
     done = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
@@ -83,9 +83,9 @@ def transcribe_files(bundle: Path, files: Sequence[Path]) -> Iterator[Spoken | S
 @pytest.fixture
 def transcriber(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a transcriber without a model in the place of the real one."""
-    module = ModuleType("sbkit.out.transcribe")
+    module = ModuleType("sbkit.inference.transcribe")
     monkeypatch.setattr(module, "transcribe_files", transcribe_files, raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.out.transcribe", module)
+    monkeypatch.setitem(sys.modules, "sbkit.inference.transcribe", module)
 
 
 @pytest.mark.usefixtures("transcriber")
@@ -116,9 +116,9 @@ def test_export_hands_over_both_folders(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[Path, Path]] = []
-    module = ModuleType("sbkit.out.export")
+    module = ModuleType("sbkit.inference.export")
     monkeypatch.setattr(module, "export_run", lambda *both: calls.append(both), raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.out.export", module)
+    monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     assert calls == [(Path("results/1"), Path("model"))]
     assert capsys.readouterr().out == "model\n"
@@ -135,20 +135,19 @@ def test_a_command_leaves_with_a_sentence(
         raise raises
 
     with pytest.raises(SystemExit) as left:
-        exit_with_sentence(main)
+        run_main(main)
     assert (left.value.code, capsys.readouterr().err) == (code, says)
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        exit_with_sentence(lambda: 1 // 0)
+        run_main(lambda: 1 // 0)
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     script = tmp_path / "many.py"
     script.write_text(
-        "from sbkit.values.leaving import exit_with_sentence\n"
-        "exit_with_sentence(lambda: print('x\\n' * 100_000))\n"
+        "from sbkit.base.exit import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
     )
     command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
     shell = ["bash", "-o", "pipefail", "-c", command]

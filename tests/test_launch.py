@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.tensors.log import Record, read_log
-from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.logs.log import Record, read_log
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace
 
 LAUNCH = ROOT / "tools" / "launch"
-TIMES = ("xrt", "waiting")  # no two runs share them
+TIMES = ("rtfx", "waiting")  # no two runs share them
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,8 @@ def test_whoever_is_asked_all_leave(directly: bool, rank: Path, tmp_path: Path) 
 PREPARING = """
 import sys, time
 import torch
-from sbkit.tensors.distributed import main_rank_first, process_group, rank
-from sbkit.values.leaving import exit_with_sentence
+from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.base.exit import run_main
 
 def main():
     with process_group(torch.device("cpu")), main_rank_first():
@@ -193,7 +193,7 @@ def main():
             log.write("started\\n")
         time.sleep(60)
 
-exit_with_sentence(main)
+run_main(main)
 """
 
 

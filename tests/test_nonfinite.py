@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
+from sbkit.audio.augment import SpeedGroup
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.rng import torch_state
 from sbkit.cli import run as sbkit
 from sbkit.data.batch import Batch
-from sbkit.machine.nonfinite import Watch
-from sbkit.nn.augment import Pace
-from sbkit.state.randomness import torch_state
-from sbkit.tensors.log import read_log
-from sbkit.values.errors import BAD_INPUT, SbkitError
+from sbkit.logs.log import read_log
+from sbkit.train.nonfinite import NonFiniteRecorder
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import ROOT, Workplace, last_parameters, read_json
 from tests.shortage import largest_file
@@ -159,7 +159,7 @@ def test_the_command_in_a_record_works_from_anywhere(
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def a_bad_step(watch: Watch, step: int) -> int:
+def a_bad_step(watch: NonFiniteRecorder, step: int) -> int:
     """Let a loss be lost; give how many bad steps are seen."""
     batch = Batch(
         ids=["clip"],
@@ -167,18 +167,18 @@ def a_bad_step(watch: Watch, step: int) -> int:
         audio=torch.zeros(1, 160, dtype=torch.int16),
         samples=torch.tensor([160]),
         tokens=torch.ones(1, 2, dtype=torch.int64),
-        token_counts=torch.tensor([2]),
+        token_lengths=torch.tensor([2]),
         weights=torch.ones(1),
-        paces=(Pace(100, utterances=1, longest=160),),
+        speed_groups=(SpeedGroup(100, utterances=1, longest=160),),
         seconds=0.01,
     )
-    watch.see(batch, torch_state(torch.device("cpu")), torch.tensor(torch.nan))
-    watch.close_step(step, torch.tensor([1.0, 1.0]))
-    return watch.look(overflow_is_usual=False)[1]
+    watch.record(batch, torch_state(torch.device("cpu")), torch.tensor(torch.nan))
+    watch.end_step(step, torch.tensor([1.0, 1.0]))
+    return watch.flush(overflow_is_usual=False)[1]
 
 
 def test_only_the_newest_steps_keep_the_model_and_all_their_names(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, nn.Linear(2, 2))
+    watch = NonFiniteRecorder(tmp_path, nn.Linear(2, 2))
     for step in (900, 1, 2, 10):  # the first is of a run that went on from before it
         assert a_bad_step(watch, step) == 1
     kept = {file.stem for file in (tmp_path / "nonfinite").glob("*.pt")}
@@ -190,7 +190,7 @@ def test_only_the_newest_steps_keep_the_model_and_all_their_names(tmp_path: Path
 def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watch = Watch(tmp_path, nn.Linear(100, 100))
+    watch = NonFiniteRecorder(tmp_path, nn.Linear(100, 100))
     with largest_file(2_000):  # room for the record, not for the model
         assert a_bad_step(watch, 1) == 1
     (file,) = (tmp_path / "nonfinite").iterdir()
@@ -198,5 +198,5 @@ def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(
     assert f"{file.with_suffix('.pt')} could not be written" in capsys.readouterr().err
 
     (tmp_path / "other").touch()
-    assert a_bad_step(Watch(tmp_path / "other", nn.Linear(2, 2)), 1) == 1
+    assert a_bad_step(NonFiniteRecorder(tmp_path / "other", nn.Linear(2, 2)), 1) == 1
     assert "could not be written ([Errno 20]" in capsys.readouterr().err

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.state.checkpoint import Checkpointer
-from sbkit.state.publish import UNFINISHED
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.staging import UNFINISHED
 from tests.runs import ROOT, TINY, make_workplace
 from tools.prove_resume import Kill, differences, examine, judge, parse
 
 EPOCH_ENDS = (3, 6)
-STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "xrt": 100.0}
-STEP_3 = {"kind": "step", "epoch": 1, "step": 3, "loss": 0.4, "xrt": 101.0}
-EPOCH_1 = {"kind": "epoch", "epoch": 1, "step": 3, "loss": 0.45, "xrt": 50.0}
-EPOCH_2 = {"kind": "epoch", "epoch": 2, "step": 6, "loss": 0.25, "xrt": 50.0}
+STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
+STEP_3 = {"kind": "step", "epoch": 1, "step": 3, "loss": 0.4, "rtfx": 101.0}
+EPOCH_1 = {"kind": "epoch", "epoch": 1, "step": 3, "loss": 0.45, "rtfx": 50.0}
+EPOCH_2 = {"kind": "epoch", "epoch": 2, "step": 6, "loss": 0.25, "rtfx": 50.0}
 
 
 def leave(run: Path, *records: dict[str, object], checkpoint: int = 2) -> Path:
@@ -68,7 +68,7 @@ def save(run: Path, model: torch.nn.Module) -> Path:
 def test_it_sees_a_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Linear(3, 2)
     one, same = save(tmp_path / "one", model), save(tmp_path / "same", model)
-    (same / "train_log.jsonl").write_text(json.dumps({**STEP_2, "xrt": 3.0}) + "\n")
+    (same / "train_log.jsonl").write_text(json.dumps({**STEP_2, "rtfx": 3.0}) + "\n")
     assert differences(one, same) == []
 
     with torch.no_grad():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.tensors.log import read_log
-from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.logs.log import read_log
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json

@@ -17,14 +17,14 @@ import torchaudio.functional
 
 from recipes.CommonVoice.brain import AsrBrain
 from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
-from sbkit.machine.document import read_document
-from sbkit.machine.hparams import load_hparams, parse_command, read_knobs
-from sbkit.nn.transformer import Transformer
-from sbkit.state.checkpoint import Checkpointer
-from sbkit.tensors.device import resolve
-from sbkit.tensors.log import Record, read_log
-from sbkit.values.text import normalize
+from sbkit.config.document import read_document
+from sbkit.config.hparams import load_hparams, parse_command, read_knobs
+from sbkit.distributed.device import resolve
+from sbkit.logs.log import Record, read_log
+from sbkit.models.transformer import Transformer
+from sbkit.text.normalize import normalize
 from tests.runs import (
     PYTHON,
     ROOT,
@@ -39,7 +39,7 @@ from tests.runs import (
 
 YAMLS = sorted((ROOT / "hparams").glob("*.yaml"))
 SPEECHBRAINS_MASKS = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-TIMES = ("xrt", "waiting")  # no two runs share them
+TIMES = ("rtfx", "waiting")  # no two runs share them
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Work
         if "normalize" not in name
     )
     assert summary["audio_seconds"] == pytest.approx(4 * train_seconds(workplace), abs=0.1)
-    assert summary["xrt"] > 0
+    assert summary["rtfx"] > 0
     assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
     for row in rows:
         assert hypothesis_of(finished, Path(row["path"]).stem) is not None
@@ -190,7 +190,7 @@ def learned(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) ->
     workplace = make_workplace(asterisk_english, folder, {"train": 8})
     for split in ("dev", "test"):
         shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
-    learn = ("--d_model=96", "--d_ffn=192", "--channels=96", "--number_of_epochs=60")
+    learn = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=60")
     plain = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
     code = workplace.train_here(folder / "run", *learn, *plain, "--average_checkpoints=1")
     assert code == 0
@@ -291,7 +291,7 @@ def test_speechbrains_parts_train_export_and_transcribe(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    options = ("--channels=8", "--number_of_epochs=2")
+    options = ("--cnn_channels=8", "--number_of_epochs=2")
     assert workplace.train_here(run, *options, yaml="hparams/ctc_speechbrain.yaml") == 0
     assert sbkit(["export", str(run), "--out", str(tmp_path / "bundle")]) == 0
     clip = workplace.release / "clips" / rows_of(workplace.release / "test.tsv")[0]["path"]
@@ -328,7 +328,7 @@ def test_every_yaml_takes_a_step(
     )
     brain.fit(hparams["epoch_counter"], loaders.train)
     assert brain.optimizer_step == 1
-    assert 0 < brain.journal.so_far.loss < 1000
+    assert 0 < brain.metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     still = [pair for pair in zip(before, after, strict=True) if torch.equal(*pair)]

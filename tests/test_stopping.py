@@ -14,9 +14,9 @@ import torch
 import train as script
 from recipes.CommonVoice import prepare
 from recipes.CommonVoice.brain import AsrBrain
-from sbkit.state.checkpoint import Checkpointer
-from sbkit.tensors.log import Record, read_log
-from sbkit.values.errors import ASKED_TO_STOP, INTERRUPTED
+from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.logs.log import Record, read_log
 from tests.runs import (
     Workplace,
     last_parameters,
@@ -64,7 +64,7 @@ def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None
 
 def trace(run: Path) -> list[Record]:
     """Give what the log says, but for what the clock has a part in."""
-    clocks = ("xrt", "waiting")
+    clocks = ("rtfx", "waiting")
     return [
         {key: value for key, value in record.items() if key not in clocks}
         for record in read_log(run / "train_log.jsonl")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.out.report import write_summary
-from sbkit.values.scoring import score, total_scores
+from sbkit.logs.report import write_summary
+from sbkit.text.wer import score, total_scores
 from tests.runs import ROOT, TINY
 from tools import show
 

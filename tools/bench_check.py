@@ -16,8 +16,8 @@ import numpy as np
 
 from sbkit.check.alignment import check_alignment
 from sbkit.check.labels import check_labels
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.speech import check_speech
-from sbkit.check.subject import Subject
 from sbkit.data.splits import SPLITS, Splits
 from sbkit.data.store import Utterance, open_store, write_store
 from train import RECIPE
@@ -38,9 +38,9 @@ def main() -> None:
 
         recipe = replace(RECIPE, prepare_splits=prepare_splits)
         overrides = {"output_folder": str(Path(folder, "run"))}
-        with Subject(yaml, overrides, recipe=recipe) as subject:
-            _ = subject.hparams
-            for line in measure(subject):
+        with PlannedRun(yaml, overrides, recipe=recipe) as planned:
+            _ = planned.hparams
+            for line in measure(planned):
                 print(line)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{rows} rows; at most {peak:.2f} GiB of memory")
@@ -66,11 +66,11 @@ def utterances(split: str, rows: int) -> Iterator[Utterance]:
         yield Utterance(f"{split}{row}", text, text, f"{split}{row // 50}", int(samples[row]), HUM)
 
 
-def measure(subject: Subject) -> Iterator[str]:
+def measure(planned: PlannedRun) -> Iterator[str]:
     """Run each check, and give a line of what it took."""
     for check in (check_labels, check_alignment, check_speech):
         wall, cpu = time.perf_counter(), time.process_time()
-        found = list(check(subject))
+        found = list(check(planned))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         yield f"{check.__name__}: {wall:.1f} s, {cpu:.1f} s of CPU, {len(found)} findings"
 

@@ -25,17 +25,17 @@ from pathlib import Path
 
 import torch
 
-from sbkit.state.checkpoint import Checkpointer
-from sbkit.state.publish import UNFINISHED
-from sbkit.tensors.log import LOG_FILE, Record, read_log
-from sbkit.values.errors import SbkitError
-from sbkit.values.leaving import exit_with_sentence
+from sbkit.base.errors import SbkitError
+from sbkit.base.exit import run_main
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.staging import UNFINISHED
+from sbkit.logs.log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
 YAML = "hparams/ctc.yaml"
 SMALL = (
     "--device=cpu",
-    "--channels=32",
+    "--cnn_channels=32",
     "--d_model=32",
     "--nhead=2",
     "--d_ffn=64",
@@ -45,7 +45,7 @@ SMALL = (
     "--number_of_epochs=10",
     "--log_every=1",
 )
-CLOCK = ("xrt", "waiting")  # figures that no two runs share
+CLOCK = ("rtfx", "waiting")  # figures that no two runs share
 SAVE_SECONDS = 0.02  # the small model takes 20 to 60 ms, on two busy cores
 WATCH_SECONDS = 0.0005
 HEAD = "kill  run     epoch  step  while       went on from"
@@ -256,4 +256,4 @@ def judge(kills: list[Kill], found: dict[str, list[str]], folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    exit_with_sentence(main)
+    run_main(main)

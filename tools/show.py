@@ -13,12 +13,12 @@ from pathlib import Path
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from recipes.CommonVoice.prepare import find_release
+from sbkit.base.errors import SbkitError
+from sbkit.base.exit import run_main
+from sbkit.config.hparams import parse_command, read_knobs
 from sbkit.data.manifest import read_manifest
 from sbkit.data.store import default_cache
-from sbkit.machine.hparams import parse_command, read_knobs
-from sbkit.values.errors import SbkitError
-from sbkit.values.leaving import exit_with_sentence
-from sbkit.values.text import normalize
+from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
 
@@ -58,7 +58,7 @@ def row(arguments: Sequence[str]) -> str:
         f"{test['cer']:.1%} ({errors['character']} / {test['characters']})",
         f"{test['wer']:.1%} ({errors['word']} / {test['words']})",
         f"{summary['train_seconds'] / 60:.1f} min",
-        f"{summary['xrt']:.0f}",
+        f"{summary['rtfx']:.0f}",
         f"{machine['accelerator'] or machine['cpu']}, {machine['cores']} cores",
         f"`{(summary['git_commit'] or 'none')[:8]}`",
     ]
@@ -81,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with_sentence(main)
+    run_main(main)

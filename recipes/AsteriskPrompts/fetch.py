@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess, run
 
-from sbkit.values.errors import SbkitError
+from sbkit.base.errors import SbkitError
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
 

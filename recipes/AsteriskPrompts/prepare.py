@@ -18,14 +18,14 @@ import numpy as np
 import soundfile
 
 from recipes.AsteriskPrompts.fetch import PASS_A_RELEASE, fetch_packages
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import building
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.manifest import read_manifest
 from sbkit.data.store import default_cache
-from sbkit.tensors.audio import Samples
-from sbkit.values.errors import SbkitError
-from sbkit.values.files import building
-from sbkit.values.numbers import spell_digits
-from sbkit.values.text import normalize
-from sbkit.values.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.text.normalize import normalize
+from sbkit.text.numbers import spell_digits
 
 RELEASE_VERSION = 1  # raise it when the same packages would give another release
 LANGUAGES = ("en", "es", "fr", "it", "ru")

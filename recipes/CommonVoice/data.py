@@ -11,18 +11,18 @@ from torch.utils.data import DataLoader
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from recipes.CommonVoice.prepare import prepare, select_train
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import make_loader
 from sbkit.data.sampler import EvalSampler, TrainSampler, fastest_percent
-from sbkit.data.splits import SPLITS, LeftOut, Splits, report_left_out
+from sbkit.data.splits import SPLITS, Excluded, Splits, report_left_out
 from sbkit.data.store import default_cache, open_store, sample_counts, take_columns
 from sbkit.data.transcripts import Transcripts, read_transcripts
-from sbkit.nn.subsampling import Subsampling, measure_subsampling
-from sbkit.tensors.device import Placement
-from sbkit.tensors.distributed import rank, world_size
-from sbkit.tensors.log import say
-from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.values.errors import SbkitError
-from sbkit.values.units import samples_to_seconds
+from sbkit.distributed.device import Placement
+from sbkit.distributed.ranks import rank, world_size
+from sbkit.logs.log import say
+from sbkit.models.subsampling import Subsampling, measure_subsampling
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def make_loaders(
         samples=sample_counts(splits.train),
         batch_seconds=hparams["batch_seconds"],
         seed=hparams["seed"],
-        join_share=hparams["join_share"],
+        concat_prob=hparams["concat_prob"],
         speeds=hparams["speeds"],
         accumulation=hparams["grad_accumulation_factor"],
         **ranks,
@@ -120,7 +120,7 @@ def leave_out_impossible(
     lacking = transcripts.lacking(subsampling, fastest)
     frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
     left_out = [
-        LeftOut(
+        Excluded(
             "train",
             utterance,
             "too short for its transcript",

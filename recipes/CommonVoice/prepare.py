@@ -18,14 +18,14 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
+from sbkit.audio.io import Samples, read_audio
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import building
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.data.manifest import Clip, Manifest, read_manifest
-from sbkit.data.splits import SPLITS, LeftOut, read_left_out, write_left_out
+from sbkit.data.splits import SPLITS, Excluded, read_left_out, write_left_out
 from sbkit.data.store import Utterance, sample_counts, write_store
-from sbkit.tensors.audio import Samples, read_audio
-from sbkit.values.errors import SbkitError
-from sbkit.values.files import building
-from sbkit.values.text import normalize
-from sbkit.values.units import samples_to_seconds, seconds_to_samples
+from sbkit.text.normalize import normalize
 
 PREPARE_VERSION = 1  # raise it when the same release would give another store
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
@@ -37,7 +37,7 @@ class Prepared:
     """Where the store of each split lies, and what is in none of them."""
 
     stores: Mapping[str, Path]
-    left_out: list[LeftOut]
+    left_out: list[Excluded]
 
 
 def prepare(
@@ -54,7 +54,7 @@ def prepare(
     """
     release = find_release(data_folder, language, splits)
     stores: dict[str, Path] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[Excluded] = []
     for split in splits:
         manifest = read_manifest(release / f"{split}.tsv")
         key = _fingerprint(release, split, language, manifest)
@@ -118,8 +118,8 @@ def _is_clip(entry: os.DirEntry[str], named: Set[str]) -> bool:
 
 def _prepare_split(folder: Path, split: str, language: str, manifest: Manifest) -> None:
     """Write one split's store, and beside it what is left out."""
-    lost = [LeftOut(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
-    silent: list[LeftOut] = []
+    lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
+    silent: list[Excluded] = []
     with building(folder) as beside:
         utterances = _utterances(manifest.clips, split, language, lost=lost, silent=silent)
         write_store(beside / "store", utterances)
@@ -128,7 +128,12 @@ def _prepare_split(folder: Path, split: str, language: str, manifest: Manifest) 
 
 
 def _utterances(
-    clips: Sequence[Clip], split: str, language: str, *, lost: list[LeftOut], silent: list[LeftOut]
+    clips: Sequence[Clip],
+    split: str,
+    language: str,
+    *,
+    lost: list[Excluded],
+    silent: list[Excluded],
 ) -> Iterator[Utterance]:
     """Give the utterances in order, and note the clips that cannot be read and those without text.
 
@@ -138,9 +143,9 @@ def _utterances(
     for clip, samples in _decode(clips, title=f"Decoding {split}"):
         text = normalize(clip.sentence, language)
         if isinstance(samples, SbkitError):
-            lost.append(LeftOut(split, clip.id, "unreadable audio", str(samples)))
+            lost.append(Excluded(split, clip.id, "unreadable audio", str(samples)))
         elif not text and split == "train":
-            silent.append(LeftOut(split, clip.id, "empty transcript", clip.sentence))
+            silent.append(Excluded(split, clip.id, "empty transcript", clip.sentence))
         else:
             audio = samples.astype("<i2").tobytes()
             yield Utterance(clip.id, text, clip.sentence, clip.client_id, len(samples), audio)
@@ -183,7 +188,7 @@ def _read_clip(clip: Clip) -> Samples | SbkitError:
         return error
 
 
-def _refuse_heavy_loss(split: str, lost: Sequence[LeftOut], *, total: int) -> None:
+def _refuse_heavy_loss(split: str, lost: Sequence[Excluded], *, total: int) -> None:
     if len(lost) <= MAX_LOST * total:
         return
     reasons = Counter(item.reason for item in lost)
@@ -197,14 +202,14 @@ def _refuse_heavy_loss(split: str, lost: Sequence[LeftOut], *, total: int) -> No
 
 def select_train(
     dataset: Dataset, *, min_seconds: float, max_seconds: float
-) -> tuple[Dataset, list[LeftOut]]:
+) -> tuple[Dataset, list[Excluded]]:
     """Keep the utterances of a length to train on; looks at no audio."""
     samples = sample_counts(dataset)
     too_short = samples < seconds_to_samples(min_seconds)
     too_long = samples > seconds_to_samples(max_seconds)
     ids = dataset["id"][:]
     left_out = [
-        LeftOut("train", ids[row], reason, f"{samples_to_seconds(int(samples[row])):.2f} s")
+        Excluded("train", ids[row], reason, f"{samples_to_seconds(int(samples[row])):.2f} s")
         for rows, reason in (
             (too_short, f"shorter than {min_seconds:g} s"),
             (too_long, f"longer than {max_seconds:g} s"),

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
 from sbkit.check.finding import Finding
-from sbkit.check.subject import Subject
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.utterances import Rows, about, named, transcripts_of
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import LeftOut
-from sbkit.nn.subsampling import Subsampling, measure_subsampling
-from sbkit.values.errors import SbkitError
-from sbkit.values.units import samples_to_seconds
+from sbkit.data.splits import Excluded
+from sbkit.models.subsampling import Subsampling, measure_subsampling
 
 CHECK = "alignment"
 MANY = 0.05  # of all utterances; with more, training is not started
 
-MENDS = {  # by the key that the frames are lacking for
+FIXES = {  # by the key that the frames are lacking for
     "speeds": "Lower the fastest of `speeds`: these are left out of training.",
     "CNN": "Let `CNN` keep twice as many frames: these are left out of training, and errors in "
     "dev and test.",
@@ -28,37 +28,37 @@ MENDS = {  # by the key that the frames are lacking for
 }
 
 
-def check_alignment(subject: Subject) -> Iterator[Finding]:
-    """Name the utterances with fewer frames than labels, by what would mend them."""
-    subsampling = subsampling_of(subject)
+def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
+    """Name the utterances with fewer frames than labels, by what would fix them."""
+    subsampling = subsampling_of(planned)
     if subsampling is None:
         return
-    transcripts = transcripts_of(subject)
-    lacking = _by_cause(subject, subsampling)
+    transcripts = transcripts_of(planned)
+    lacking = _by_cause(planned, subsampling)
     utterances = sum(len(each.labels) for each in transcripts.values())
     impossible = sum(len(rows) for splits in lacking.values() for rows in splits.values())
     milliseconds = 1000 * samples_to_seconds(subsampling.stride)
-    for key, mend in MENDS.items():
+    for key, fix in FIXES.items():
         found = [
             item
             for name, rows in lacking[key].items()
-            for item in _name(subject, name, rows, subsampling, key)
+            for item in _name(planned, name, rows, subsampling, key)
         ]
         yield from about(
-            subject,
+            planned,
             CHECK,
             key,
             found=found,
             declared=f"CTC aligns every transcript to frames of {milliseconds:g} ms",
             effect="have fewer frames than their labels need",
-            mend=mend,
+            fix=fix,
             stops=impossible > MANY * utterances,
         )
 
 
-def subsampling_of(subject: Subject) -> Subsampling | None:
+def subsampling_of(planned: PlannedRun) -> Subsampling | None:
     """Measure the declared front-end; None where it does not even run, which others tell."""
-    features, front_end = (subject.hparams.get(name) for name in ("compute_features", "CNN"))
+    features, front_end = (planned.hparams.get(name) for name in ("compute_features", "CNN"))
     if features is None or front_end is None:
         return None
     try:
@@ -67,22 +67,22 @@ def subsampling_of(subject: Subject) -> Subsampling | None:
         return None
 
 
-def impossible_rows(subject: Subject) -> dict[str, Rows]:
+def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
     """Find the rows of every split that CTC cannot align."""
-    subsampling = subsampling_of(subject)
+    subsampling = subsampling_of(planned)
     return {
         name: np.zeros(0, dtype=np.int64)
         if subsampling is None
-        else each.lacking(subsampling, _fastest(subject, name))
-        for name, each in transcripts_of(subject).items()
+        else each.lacking(subsampling, _fastest(planned, name))
+        for name, each in transcripts_of(planned).items()
     }
 
 
-def _by_cause(subject: Subject, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
+def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
     """Sort the rows of every split by the first of the mends that would help."""
-    causes: dict[str, dict[str, Rows]] = {key: {} for key in MENDS}
-    for name, each in transcripts_of(subject).items():
-        percent = _fastest(subject, name)
+    causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
+    for name, each in transcripts_of(planned).items():
+        percent = _fastest(planned, name)
         lacking = each.lacking(subsampling, percent)
         naturally = np.intersect1d(lacking, each.lacking(subsampling))
         anyway = np.intersect1d(naturally, each.lacking(subsampling.halved(), percent))
@@ -96,16 +96,16 @@ def _by_cause(subject: Subject, subsampling: Subsampling) -> dict[str, dict[str,
     return causes
 
 
-def _fastest(subject: Subject, split: str) -> int:
+def _fastest(planned: PlannedRun, split: str) -> int:
     """Give the percent of its speed at which a split is played fastest."""
-    return fastest_percent(subject.knobs.get("speeds") or [1.0]) if split == "train" else 100
+    return fastest_percent(planned.knobs.get("speeds") or [1.0]) if split == "train" else 100
 
 
 def _name(
-    subject: Subject, split: str, rows: Rows, subsampling: Subsampling, key: str
-) -> Iterator[LeftOut]:
-    transcripts = transcripts_of(subject)[split]
-    frames = transcripts.frames(subsampling, _fastest(subject, split))[rows]
+    planned: PlannedRun, split: str, rows: Rows, subsampling: Subsampling, key: str
+) -> Iterator[Excluded]:
+    transcripts = transcripts_of(planned)[split]
+    frames = transcripts.frames(subsampling, _fastest(planned, split))[rows]
     pairs = zip(frames, transcripts.frames_needed[rows], strict=True)
     details = (f"{has} frames, {needed} needed" for has, needed in pairs)
-    return named(subject, split, rows, f"too short for its transcript ({key})", details)
+    return named(planned, split, rows, f"too short for its transcript ({key})", details)

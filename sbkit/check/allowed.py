@@ -17,7 +17,8 @@ from torch import nn
 # Modules of these places hold tensors and compute: making one reads and writes nothing.
 MODULES = (
     "torch.nn.modules",
-    "sbkit.nn",
+    "sbkit.models",
+    "sbkit.audio",
     "speechbrain.nnet",
     "speechbrain.lobes.features",
     "speechbrain.lobes.models.convolution",
@@ -34,9 +35,9 @@ MODULES = (
 # tokenizer reads its file. SpeechBrain's noises are not here: their CSV may name pickles.
 CLASSES = (
     "torch.optim",
-    "sbkit.state.checkpoint.Checkpointer",
-    "sbkit.state.schedule",
-    "sbkit.tensors.tokenizer.Tokenizer",
+    "sbkit.checkpoint.checkpointer.Checkpointer",
+    "sbkit.train.schedule",
+    "sbkit.text.tokenizer.Tokenizer",
     "speechbrain.augment.augmenter.Augmenter",
     "speechbrain.augment.time_domain.DropChunk",
     "speechbrain.augment.time_domain.DropFreq",
@@ -52,7 +53,8 @@ FUNCTIONS = (
     "torch._C._nn",
     "torch.nn.functional",
     "torch.nn.init",
-    "sbkit.nn",
+    "sbkit.models",
+    "sbkit.audio",
     "speechbrain.decoders.ctc.ctc_greedy_decode",
     "speechbrain.nnet.losses",
 )

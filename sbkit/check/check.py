@@ -1,4 +1,4 @@
-"""Run every check over one subject, and gather all that they find."""
+"""Run every check over one planned, and gather all that they find."""
 
 import re
 import sys
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from sbkit.base.errors import SbkitError
 from sbkit.check.alignment import check_alignment
 from sbkit.check.cost import check_cost, write_prediction
+from sbkit.check.existing_run import check_export, check_run_folder
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.groups import check_groups
 from sbkit.check.labels import check_labels
-from sbkit.check.leftovers import check_export, check_run_folder
 from sbkit.check.ownership import check_ownership
+from sbkit.check.param_groups import check_groups
 from sbkit.check.placement import check_placement, check_shares
+from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun, Recipe
 from sbkit.check.ranges import check_ranges
 from sbkit.check.shapes import check_shapes
 from sbkit.check.speech import check_speech
-from sbkit.check.subject import PARTS, MissingPartError, Recipe, Subject
 from sbkit.check.unread import check_unread
 from sbkit.check.unused import check_unused
-from sbkit.machine.document import walk
-from sbkit.tensors.distributed import alone
-from sbkit.tensors.log import say
-from sbkit.values.errors import SbkitError
+from sbkit.config.document import walk
+from sbkit.distributed.ranks import alone
+from sbkit.logs.log import say
 
-Check = Callable[[Subject], Iterable[Finding]]
+Check = Callable[[PlannedRun], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     check_ranges,
@@ -48,28 +48,28 @@ PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
-def check_subject(subject: Subject, checks: Iterable[Check] = CHECKS) -> list[Finding]:
+def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> list[Finding]:
     """Give all findings, the faults of the parts that could not be had first."""
     for name in PARTS:
         with suppress(MissingPartError):
-            getattr(subject, name)
-    found = [finding for check in checks for finding in _run(check, subject)]
+            getattr(planned, name)
+    found = [finding for check in checks for finding in _run(check, planned)]
     faults = [
-        from_error(error, name, subject)
-        for name, error in subject.faults.items()
-        if not _is_told(error, found, subject)
+        from_error(error, name, planned)
+        for name, error in planned.faults.items()
+        if not _is_told(error, found, planned)
     ]
     told = {(each.declared, each.effect): each for each in reversed([*faults, *found])}
     return [*reversed(told.values())]  # two parts, or a check, may fail over one fault
 
 
-def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> None:
+def check_before_training(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> None:
     """Check a run before its first step, tell what is found, and refuse to start over a fault.
 
     Raises SbkitError when a finding stops the run.
     """
-    with alone(), Subject(yaml_file, overrides, recipe=recipe) as subject:
-        findings = check_subject(subject)
+    with alone(), PlannedRun(yaml_file, overrides, recipe=recipe) as planned:
+        findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:
         raise SbkitError(stopping[0].as_sentence())
@@ -83,40 +83,40 @@ def prove(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> N
     for finding in findings:
         say(finding.as_sentence())
     with suppress(OSError):  # a folder that cannot be written is refused by what needs it
-        write_prediction(subject)
+        write_prediction(planned)
 
 
-def _run(check: Check, subject: Subject) -> Iterator[Finding]:
+def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
     """Run a check; one that fails itself is a finding, for nothing was proved."""
     name = check.__name__.removeprefix("check_")
     try:
-        yield from check(subject)
+        yield from check(planned)
     except MissingPartError:
         return
     except SbkitError as error:
-        yield from_error(error, name, subject)
+        yield from_error(error, name, planned)
     except Exception as error:
-        yield subject.finding(
+        yield planned.finding(
             name,
             declared=f"the check `{name}` must come to its end",
             effect=f"it failed, so that it proves nothing ({type(error).__name__}: {error})",
-            mend="Look at the part that the error names; if that is sound, the check is not.",
+            fix="Look at the part that the error names; if that is sound, the check is not.",
             stops=False,
         )
 
 
-def _is_told(error: SbkitError, found: Iterable[Finding], subject: Subject) -> bool:
+def _is_told(error: SbkitError, found: Iterable[Finding], planned: PlannedRun) -> bool:
     """Tell whether a check has found out more about a key that the sentence names, or below it."""
     named = {name.split(".")[0] for name in KEY.findall(str(error))}
-    below = (keys for keys, _ in walk(subject.document.root) if keys and keys[0] in named)
-    places = {subject.place(*keys) for keys in below}
+    below = (keys for keys, _ in walk(planned.document.root) if keys and keys[0] in named)
+    places = {planned.place(*keys) for keys in below}
     return any(finding.where in places for finding in found)
 
 
-def from_error(error: SbkitError, check: str, subject: Subject) -> Finding:
+def from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
     """Take a sentence apart: what must hold, what came, what to do."""
-    sentence = subject.as_in_training(str(error))
+    sentence = planned.as_in_training(str(error))
     place = PLACE.search(sentence)
-    named = next((key for key in KEY.findall(sentence) if key in subject.document.root), None)
-    where = place[0] if place else subject.place(*([named] if named else []))
+    named = next((key for key in KEY.findall(sentence) if key in planned.document.root), None)
+    where = place[0] if place else planned.place(*([named] if named else []))
     return Finding(check=check, where=where, **words_of(sentence))

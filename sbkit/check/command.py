@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sbkit.check.check import check_subject
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json
+from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as PREDICTION
 from sbkit.check.cost import Prediction, as_table
 from sbkit.check.finding import Finding
-from sbkit.check.subject import Recipe, Subject
+from sbkit.check.planned_run import PlannedRun, Recipe
 from sbkit.check.untrusted import check_untrusted
-from sbkit.machine.hparams import parse_overrides
-from sbkit.tensors.log import say
-from sbkit.values.errors import SbkitError
-from sbkit.values.files import to_json
+from sbkit.config.hparams import parse_overrides
+from sbkit.logs.log import say
 
 FINDINGS = 1  # exit code
 
@@ -36,9 +36,9 @@ def check_file(
         return FINDINGS if findings else 0
     recipe = load_recipe(script)
     overrides = parse_overrides(arguments)
-    with Subject(yaml_file, overrides, recipe=recipe, target=target) as subject:
-        findings = check_subject(subject)
-        prediction = subject.parts.get(PREDICTION)
+    with PlannedRun(yaml_file, overrides, recipe=recipe, target=target) as planned:
+        findings = check_planned_run(planned)
+        prediction = planned.parts.get(PREDICTION)
     _tell(findings, prediction, as_json=as_json)
     return FINDINGS if findings else 0
 

@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from sbkit.machine.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
-from sbkit.machine.references import key_parts
-from sbkit.machine.tuples import TUPLE
-from sbkit.values.errors import SbkitError
+from sbkit.base.errors import SbkitError
+from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
+from sbkit.config.references import key_parts
+from sbkit.config.tuples import TUPLE
 
 LARGEST = 1 << 18  # bytes; SpeechBrain's largest is 30 kB
 DEEPEST = 50  # levels

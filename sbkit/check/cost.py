@@ -14,16 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.check.dry_run import dry_run, unchanged
 from sbkit.check.finding import Finding
 from sbkit.check.placement import count_processes
-from sbkit.check.probe import size_of, time_evaluation, time_steps, weigh_evaluation, weigh_steps
-from sbkit.check.rehearsal import rehearse, unchanged
-from sbkit.check.subject import MissingPartError, Subject
-from sbkit.data.sampler import MicroBatch, TrainSampler, deal
-from sbkit.out.outcome import PREDICTION
-from sbkit.tensors.device import resolve
-from sbkit.tensors.weight import bytes_of
-from sbkit.values.files import to_json, write_text_atomically
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.probe import (
+    measure_evaluation_memory,
+    measure_step_memory,
+    size_of,
+    time_evaluation,
+    time_steps,
+)
+from sbkit.data.sampler import MicroBatch, TrainSampler, split_batch
+from sbkit.distributed.device import resolve
+from sbkit.train.cost import PREDICTION
+from sbkit.train.memory import bytes_of
 
 NAME = "prediction"
 OF_OPTIMIZER = 1 << 16  # elements of each parameter that the optimizer is tried on, at most
@@ -52,23 +58,23 @@ class Prediction:
     checkpoints: int
 
 
-def check_cost(subject: Subject) -> Iterator[Finding]:
+def check_cost(planned: PlannedRun) -> Iterator[Finding]:
     """Find too little room, on the disk for the checkpoints and in memory for a step."""
-    prediction = predict(subject)
-    yield from _find_full_disk(subject, prediction)
-    yield from _find_full_memory(subject, prediction)
+    prediction = predict(planned)
+    yield from _find_full_disk(planned, prediction)
+    yield from _find_full_memory(planned, prediction)
 
 
-def predict(subject: Subject) -> Prediction:
+def predict(planned: PlannedRun) -> Prediction:
     """Take the small steps, once for all who ask.
 
     Raises MissingPartError where a step cannot be taken, which other checks tell of.
     """
-    if NAME not in subject.parts:
-        if rehearse(subject).broken or rehearse(subject).misfits:
+    if NAME not in planned.parts:
+        if dry_run(planned).broken or dry_run(planned).mismatches:
             raise MissingPartError(NAME)
-        subject.parts[NAME] = _predict(subject)
-    prediction: Prediction = subject.parts[NAME]
+        planned.parts[NAME] = _predict(planned)
+    prediction: Prediction = planned.parts[NAME]
     return prediction
 
 
@@ -92,27 +98,27 @@ def as_table(prediction: Prediction) -> str:
     return "\n".join(f"{name:<36}{value}" for name, value in rows)
 
 
-def write_prediction(subject: Subject) -> None:
+def write_prediction(planned: PlannedRun) -> None:
     """Leave the prediction in the run folder, to be compared with what the run takes."""
-    prediction = subject.parts.get(NAME)
-    if prediction is not None and subject.run_folder is not None:
-        subject.run_folder.mkdir(parents=True, exist_ok=True)
-        file = subject.run_folder / PREDICTION
+    prediction = planned.parts.get(NAME)
+    if prediction is not None and planned.run_folder is not None:
+        planned.run_folder.mkdir(parents=True, exist_ok=True)
+        file = planned.run_folder / PREDICTION
         write_text_atomically(file, to_json(asdict(prediction), indent=2) + "\n")
 
 
-def _predict(subject: Subject) -> Prediction:
-    loaders = subject.loaders
-    plan, accumulation = _plan(subject)
+def _predict(planned: PlannedRun) -> Prediction:
+    loaders = planned.loaders
+    plan, accumulation = _plan(planned)
     evaluated = list(loaders.dev.batch_sampler)
-    with _brain_in_place(subject) as brain, unchanged(brain.modules):
-        memory = weigh_steps(brain, loaders.train, plan)
-        validation = weigh_evaluation(brain, loaders.dev, evaluated)
-        optimizer_bytes, update = _try_optimizer(subject)
+    with _brain_in_place(planned) as brain, unchanged(brain.modules):
+        memory = measure_step_memory(brain, loaders.train, plan)
+        validation = measure_evaluation_memory(brain, loaders.dev, evaluated)
+        optimizer_bytes, update = _try_optimizer(planned)
         seconds = (
-            None if subject.target else _seconds_of_epoch(brain, loaders, plan, evaluated, update)
+            None if planned.target else _seconds_of_epoch(brain, loaders, plan, evaluated, update)
         )
-    modules = subject.brain.modules
+    modules = planned.brain.modules
     tensors = [*modules.parameters(), *modules.buffers()]
     gradients = bytes_of(each for each in tensors if each.requires_grad)
     activations = int(memory([size_of(batch) for batch in plan]).max())
@@ -131,31 +137,31 @@ def _predict(subject: Subject) -> Prediction:
         padding=_padding(plan),
         seconds_per_epoch=seconds,
         checkpoint_bytes=bytes_of(tensors) + optimizer_bytes,
-        checkpoints=int(subject.knobs.get("average_checkpoints", 1)) + BESIDE_KEPT,
+        checkpoints=int(planned.knobs.get("average_checkpoints", 1)) + BESIDE_KEPT,
     )
 
 
 @contextmanager
-def _brain_in_place(subject: Subject) -> Iterator[Any]:
+def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
     """Give a Brain on the device and in the precision of the run, then take the model back."""
     here = resolve("cpu", "fp32")
-    if subject.target is not None or subject.placement == here:
-        yield subject.brain
+    if planned.target is not None or planned.placement == here:
+        yield planned.brain
         return
     try:
-        yield subject.make_brain(subject.placement)
+        yield planned.make_brain(planned.placement)
     finally:
-        subject.make_brain(here)
+        planned.make_brain(here)
 
 
-def _plan(subject: Subject) -> tuple[list[MicroBatch], int]:
+def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
     """Give the first epoch's micro-batches of the first process, and how many make a step."""
-    sampler = subject.loaders.train.batch_sampler
+    sampler = planned.loaders.train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         raise MissingPartError(NAME)
-    accumulation = int(subject.knobs.get("grad_accumulation_factor", 1))
-    processes = count_processes(subject)
-    shares = (deal(step, processes * accumulation)[::processes] for step in sampler.steps())
+    accumulation = int(planned.knobs.get("grad_accumulation_factor", 1))
+    processes = count_processes(planned)
+    shares = (split_batch(step, processes * accumulation)[::processes] for step in sampler.steps())
     return [each for share in shares for each in share], accumulation
 
 
@@ -172,14 +178,14 @@ def _seconds_of_epoch(
     return round(float(seconds) + update * len(plan), 2)
 
 
-def _try_optimizer(subject: Subject) -> tuple[int, float]:
+def _try_optimizer(planned: PlannedRun) -> tuple[int, float]:
     """Let the optimizer step on a part of every parameter: the bytes it keeps, and its seconds."""
-    trainable = [each for each in subject.brain.modules.parameters() if each.requires_grad]
+    trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
     parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
     share = sum(each.numel() for each in trainable) / sum(each.numel() for each in parts)
     for part in parts:
         part.grad = torch.zeros_like(part)
-    optimizer = subject.hparams["opt_class"](parts)
+    optimizer = planned.hparams["opt_class"](parts)
     optimizer.step()
     begun = time.perf_counter()
     optimizer.step()
@@ -193,42 +199,42 @@ def _padding(plan: list[MicroBatch]) -> float:
     return round(1 - sum(each.samples for batch in plan for each in batch) / padded, 4)
 
 
-def _find_full_disk(subject: Subject, prediction: Prediction) -> Iterator[Finding]:
-    if subject.run_folder is None or subject.target is not None:
+def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
+    if planned.run_folder is None or planned.target is not None:
         return
-    there = _bytes_of_files(subject.run_folder / "checkpoints")
+    there = _bytes_of_files(planned.run_folder / "checkpoints")
     needed = prediction.checkpoints * prediction.checkpoint_bytes - there
-    free = shutil.disk_usage(_existing(subject.run_folder)).free
+    free = shutil.disk_usage(_existing(planned.run_folder)).free
     if needed > free:
-        yield subject.finding(
+        yield planned.finding(
             "cost",
             "output_folder",
             declared=f"{prediction.checkpoints} checkpoints of "
-            f"{_megabytes(prediction.checkpoint_bytes)} in {subject.run_folder}",
+            f"{_megabytes(prediction.checkpoint_bytes)} in {planned.run_folder}",
             effect=f"they need {_megabytes(needed)} more, and {_megabytes(free)} are free there: "
             "the run would end in a full disk",
-            mend="Choose an --output_folder with room, or lower --average_checkpoints.",
+            fix="Choose an --output_folder with room, or lower --average_checkpoints.",
         )
 
 
-def _find_full_memory(subject: Subject, prediction: Prediction) -> Iterator[Finding]:
-    free = _free_memory(subject)
+def _find_full_memory(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
+    free = _free_memory(planned)
     if free is not None and prediction.peak_bytes > free:
-        yield subject.finding(
+        yield planned.finding(
             "cost",
             "batch_seconds",
-            declared=f"batch_seconds: {subject.knobs.get('batch_seconds')}",
+            declared=f"batch_seconds: {planned.knobs.get('batch_seconds')}",
             effect=f"the largest batch would take {_megabytes(prediction.peak_bytes)}, and "
             f"{_megabytes(free)} are free",
-            mend="Raise --grad_accumulation_factor, or lower --batch_seconds.",
+            fix="Raise --grad_accumulation_factor, or lower --batch_seconds.",
             stops=False,  # a prediction may be off by a fifth
         )
 
 
-def _free_memory(subject: Subject) -> int | None:
+def _free_memory(planned: PlannedRun) -> int | None:
     """Ask this machine; None for another one, or where it does not tell."""
-    device = subject.placement.device
-    if subject.target is not None:
+    device = planned.placement.device
+    if planned.target is not None:
         return None
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

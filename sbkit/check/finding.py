@@ -16,7 +16,7 @@ class Finding:
     declared: str
     effect: str
     where: str
-    mend: str
+    fix: str
     stops: bool = True
     ids: tuple[str, ...] = field(default=())
     listing: str | None = None
@@ -27,12 +27,12 @@ class Finding:
             f"{self.where}  [{self.check}]\n"
             f"  declared: {self.declared}\n"
             f"  effect:   {self.effect}\n"
-            f"  mend:     {self.mend}"
+            f"  fix:     {self.fix}"
         )
 
     def as_sentence(self) -> str:
         """Write it as one sentence, with its place unless that is only the file."""
-        sentence = f"{self.declared}, but {self.effect}. {self.mend}"
+        sentence = f"{self.declared}, but {self.effect}. {self.fix}"
         known = self.where in sentence or self.where.endswith(":1")
         return sentence if known else f"{sentence} ({self.where})"
 
@@ -44,9 +44,9 @@ class Finding:
 def words_of(sentence: str) -> dict[str, Any]:
     """Take an error's sentence apart: what must hold, what came, what to do."""
     declared, _, rest = sentence.partition(", but ")
-    effect, _, mend = rest.partition(". ")
+    effect, _, fix = rest.partition(". ")
     return {
         "declared": declared,
         "effect": effect or sentence,
-        "mend": mend or "Correct it there.",
+        "fix": fix or "Correct it there.",
     }

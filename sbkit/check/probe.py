@@ -16,10 +16,10 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.sampler import MicroBatch
-from sbkit.machine.step import StepGraph, as_loss
-from sbkit.tensors.weight import weighing
-from sbkit.values.units import samples_to_seconds
+from sbkit.train.memory import measure_memory
+from sbkit.train.step import ForwardLoss, as_loss
 
 WEIGHED = (0.1, 0.5, 0.9)  # quantiles of the lengths of a plan's batches
 TIMED = (0.5, 0.05, 0.95, 0.35, 0.65)  # the first only warms up
@@ -32,7 +32,7 @@ ALL, PER_AUDIO = (1, 0, 2), (1,)  # terms of a line
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """What a step costs, by its size."""
 
     terms: tuple[float, float, float]
@@ -43,26 +43,26 @@ class Line:
         return costs
 
 
-def weigh_steps(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> Line:
+def measure_step_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a step holds at a time, beside the model and its gradients."""
     sizes, costs = [], []
     with _letting_go(brain.modules.parameters()):
         for chosen in probes(plan, WEIGHED, WEIGHED_SECONDS):
             batch = _collate(loader, chosen)
-            with weighing(_model(brain), brain.device) as weight:
+            with measure_memory(_model(brain), brain.device) as weight:
                 _step(brain, batch)
             sizes.append(size_of(chosen))
             costs.append(float(weight.peak))
     return fit(sizes, costs)
 
 
-def weigh_evaluation(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> Line:
+def measure_evaluation_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a batch of validation holds at a time, beside the model."""
     sizes, costs = [], []
     with _validating(brain):
         for chosen in probes(plan, WEIGHED[1:], WEIGHED_SECONDS):
             batch = _collate(loader, chosen)
-            with weighing(_model(brain), brain.device) as weight:
+            with measure_memory(_model(brain), brain.device) as weight:
                 brain.evaluate_batch(batch, Stage.VALID)
             sizes.append(size_of(chosen))
             costs.append(float(weight.peak))
@@ -84,7 +84,7 @@ def _let_go(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def time_steps(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> Line:
+def time_steps(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the seconds of a step, reading its audio included."""
 
     def once(batch: MicroBatch) -> None:
@@ -93,7 +93,7 @@ def time_steps(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> Line:
     return _time(once, plan)
 
 
-def time_evaluation(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> Line:
+def time_evaluation(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the seconds of a batch of validation, scoring included."""
 
     def once(batch: MicroBatch) -> None:
@@ -125,7 +125,7 @@ def size_of(batch: MicroBatch) -> Sizes:
     return len(batch), samples_to_seconds(max(each.samples for each in batch))
 
 
-def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = ALL) -> Line:
+def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = ALL) -> LinearCost:
     """Find terms, none of them negative, that miss the costs least, in parts of each."""
     columns = _columns(sizes) / np.array(costs)[:, None]
     kept = list(terms)
@@ -135,10 +135,10 @@ def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = A
             break
         kept.pop(int(found.argmin()))
     values = dict(zip(kept, found.tolist(), strict=True))
-    return Line((values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)))
+    return LinearCost((values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)))
 
 
-def _time(once: Callable[[MicroBatch], None], plan: Sequence[MicroBatch]) -> Line:
+def _time(once: Callable[[MicroBatch], None], plan: Sequence[MicroBatch]) -> LinearCost:
     """Time batches of their real size; a line with more than one term follows the noise instead."""
     sizes, costs = [], []
     start = time.perf_counter()
@@ -154,8 +154,8 @@ def _time(once: Callable[[MicroBatch], None], plan: Sequence[MicroBatch]) -> Lin
 
 
 def _step(brain: Any, batch: Any) -> None:
-    step = StepGraph(
-        modules=brain.modules, predict=brain.compute_forward, lose=brain.compute_objectives
+    step = ForwardLoss(
+        modules=brain.modules, forward=brain.compute_forward, objectives=brain.compute_objectives
     )
     brain.modules.train()
     with brain.training_ctx:

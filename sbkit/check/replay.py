@@ -16,14 +16,14 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from sbkit.check.subject import MissingPartError, Recipe, Subject
+from sbkit.base.errors import SbkitError
+from sbkit.check.planned_run import MissingPartError, PlannedRun, Recipe
+from sbkit.checkpoint.rng import TorchState, restore_torch_state
+from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.data.batch import Batch
-from sbkit.machine.nonfinite import FOLDER, KEPT
-from sbkit.machine.step import as_loss
-from sbkit.state.randomness import TorchState, restore_torch_state
-from sbkit.state.weights import refuse_other_model
-from sbkit.tensors.device import Placement, resolve
-from sbkit.values.errors import SbkitError
+from sbkit.distributed.device import Placement, resolve
+from sbkit.train.nonfinite import FOLDER, KEPT
+from sbkit.train.step import as_loss
 
 REPRODUCED = 1  # exit code
 # What another kind of JSON or of a pickle, or a part of one, ends in.
@@ -52,8 +52,8 @@ def replay_file(file: Path, recipe: Recipe | None) -> int:
     record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
     here = {"output_folder": str(run_folder)}
-    with Subject(run_folder / "hyperparams.yaml", here, recipe=recipe) as subject:
-        brain = _brain(subject)
+    with PlannedRun(run_folder / "hyperparams.yaml", here, recipe=recipe) as planned:
+        brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
         found = [_tell(brain, batch, random) for batch, random in micro_batches]
@@ -82,7 +82,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
 
 def one_line(batch: Batch, row: int) -> str:
     """Give an utterance's lengths and text."""
-    samples, count = int(batch.samples[row]), int(batch.token_counts[row])
+    samples, count = int(batch.samples[row]), int(batch.token_lengths[row])
     return f"{samples} samples, {count} labels, {batch.texts[row]!r}"
 
 
@@ -168,12 +168,12 @@ def _words(found: Trace) -> str:
     return "not finite: " + ", then ".join(place for place in places if place)
 
 
-def _brain(subject: Subject) -> Any:
+def _brain(planned: PlannedRun) -> Any:
     try:
-        return subject.make_brain(placement_here(subject))
+        return planned.make_brain(placement_here(planned))
     except MissingPartError as error:
         raise next(
-            iter(subject.faults.values()),
+            iter(planned.faults.values()),
             SbkitError(
                 "A replay needs the training script that made the run, but there is none. Pass "
                 "--script=PATH/train.py; the .json holds the whole command as `replay`."
@@ -181,12 +181,12 @@ def _brain(subject: Subject) -> Any:
         ) from error
 
 
-def placement_here(subject: Subject) -> Placement:
+def placement_here(planned: PlannedRun) -> Placement:
     """Take the run's device where there is one, else the CPU, in a precision that it has."""
     with suppress(MissingPartError):
-        there: Placement = subject.placement
+        there: Placement = planned.placement
         return there
-    precision = subject.knobs.get("precision", "fp32")
+    precision = planned.knobs.get("precision", "fp32")
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 

@@ -9,47 +9,47 @@ from collections.abc import Iterator
 
 from ruamel.yaml.comments import CommentedMap
 
+from sbkit.check.dry_run import ShapeMismatch, StepFailure, dry_run
 from sbkit.check.finding import Finding
-from sbkit.check.rehearsal import Broken, Misfit, rehearse
-from sbkit.check.subject import Subject
-from sbkit.machine.document import Document, Keys, dotted, walk
-from sbkit.machine.references import Scope
+from sbkit.check.planned_run import PlannedRun
+from sbkit.config.document import Document, Keys, dotted, walk
+from sbkit.config.references import Scope
 
 CHECK = "shapes"
 
 
-def check_shapes(subject: Subject) -> Iterator[Finding]:
+def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
     """Find where a part is given another size than it takes."""
-    rehearsal = rehearse(subject)
-    left = list(rehearsal.misfits)
-    sizes = Sizes(subject) if left else None
+    dry_run_result = dry_run(planned)
+    left = list(dry_run_result.mismatches)
+    sizes = Sizes(planned) if left else None
     while sizes and left:
         odd = sizes.commonest(left)
         about = [each for each in left if odd in (sizes.taker(each), sizes.giver(each))]
         left = [each for each in left if each not in about]
-        yield _misfit(subject, sizes, odd, about)
-    if rehearsal.broken is not None and not rehearsal.misfits:
-        yield _broken(subject, rehearsal.broken)
+        yield _misfit(planned, sizes, odd, about)
+    if dry_run_result.broken is not None and not dry_run_result.mismatches:
+        yield _broken(planned, dry_run_result.broken)
 
 
 class Sizes:
     """The sizes that the YAML declares, as they take effect."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._document = subject.overridden
+    def __init__(self, planned: PlannedRun) -> None:
+        self._document = planned.overridden
 
-    def taker(self, misfit: Misfit) -> Keys:
+    def taker(self, mismatch: ShapeMismatch) -> Keys:
         """Name the key that sets what a module takes."""
-        return self._key(misfit.taker, misfit.takes)
+        return self._key(mismatch.taker, mismatch.takes)
 
-    def giver(self, misfit: Misfit) -> Keys:
+    def giver(self, mismatch: ShapeMismatch) -> Keys:
         """Name the key that sets what a module gives."""
-        like = self.taker(misfit)[-1]
-        return self._key(misfit.giver, misfit.gives, like) if misfit.giver else ()
+        like = self.taker(mismatch)[-1]
+        return self._key(mismatch.giver, mismatch.gives, like) if mismatch.giver else ()
 
-    def commonest(self, misfits: list[Misfit]) -> Keys:
-        """Name the key that most misfits have to do with, the taker's when all are alike."""
-        keys = [self.taker(each) for each in misfits] + [self.giver(each) for each in misfits]
+    def commonest(self, mismatches: list[ShapeMismatch]) -> Keys:
+        """Name the key that most mismatches have to do with, the taker's when all are alike."""
+        keys = [self.taker(each) for each in mismatches] + [self.giver(each) for each in mismatches]
         return Counter(keys).most_common(1)[0][0]
 
     def _key(self, module: Keys, size: int, like: str | int = "") -> Keys:
@@ -76,7 +76,7 @@ def _shared(one: Keys, other: Keys) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _misfit(subject: Subject, sizes: Sizes, odd: Keys, about: list[Misfit]) -> Finding:
+def _misfit(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMismatch]) -> Finding:
     """Make one finding of all that does not fit one key."""
     first, told = about[0], {}
     for each in about:
@@ -85,24 +85,24 @@ def _misfit(subject: Subject, sizes: Sizes, odd: Keys, about: list[Misfit]) -> F
     size = told.pop(odd)
     others = " and ".join(f"`{dotted(keys)}` {other}" for keys, other in told.items() if keys)
     giver = f" by `{dotted(first.giver)}`" if first.giver else ""
-    return subject.finding(
+    return planned.finding(
         CHECK,
         *odd,
         declared=f"`{dotted(odd)}` is {size}",
         effect=f"it does not fit {others or 'what it is given'}: `{dotted(first.taker)}` takes "
         f"{first.takes} and is given {first.gives}{giver}",
-        mend="Make them the same, best by a `!ref` to one knob.",
+        fix="Make them the same, best by a `!ref` to one knob.",
     )
 
 
-def _broken(subject: Subject, broken: Broken) -> Finding:
-    where = broken.module if broken.module and broken.module[0] in subject.document.root else ()
+def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:
+    where = broken.module if broken.module and broken.module[0] in planned.document.root else ()
     name = f"`{dotted(where)}`" if where else "the recipe"
     reason = str(broken.error).strip().partition("\n")[0]
-    return subject.finding(
+    return planned.finding(
         CHECK,
         *where,
         declared="a step of training on two short utterances",
         effect=f"it breaks off in {name} ({type(broken.error).__name__}: {reason})",
-        mend="Correct the part named, or what it is given.",
+        fix="Correct the part named, or what it is given.",
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from sbkit.check.subject import Recipe
-from sbkit.values import version
+from sbkit.base import version
+from sbkit.check.planned_run import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})

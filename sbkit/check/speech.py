@@ -7,22 +7,22 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.check.alignment import impossible_rows
-from sbkit.check.crossings import check_sentences, check_speakers
+from sbkit.check.audio_levels import check_levels
 from sbkit.check.finding import Finding
-from sbkit.check.levels import check_levels
-from sbkit.check.subject import MissingPartError, Subject
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.split_overlap import check_sentences, check_speakers
 from sbkit.check.utterances import Rows, named, notice, transcripts_of
-from sbkit.data.splits import LeftOut
-from sbkit.values.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
+from sbkit.data.splits import Excluded
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 FENCE = 3.0  # times the middle half of all rates, above it: Tukey's "far out"
 
 
-def check_speech(subject: Subject) -> Iterator[Finding]:
+def check_speech(planned: PlannedRun) -> Iterator[Finding]:
     """Look at what preparation left out, at every row, and at the audio of some."""
-    checks: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[PlannedRun], Iterator[Finding]], ...] = (
         _check_left_out,
         _check_limits,
         _check_empty,
@@ -33,98 +33,98 @@ def check_speech(subject: Subject) -> Iterator[Finding]:
     )
     for check in checks:
         with suppress(MissingPartError):
-            yield from check(subject)
+            yield from check(planned)
 
 
-def _check_left_out(subject: Subject) -> Iterator[Finding]:
-    left_out = sorted(subject.splits.left_out, key=lambda item: item.reason)
+def _check_left_out(planned: PlannedRun) -> Iterator[Finding]:
+    left_out = sorted(planned.splits.left_out, key=lambda item: item.reason)
     for reason, found in groupby(left_out, key=lambda item: item.reason):
         yield from notice(
-            subject,
+            planned,
             found=list(found),
             declared="every row of the release is an utterance",
             effect=f"cannot be used ({reason})",
-            mend="Repair these rows or clips, or take them out of the TSV.",
+            fix="Repair these rows or clips, or take them out of the TSV.",
         )
 
 
-def _check_limits(subject: Subject) -> Iterator[Finding]:
+def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
     """Tell of limits that leave out much of train, and of what is beyond them in dev and test."""
-    shortest, longest = (subject.knobs.get(name) for name in ("min_seconds", "max_seconds"))
+    shortest, longest = (planned.knobs.get(name) for name in ("min_seconds", "max_seconds"))
     if shortest is None or longest is None:
         return
-    outside = subject.splits.outside
-    if len(outside) > MANY_OUTSIDE * (len(outside) + len(subject.splits.train)):
+    outside = planned.splits.outside
+    if len(outside) > MANY_OUTSIDE * (len(outside) + len(planned.splits.train)):
         yield from notice(
-            subject,
+            planned,
             "max_seconds",
             found=outside,
             declared=f"training takes utterances of {shortest:g} to {longest:g} s",
             effect="are left out of it",
-            mend="Widen `min_seconds` and `max_seconds`, or cut the clips.",
+            fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
-    beyond = [item for name in ("dev", "test") for item in _beyond(subject, name, longest)]
+    beyond = [item for name in ("dev", "test") for item in _beyond(planned, name, longest)]
     yield from notice(
-        subject,
+        planned,
         "max_seconds",
         found=beyond,
         declared=f"training takes utterances of up to {longest:g} s",
         effect="are longer, and scored all the same",
-        mend="Raise `max_seconds`, or cut the clips.",
+        fix="Raise `max_seconds`, or cut the clips.",
     )
 
 
-def _beyond(subject: Subject, split: str, longest: float) -> Iterator[LeftOut]:
-    samples = transcripts_of(subject)[split].samples
+def _beyond(planned: PlannedRun, split: str, longest: float) -> Iterator[Excluded]:
+    samples = transcripts_of(planned)[split].samples
     rows = np.flatnonzero(samples > seconds_to_samples(longest))
     details = (f"{samples_to_seconds(int(count)):.2f} s" for count in samples[rows])
-    return named(subject, split, rows, "longer than what training takes", details)
+    return named(planned, split, rows, "longer than what training takes", details)
 
 
-def _check_empty(subject: Subject) -> Iterator[Finding]:
+def _check_empty(planned: PlannedRun) -> Iterator[Finding]:
     found = [
         item
-        for name, transcripts in transcripts_of(subject).items()
+        for name, transcripts in transcripts_of(planned).items()
         for item in named(
-            subject, name, np.flatnonzero(transcripts.characters == 0), "empty transcript"
+            planned, name, np.flatnonzero(transcripts.characters == 0), "empty transcript"
         )
     ]
     yield from notice(
-        subject,
+        planned,
         found=found,
         declared="every utterance has a transcript",
         effect="have none: each word heard there is an error",
-        mend="Write down what is said, or take the rows out.",
+        fix="Write down what is said, or take the rows out.",
     )
 
 
-def _check_rates(subject: Subject) -> Iterator[Finding]:
+def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     """Find transcripts that nobody can have said in the time; CTC's impossible ones are told."""
-    transcripts = transcripts_of(subject)
+    transcripts = transcripts_of(planned)
     rates = {
         name: each.characters * SAMPLE_RATE / np.maximum(1, each.samples)
         for name, each in transcripts.items()
     }
     lower, upper = np.percentile(rates["train"], (25, 75))
     fence = upper + FENCE * (upper - lower)
-    told = impossible_rows(subject)
+    told = impossible_rows(planned)
     found = [
         item
         for name, each in rates.items()
-        for item in _too_fast(subject, name, each, fence, told[name])
+        for item in _too_fast(planned, name, each, fence, told[name])
     ]
     yield from notice(
-        subject,
+        planned,
         found=found,
         declared=f"speech is as fast as most of train, {lower:.0f} to {upper:.0f} characters a s",
         effect=f"have more than {fence:.0f} characters a second",
-        mend="Correct the transcripts, or the clips that end early.",
+        fix="Correct the transcripts, or the clips that end early.",
     )
 
 
 def _too_fast(
-    subject: Subject, split: str, rates: npt.NDArray[np.float64], fence: float, told: Rows
-) -> Iterator[LeftOut]:
+    planned: PlannedRun, split: str, rates: npt.NDArray[np.float64], fence: float, told: Rows
+) -> Iterator[Excluded]:
     rows = np.setdiff1d(np.flatnonzero(rates > fence), told)
     details = (f"{rate:.1f} characters a second" for rate in rates[rows])
-    return named(subject, split, rows, "too fast", details)
+    return named(planned, split, rows, "too fast", details)

@@ -7,10 +7,10 @@ from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.run_opts import RunOptions
 
 from sbkit.check.finding import Finding
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.sources import Reading, read_by
-from sbkit.check.subject import Subject
 from sbkit.check.unused import CHECK
-from sbkit.machine.document import (
+from sbkit.config.document import (
     INCLUDE_TAG,
     REFERENCE_TAGS,
     Document,
@@ -20,22 +20,22 @@ from sbkit.machine.document import (
     tag_of,
     walk,
 )
-from sbkit.machine.references import REFERENCE, key_parts, text_of
+from sbkit.config.references import REFERENCE, key_parts, text_of
 
 
-def check_unread(subject: Subject) -> Iterator[Finding]:
+def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that nobody reads, where there is a script to tell."""
-    if subject.recipe is None:
+    if planned.recipe is None:
         return
-    reading = read_by(subject.recipe)
-    known = {*RunOptions().as_dict(), *reading.asked} - set(subject.document.root)
-    for keys in unread(subject.document, reading):
-        yield subject.finding(
+    reading = read_by(planned.recipe)
+    known = {*RunOptions().as_dict(), *reading.asked} - set(planned.document.root)
+    for keys in unread(planned.document, reading):
+        yield planned.finding(
             CHECK,
             *keys,
             declared=f"`{dotted(keys)}`",
             effect="no reference, no code of the recipe and no option reads it: it does nothing",
-            mend=f"Correct its name, or take it out.{did_you_mean(str(keys[-1]), known)}",
+            fix=f"Correct its name, or take it out.{did_you_mean(str(keys[-1]), known)}",
         )
 
 

@@ -24,14 +24,14 @@ from sbkit.check.composed import (
     whole_reference,
 )
 from sbkit.check.finding import Finding
-from sbkit.machine.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
+from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
 
 Refuse = Callable[[Scope, Node], None]
 
 DATA_TAGS = PLAIN | {f"{STANDARD}{name}" for name in ("merge", "timestamp")}
 TEXT_TAGS = (*PLAIN, *REFERENCE_TAGS)
 NAMING_KINDS = ("!new", "!name", "!apply")
-MEND = "Take it away, or read what it does and build it yourself."
+FIX = "Take it away, or read what it does and build it yourself."
 
 
 def check_untrusted(yaml_file: Path) -> list[Finding]:
@@ -141,5 +141,5 @@ def _finding(scope: Scope, node: Node, error: UnsafeError) -> Finding:
         declared=f"{tag} {text}".strip(),
         effect=f"{tag} {error}",
         where=scope.place(node),
-        mend=MEND,
+        fix=FIX,
     )

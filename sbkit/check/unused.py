@@ -7,55 +7,55 @@ from typing import Any
 
 from torch import nn
 
+from sbkit.check.dry_run import DryRun, dry_run
 from sbkit.check.finding import Finding
-from sbkit.check.reach import reached
-from sbkit.check.rehearsal import Rehearsal, rehearse
-from sbkit.check.subject import MissingPartError, Subject
-from sbkit.machine.document import Keys, dotted
+from sbkit.check.object_walk import reached
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys, dotted
 
 CHECK = "unused"
 NO_GRADIENT = ": no gradient, and it stays as it was made"
 FROZEN = "it is frozen (requires_grad is False)"
 
 
-def check_unused(subject: Subject) -> Iterator[Finding]:
+def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Name what of the model a small step leaves without a gradient, and what is frozen.
 
     A part may be off because a knob at its limit says so (`ctc_weight: 1.0` runs no decoder): it
     is left out when it trains in a run whose knobs are off their limits.
     """
-    rehearsal = rehearse(subject)
-    if rehearsal.broken is not None:
+    dry_run_result = dry_run(planned)
+    if dry_run_result.broken is not None:
         return
-    frozen = {name for name, each in subject.model.named_parameters() if not each.requires_grad}
+    frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name
-        for name, each in subject.model.named_parameters()
-        if each.requires_grad and id(each) not in rehearsal.trained
+        for name, each in planned.model.named_parameters()
+        if each.requires_grad and id(each) not in dry_run_result.trained
     }
-    dead -= awake_elsewhere(subject, dead)
-    yield from _parts(subject, rehearsal, dead, stops=True)
-    yield from _parts(subject, rehearsal, frozen, stops=False)
+    dead -= awake_elsewhere(planned, dead)
+    yield from _parts(planned, dry_run_result, dead, stops=True)
+    yield from _parts(planned, dry_run_result, frozen, stops=False)
 
 
 def _parts(
-    subject: Subject, rehearsal: Rehearsal, names: set[str], *, stops: bool
+    planned: PlannedRun, dry_run_result: DryRun, names: set[str], *, stops: bool
 ) -> Iterator[Finding]:
     """Make one finding of each part of the YAML and each reason."""
     groups: dict[tuple[str, str], list[Keys]] = {}
-    for name, part in topmost(subject.model, names):
-        keys = _keys(subject, name)
+    for name, part in topmost(planned.model, names):
+        keys = _keys(planned, name)
         inside = part.modules() if isinstance(part, nn.Module) else ()
-        ran = not inside or any(id(each) in rehearsal.ran for each in inside)
+        ran = not inside or any(id(each) in dry_run_result.ran for each in inside)
         reason = ("its output does not reach the loss" if ran else "it is never run") + NO_GRADIENT
         groups.setdefault((str(keys[0]), reason if stops else FROZEN), []).append(keys)
     for (_, reason), found in groups.items():
-        yield subject.finding(
+        yield planned.finding(
             CHECK,
             *found[0],
             declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)}, to be trained",
             effect=reason,
-            mend="Use it in the recipe, or take it out of the YAML."
+            fix="Use it in the recipe, or take it out of the YAML."
             if stops
             else "Nothing, if that is meant; else let it learn.",
             stops=stops,
@@ -73,16 +73,16 @@ def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:
     yield from ((name, model.get_parameter(name)) for name in sorted(left))
 
 
-def awake_elsewhere(subject: Subject, dead: set[str]) -> set[str]:
+def awake_elsewhere(planned: PlannedRun, dead: set[str]) -> set[str]:
     """Find what trains in the same run with all knobs off their limits, or one, or two."""
     awake: set[str] = set()
-    knobs = off_limits(subject.knobs)
+    knobs = off_limits(planned.knobs)
     for names in chain([tuple(knobs)], combinations(knobs, 1), combinations(knobs, 2)):
         if dead <= awake:
             break
-        other = {**subject.overrides, **{name: knobs[name] for name in names}}
-        with suppress(MissingPartError), variant(subject, other) as run:
-            trained = rehearse(run).trained
+        other = {**planned.overrides, **{name: knobs[name] for name in names}}
+        with suppress(MissingPartError), variant(planned, other) as run:
+            trained = dry_run(run).trained
             awake |= {name for name, each in run.model.named_parameters() if id(each) in trained}
     return awake & dead
 
@@ -98,16 +98,16 @@ def off_limits(knobs: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def variant(subject: Subject, overrides: Mapping[str, object]) -> Subject:
+def variant(planned: PlannedRun, overrides: Mapping[str, object]) -> PlannedRun:
     """Take the same run with other knobs, on the data that is there."""
-    other = Subject(subject.yaml_file, overrides, recipe=subject.recipe, target=subject.target)
-    other.parts |= {name: subject.parts[name] for name in ("splits",) if name in subject.parts}
+    other = PlannedRun(planned.yaml_file, overrides, recipe=planned.recipe, target=planned.target)
+    other.parts |= {name: planned.parts[name] for name in ("splits",) if name in planned.parts}
     return other
 
 
-def _keys(subject: Subject, name: str) -> Keys:
+def _keys(planned: PlannedRun, name: str) -> Keys:
     """Find the path in the YAML of what the model calls ``3.weight``."""
-    found: object = subject.model
+    found: object = planned.model
     for part in name.split("."):
         found = getattr(found, part)
-    return next(keys for keys, each in reached(subject) if each is found)
+    return next(keys for keys, each in reached(planned) if each is found)

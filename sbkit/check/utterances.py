@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.check.finding import Finding
-from sbkit.check.subject import Subject
-from sbkit.data.splits import SPLITS, LeftOut, report_left_out
+from sbkit.check.planned_run import PlannedRun
+from sbkit.data.splits import SPLITS, Excluded, report_left_out
 from sbkit.data.transcripts import Transcripts, read_columns, read_transcripts
 
 SHOWN = 5  # ids; more of them go into a file
@@ -21,66 +21,66 @@ LISTINGS = "check"  # the folder of such files, in the run's
 Rows = npt.NDArray[np.int64]
 
 
-def transcripts_of(subject: Subject) -> dict[str, Transcripts]:
+def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
     """Read the transcripts of all splits, or give what was read before."""
-    splits, tokenizer = subject.splits, subject.tokenizer
+    splits, tokenizer = planned.splits, planned.tokenizer
     return {name: read_transcripts(getattr(splits, name), tokenizer) for name in SPLITS}
 
 
 def named(
-    subject: Subject, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
-) -> Iterator[LeftOut]:
+    planned: PlannedRun, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
+) -> Iterator[Excluded]:
     """Name the utterances of some rows."""
-    ids = getattr(subject.splits, split).select(rows)["id"][:] if len(rows) else []
+    ids = getattr(planned.splits, split).select(rows)["id"][:] if len(rows) else []
     for utterance, detail in zip(ids, details or [""] * len(rows), strict=True):
-        yield LeftOut(split, utterance, reason, detail)
+        yield Excluded(split, utterance, reason, detail)
 
 
-def tables(subject: Subject, split: str, *columns: str) -> Iterator[pa.Table]:
+def tables(planned: PlannedRun, split: str, *columns: str) -> Iterator[pa.Table]:
     """Give some columns of a split, run after run of rows."""
-    return read_columns(getattr(subject.splits, split), *columns, title=f"Reading {split}")
+    return read_columns(getattr(planned.splits, split), *columns, title=f"Reading {split}")
 
 
 def about(
-    subject: Subject,
+    planned: PlannedRun,
     check: str,
     *keys: str,
-    found: Sequence[LeftOut],
+    found: Sequence[Excluded],
     effect: str,
     **words: Any,
 ) -> Iterator[Finding]:
     """Make a finding of utterances, if there are any; a long list goes into the run's folder."""
     if not found:
         return
-    listing = _list(subject, found) if len(found) > SHOWN else None
+    listing = _list(planned, found) if len(found) > SHOWN else None
     first = ", ".join(item.id for item in found[:SHOWN])
     more = f" and {len(found) - SHOWN} more (all in {listing})" if len(found) > SHOWN else ""
-    yield subject.finding(
+    yield planned.finding(
         check,
         *keys,
-        effect=f"{_count(subject, found)} {effect}: {first}{more}",
+        effect=f"{_count(planned, found)} {effect}: {first}{more}",
         ids=tuple(item.id for item in found),
         listing=listing,
         **words,
     )
 
 
-def notice(subject: Subject, key: str = "data_folder", **words: Any) -> Iterator[Finding]:
+def notice(planned: PlannedRun, key: str = "data_folder", **words: Any) -> Iterator[Finding]:
     """Make a finding about the data, over which no run is stopped: real corpora have some of it."""
-    return about(subject, DATA, key, stops=False, **words)
+    return about(planned, DATA, key, stops=False, **words)
 
 
-def _count(subject: Subject, found: Sequence[LeftOut]) -> str:
+def _count(planned: PlannedRun, found: Sequence[Excluded]) -> str:
     """Write how many there are, split by split: "3 of 419 in train and 1 of 55 in dev"."""
     counts = Counter(item.split for item in found)
-    sizes = {name: len(getattr(subject.splits, name)) for name in counts}
+    sizes = {name: len(getattr(planned.splits, name)) for name in counts}
     return " and ".join(f"{count} of {sizes[name]} in {name}" for name, count in counts.items())
 
 
-def _list(subject: Subject, found: Sequence[LeftOut]) -> str | None:
-    if subject.run_folder is None:
+def _list(planned: PlannedRun, found: Sequence[Excluded]) -> str | None:
+    if planned.run_folder is None:
         return None
     name = re.sub(r"\W+", "_", found[0].reason).strip("_")
-    file = subject.run_folder / LISTINGS / f"{name}.tsv"
+    file = planned.run_folder / LISTINGS / f"{name}.tsv"
     report_left_out(found, file)
     return str(file)

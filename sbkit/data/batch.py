@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from sbkit.audio.augment import SpeedGroup
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
-from sbkit.nn.augment import Pace
-from sbkit.tensors.tokenizer import Tokenizer
-from sbkit.values.units import samples_to_seconds
+from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
 
@@ -36,9 +36,9 @@ class Batch:
         audio: (B, S) int16, zero past each length; it becomes float on the device.
         samples: (B,) lengths of the audio, on the CPU like all lengths.
         tokens: (B, L) label ids, the blank past each length.
-        token_counts: (B,) lengths of the labels.
+        token_lengths: (B,) lengths of the labels.
         weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
-        paces: who is to be played at which speed, in the order of the rows.
+        speed_groups: who is to be played at which speed, in the order of the rows.
         seconds: audio in the batch, without padding and what has no weight.
     """
 
@@ -47,9 +47,9 @@ class Batch:
     audio: Tensor
     samples: Tensor
     tokens: Tensor
-    token_counts: Tensor
+    token_lengths: Tensor
     weights: Tensor
-    paces: tuple[Pace, ...]
+    speed_groups: tuple[SpeedGroup, ...]
     seconds: float
 
     def to(self, device: torch.device) -> "Batch":
@@ -65,27 +65,34 @@ class Batch:
 
     def to_plain(self) -> dict[str, Any]:
         """Give lists and tensors, which `torch.load(weights_only=True)` reads back."""
-        return vars(self) | {"paces": [astuple(pace) for pace in self.paces]}
+        return vars(self) | {"speed_groups": [astuple(group) for group in self.speed_groups]}
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> "Batch":
         """Take what `to_plain` gave."""
-        return Batch(**{**plain, "paces": tuple(Pace(*pace) for pace in plain["paces"])})
+        return Batch(
+            **{
+                **plain,
+                "speed_groups": tuple(SpeedGroup(*group) for group in plain["speed_groups"]),
+            }
+        )
 
     def select(self, row: int) -> "Batch":
         """Give one utterance alone, without the padding of the others."""
         one = slice(row, row + 1)
-        samples, count = int(self.samples[row]), int(self.token_counts[row])
-        percent = [pace.percent for pace in self.paces for _ in range(pace.utterances)][row]
+        samples, count = int(self.samples[row]), int(self.token_lengths[row])
+        percent = [group.percent for group in self.speed_groups for _ in range(group.utterances)][
+            row
+        ]
         return Batch(
             ids=self.ids[one],
             texts=self.texts[one],
             audio=self.audio[one, :samples],
             samples=self.samples[one],
             tokens=self.tokens[one, :count],
-            token_counts=self.token_counts[one],
+            token_lengths=self.token_lengths[one],
             weights=self.weights[one],
-            paces=(Pace(percent, utterances=1, longest=samples),),
+            speed_groups=(SpeedGroup(percent, utterances=1, longest=samples),),
             seconds=samples_to_seconds(samples * int(self.weights[row])),
         )
 
@@ -94,7 +101,7 @@ class Batch:
         return len(self.ids)
 
 
-class Rows(Dataset[dict[str, Any]]):
+class UtteranceDataset(Dataset[dict[str, Any]]):
     """Read the rows of many examples at once, and join those of each."""
 
     def __init__(self, store: datasets.Dataset) -> None:
@@ -139,29 +146,29 @@ class Collate:
         """Make one batch; an id that no loss may see is refused here, on the CPU."""
         audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in rows]
         tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
-        blank = self._tokenizer.labels.blank
+        blank = self._tokenizer.vocabulary.blank
         return Batch(
             ids=[row["id"] for row in rows],
             texts=[row["text"] for row in rows],
             audio=pad_sequence(audio, batch_first=True),
             samples=torch.tensor([len(clip) for clip in audio]),
             tokens=pad_sequence(tokens, batch_first=True, padding_value=blank),
-            token_counts=torch.tensor([len(labels) for labels in tokens]),
+            token_lengths=torch.tensor([len(labels) for labels in tokens]),
             weights=torch.tensor([row["weight"] for row in rows]),
-            paces=tuple(_paces(rows)),
+            speed_groups=tuple(_speed_groups(rows)),
             seconds=samples_to_seconds(sum(row["samples"] * row["weight"] for row in rows)),
         )
 
     def _encode(self, row: dict[str, Any]) -> list[int]:
         ids = self._tokenizer.encode(row["text"])
-        self._tokenizer.labels.check_targets(ids, of=row["id"])
+        self._tokenizer.vocabulary.check_targets(ids, of=row["id"])
         return ids
 
 
-def _paces(rows: Sequence[dict[str, Any]]) -> Iterator[Pace]:
+def _speed_groups(rows: Sequence[dict[str, Any]]) -> Iterator[SpeedGroup]:
     for percent, run in groupby(rows, key=lambda row: row["percent"]):
         lengths = [row["samples"] for row in run]
-        yield Pace(percent=percent, utterances=len(lengths), longest=max(lengths))
+        yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))
 
 
 def make_loader(
@@ -177,7 +184,7 @@ def make_loader(
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
     return DataLoader(
-        Rows(store),
+        UtteranceDataset(store),
         batch_sampler=sampler,
         collate_fn=Collate(tokenizer),
         num_workers=num_workers,

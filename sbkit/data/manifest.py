@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sbkit.values.errors import SbkitError
+from sbkit.base.errors import SbkitError
 
 NEEDED_COLUMNS = ("path", "sentence")
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from sbkit.values.errors import SbkitError
-from sbkit.values.units import at_speed, samples_to_seconds, seconds_to_samples
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 
 LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
 LONG_ENOUGH = seconds_to_samples(10.0)  # what is joined grows no further; attention is quadratic
@@ -44,7 +44,7 @@ MicroBatch = list[Example]
 class TrainSampler(Sampler[MicroBatch]):
     """Give this rank's micro-batches of one epoch after the other.
 
-    An utterance is joined to the next one drawn with a chance of ``join_share``, which shows the
+    An utterance is joined to the next one drawn with a chance of ``concat_prob``, which shows the
     model words in a wider company than the few sentences of a small corpus, and is played at one
     of the ``speeds``.
     """
@@ -55,7 +55,7 @@ class TrainSampler(Sampler[MicroBatch]):
         samples: Lengths,
         batch_seconds: float,
         seed: int,
-        join_share: float = 0.0,
+        concat_prob: float = 0.0,
         speeds: Sequence[float] = (1.0,),
         rank: int = 0,
         world_size: int = 1,
@@ -65,7 +65,7 @@ class TrainSampler(Sampler[MicroBatch]):
         self._capacity = seconds_to_samples(batch_seconds)
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._accumulation = accumulation
-        self._join_share, self._percents = join_share, to_percents(speeds)
+        self._concat_prob, self._percents = concat_prob, to_percents(speeds)
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, list[MicroBatch]] = (-1, [])
         _check_capacity(self._samples, batch_seconds)
@@ -94,14 +94,14 @@ class TrainSampler(Sampler[MicroBatch]):
         lengths = np.array([each.samples for each in examples])
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
         order = np.argsort(lengths * spread, kind="stable")
-        steps = cut((examples[index] for index in order), self._capacity)
+        steps = make_batches((examples[index] for index in order), self._capacity)
         return [steps[index] for index in random.permutation(len(steps))]
 
     def _examples(self, random: np.random.Generator) -> Iterator[Example]:
         """Walk the rows in a random order, at random speeds, and join what is to be joined."""
         order = random.permutation(len(self._samples)).tolist()
         percents = random.choice(self._percents, len(order)).tolist()
-        joins = (random.random(len(order)) < self._join_share).tolist()
+        joins = (random.random(len(order)) < self._concat_prob).tolist()
         last: Example | None = None
         for row, percent, join in zip(order, percents, joins, strict=True):
             longer = self._joined(last, row) if last and join else None
@@ -127,7 +127,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for step in self.steps():
-            dealt = deal(step, self._world_size * self._accumulation)
+            dealt = split_batch(step, self._world_size * self._accumulation)
             yield from dealt[self._rank :: self._world_size]
 
 
@@ -141,7 +141,7 @@ class EvalSampler(Sampler[MicroBatch]):
         longest = int(lengths.max(initial=0))
         capacity = max(seconds_to_samples(batch_seconds), longest)
         order = np.argsort(lengths, kind="stable").tolist()
-        batches = cut((Example((row,), int(lengths[row])) for row in order), capacity)
+        batches = make_batches((Example((row,), int(lengths[row])) for row in order), capacity)
         self._batches = batches[rank::world_size]
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -172,7 +172,7 @@ def fastest_percent(speeds: Sequence[float]) -> int:
     return max(100, *to_percents(speeds))
 
 
-def cut(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
+def make_batches(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
     """Cut examples into runs whose padded audio, count times longest, is within ``capacity``."""
     batches: list[MicroBatch] = []
     longest = 0
@@ -185,7 +185,7 @@ def cut(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
     return batches
 
 
-def deal(step: MicroBatch, parts: int) -> list[MicroBatch]:
+def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
     """Deal examples out by length like cards, so that the parts are alike in number and length.
 
     Where there are fewer examples than parts, the shortest stands in without weight.

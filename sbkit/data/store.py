@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.values.errors import SbkitError
-from sbkit.values.files import building
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import building
 
 DATA_FILE = "data.arrow"
 ROWS_PER_BATCH = 100  # about 16 MB of audio; the binary values of one batch must stay below 2 GB

@@ -12,11 +12,11 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import track
 
+from sbkit.base.units import at_speed
 from sbkit.data.store import take_columns
-from sbkit.nn.subsampling import Subsampling
-from sbkit.tensors.log import is_first_rank
-from sbkit.tensors.tokenizer import Tokenizer
-from sbkit.values.units import at_speed
+from sbkit.logs.log import is_first_rank
+from sbkit.models.subsampling import Subsampling
+from sbkit.text.tokenizer import Tokenizer
 
 ROWS_AT_ONCE = 10_000
 UNICODE = 0x110000  # code points
@@ -83,7 +83,7 @@ def _read(table: pa.Table, tokenizer: Tokenizer) -> Transcripts:
     def count(marked: Marks, of: Counts) -> Counts:
         return np.bincount(of[marked], minlength=len(texts))
 
-    space = tokenizer.labels
+    space = tokenizer.vocabulary
     repeats = (labels[1:] == labels[:-1]) & (rows[1:] == rows[:-1])
     refused = (labels < 0) | (labels >= space.size) | (labels == space.blank)
     return Transcripts(

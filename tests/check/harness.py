@@ -11,12 +11,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import train
-from sbkit.check.check import check_subject
+from sbkit.check.check import check_planned_run
 from sbkit.check.finding import Finding
-from sbkit.check.subject import Recipe, Subject
-from sbkit.machine.document import Keys, read_document
-from sbkit.machine.hparams import parse_command
-from sbkit.values.text import normalize
+from sbkit.check.planned_run import PlannedRun, Recipe
+from sbkit.config.document import Keys, read_document
+from sbkit.config.hparams import parse_command
+from sbkit.text.normalize import normalize
 from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
 
 Edit = Callable[[Path], None]
@@ -87,9 +87,9 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
     with (
         patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
         one_thread(),
-        Subject(*parse_command(command), recipe=recipe, target=mutation.target) as subject,
+        PlannedRun(*parse_command(command), recipe=recipe, target=mutation.target) as planned,
     ):
-        return check_subject(subject)
+        return check_planned_run(planned)
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:

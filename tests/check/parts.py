@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from sbkit.nn.frontend import ConvFrontEnd
+from sbkit.models.frontend import ConvFrontEnd
 
 
 class DecidingFrontEnd(ConvFrontEnd):

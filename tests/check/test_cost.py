@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import train
 from sbkit.check import cost
-from sbkit.check.check import check_subject
+from sbkit.check.check import check_planned_run
 from sbkit.check.cost import as_table, check_cost, predict
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.check.probe import fit, probes, size_of
-from sbkit.check.subject import MissingPartError, Subject
 from sbkit.cli import run
+from sbkit.config.hparams import parse_command
 from sbkit.data.sampler import Example
-from sbkit.machine.hparams import parse_command
-from sbkit.tensors.device import resolve
-from sbkit.tensors.weight import Weight, weighing
+from sbkit.distributed.device import resolve
+from sbkit.train.memory import MemoryTracker, measure_memory
 from tests.check.harness import healthy_workplace
 from tests.runs import ROOT, Workplace, one_thread
 
@@ -32,12 +32,12 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def subject(
+def planned(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Subject]:
+) -> Iterator[PlannedRun]:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     command = parse_command(workplace.arguments(tmp_path / "run"))
-    with one_thread(), Subject(*command, recipe=train.RECIPE) as made:
+    with one_thread(), PlannedRun(*command, recipe=train.RECIPE) as made:
         yield made
 
 
@@ -63,7 +63,7 @@ def test_probes_are_cut_to_their_seconds() -> None:
 
 def test_only_what_lives_has_weight() -> None:
     known = torch.zeros(1000)
-    with Weight([known]) as weight:
+    with MemoryTracker([known]) as weight:
         kept = known + 1
         view = kept.view(10, 100).t()
         _ = known * 2 + view.sum()  # 4000 bytes each, gone after the line but for the last
@@ -76,50 +76,50 @@ def test_cuda_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 350)
-    with weighing([], torch.device("cuda:1")) as weight:
+    with measure_memory([], torch.device("cuda:1")) as weight:
         pass
     assert weight.peak == 250
 
 
-def test_a_prediction_is_of_the_declared_precision(subject: Subject) -> None:
-    single = predict(subject)
-    subject.parts.pop(cost.NAME)
-    subject.parts["placement"] = resolve("cpu", "bf16")
-    half = predict(subject)
+def test_a_prediction_is_of_the_declared_precision(planned: PlannedRun) -> None:
+    single = predict(planned)
+    planned.parts.pop(cost.NAME)
+    planned.parts["placement"] = resolve("cpu", "bf16")
+    half = predict(planned)
     assert half.activation_bytes != single.activation_bytes
-    assert subject.brain.device == torch.device("cpu")
+    assert planned.brain.device == torch.device("cpu")
     assert half.model_bytes == single.model_bytes
 
 
 def test_a_full_disk_and_a_full_memory_are_found(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list(check_cost(subject)) == []
+    assert list(check_cost(planned)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(cost, "_free_memory", lambda subject: 1000)
-    disk, memory = check_cost(subject)
-    assert (disk.where, disk.stops) == (subject.place("output_folder"), True)
-    assert (memory.where, memory.stops) == (subject.place("batch_seconds"), False)
+    monkeypatch.setattr(cost, "_free_memory", lambda planned: 1000)
+    disk, memory = check_cost(planned)
+    assert (disk.where, disk.stops) == (planned.place("output_folder"), True)
+    assert (memory.where, memory.stops) == (planned.place("batch_seconds"), False)
 
 
-def test_a_prediction_leaves_no_trace(subject: Subject) -> None:
-    model, state = subject.brain.modules, torch.get_rng_state()
+def test_a_prediction_leaves_no_trace(planned: PlannedRun) -> None:
+    model, state = planned.brain.modules, torch.get_rng_state()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    prediction = predict(subject)
+    prediction = predict(planned)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(each.grad is None for each in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
-    assert not (subject.run_folder or Path()).exists()
+    assert not (planned.run_folder or Path()).exists()
     assert not is_in_torch_dispatch_mode()
     assert prediction.optimizer_bytes == pytest.approx(2 * prediction.gradient_bytes, rel=0.01)
     assert "steps per epoch" in as_table(prediction)
 
 
-def test_gradients_that_pile_up_are_counted(subject: Subject) -> None:
-    single = predict(subject)
-    subject.parts.pop(cost.NAME)
-    subject.knobs["grad_accumulation_factor"] = 2
-    split = predict(subject)
+def test_gradients_that_pile_up_are_counted(planned: PlannedRun) -> None:
+    single = predict(planned)
+    planned.parts.pop(cost.NAME)
+    planned.knobs["grad_accumulation_factor"] = 2
+    split = predict(planned)
     assert split.activation_bytes <= single.activation_bytes
     assert split.steps_per_epoch == single.steps_per_epoch
     assert split.peak_bytes == (
@@ -128,10 +128,10 @@ def test_gradients_that_pile_up_are_counted(subject: Subject) -> None:
 
 
 def test_without_data_nothing_is_predicted() -> None:
-    with Subject(ROOT / "hparams" / "ctc.yaml", {}) as subject:
-        check_subject(subject, [check_cost])
+    with PlannedRun(ROOT / "hparams" / "ctc.yaml", {}) as planned:
+        check_planned_run(planned, [check_cost])
         with pytest.raises(MissingPartError):
-            predict(subject)
+            predict(planned)
 
 
 def test_the_command_prints_it(

@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.check.finding import Finding
 from sbkit.check.labels import check_labels
-from sbkit.check.subject import Subject
+from sbkit.check.planned_run import PlannedRun
 
 HEALTHY = """\
 blank_index: 0
@@ -30,8 +30,8 @@ seq_lin: !new:torch.nn.Linear
 
 def check(tmp_path: Path, text: str, **overrides: object) -> list[Finding]:
     (tmp_path / "foreign.yaml").write_text(text, encoding="utf-8")
-    with Subject(tmp_path / "foreign.yaml", overrides) as subject:
-        return list(check_labels(subject))
+    with PlannedRun(tmp_path / "foreign.yaml", overrides) as planned:
+        return list(check_labels(planned))
 
 
 def test_a_healthy_yaml_gives_no_finding(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ MUTATIONS: list[Mutation] = [
     for file in FILES
     for mutation in import_module(f"tests.check.mutations.{file.stem}").MUTATIONS
 ]
-SPEECHBRAINS_FBANK = ("!new:sbkit.nn.features.Fbank", "!new:speechbrain.lobes.features.Fbank")
+SPEECHBRAINS_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.features.Fbank")
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
 HEALTHY = [

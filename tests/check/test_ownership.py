@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.check.check import check_subject
-from sbkit.check.groups import check_groups
+from sbkit.check.check import check_planned_run
 from sbkit.check.ownership import check_ownership
+from sbkit.check.param_groups import check_groups
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.shapes import check_shapes
-from sbkit.check.subject import Subject
 from sbkit.check.unused import check_unused
 from tests.speechbrain_recipe import HPARAMS
 
@@ -38,9 +38,9 @@ def test_a_foreign_yaml_is_read_without_its_script(
     assert before in HPARAMS
     yaml = tmp_path / "train.yaml"
     yaml.write_text(HPARAMS.replace(before, after, 1) if before else HPARAMS, encoding="utf-8")
-    with Subject(yaml, {"output_folder": str(tmp_path / "run")}) as subject:
-        findings = check_subject(
-            subject, [check_ownership, check_groups, check_shapes, check_unused]
+    with PlannedRun(yaml, {"output_folder": str(tmp_path / "run")}) as planned:
+        findings = check_planned_run(
+            planned, [check_ownership, check_groups, check_shapes, check_unused]
         )
     assert len(findings) == len(found), findings
     for finding, words in zip(findings, found, strict=True):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sbkit.check.check import check_subject
+from sbkit.base.errors import SbkitError
+from sbkit.check.check import check_planned_run
 from sbkit.check.placement import check_placement
-from sbkit.check.subject import Subject
-from sbkit.tensors.device import count_on, resolve
-from sbkit.values.errors import SbkitError
+from sbkit.check.planned_run import PlannedRun
+from sbkit.distributed.device import count_on, resolve
 from tests.runs import ROOT
 
 YAML = ROOT / "hparams" / "ctc.yaml"
@@ -42,8 +42,8 @@ def test_a_target_of_no_machine_is_refused(target: str) -> None:
 
 def test_a_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    with Subject(YAML, {"device": "cuda:1"}, target="cuda:8") as subject:
-        findings = check_subject(subject, [check_placement])
+    with PlannedRun(YAML, {"device": "cuda:1"}, target="cuda:8") as planned:
+        findings = check_planned_run(planned, [check_placement])
     findings = [each for each in findings if each.check == "placement"]
-    assert [each.where for each in findings] == [subject.place("device")]
+    assert [each.where for each in findings] == [planned.place("device")]
     assert "no number when torchrun starts 8 processes" in str(findings[0])

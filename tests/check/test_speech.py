@@ -11,11 +11,11 @@ import pytest
 
 import train
 from sbkit.check.alignment import check_alignment
-from sbkit.check.check import check_subject
+from sbkit.check.audio_levels import SAMPLED, measure_audio, sampled_rows
+from sbkit.check.check import check_planned_run
 from sbkit.check.labels import check_labels
-from sbkit.check.levels import SAMPLED, measure_audio, sampled_rows
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.speech import check_speech
-from sbkit.check.subject import Subject
 from sbkit.data.splits import Splits, read_left_out
 from sbkit.data.store import Utterance, open_store, write_store
 from tests.runs import ROOT
@@ -40,10 +40,10 @@ def said(split: str, count: int, *, speaker: str = "", audio: np.ndarray = TONE)
     ]
 
 
-def subject_of(splits: Splits, run: Path, **overrides: object) -> Subject:
+def subject_of(splits: Splits, run: Path, **overrides: object) -> PlannedRun:
     recipe = replace(train.RECIPE, prepare_splits=lambda knobs: splits)
     knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2, **overrides}
-    return Subject(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
+    return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_a_long_list_goes_into_a_file_of_the_run(folder: Path) -> None:
     train_rows, test_rows = said("train", 30), said("test", 3)
     leaked = [replace(each, id=f"dev{n}") for n, each in enumerate(train_rows[:9])]
     splits = splits_of(folder, train=train_rows, dev=leaked, test=test_rows)
-    with subject_of(splits, folder / "run") as subject:
-        (finding,) = check_speech(subject)
+    with subject_of(splits, folder / "run") as planned:
+        (finding,) = check_speech(planned)
     assert "9 of 9 in dev have the sentence" in finding.effect
     assert "dev4 and 4 more (all in " in finding.effect
     assert finding.listing == str(folder / "run/check/sentence_in_another_split.tsv")
@@ -68,8 +68,8 @@ def test_a_long_list_goes_into_a_file_of_the_run(folder: Path) -> None:
 
 def test_a_clean_check_writes_nothing(folder: Path) -> None:
     rows = {split: said(split, 5) for split in ("train", "dev", "test")}
-    with subject_of(splits_of(folder, **rows), folder / "run") as subject:
-        assert [*check_labels(subject), *check_alignment(subject), *check_speech(subject)] == []
+    with subject_of(splits_of(folder, **rows), folder / "run") as planned:
+        assert [*check_labels(planned), *check_alignment(planned), *check_speech(planned)] == []
     assert not (folder / "run").exists()
 
 
@@ -92,8 +92,8 @@ def test_a_speaker_in_two_splits_is_told_where_there_are_others(
         split: said(split, 3, speaker=speaker)
         for split, speaker in zip(names, speakers, strict=True)
     }
-    with subject_of(splits_of(folder, **rows), folder / "run") as subject:
-        findings = list(check_speech(subject))
+    with subject_of(splits_of(folder, **rows), folder / "run") as planned:
+        findings = list(check_speech(planned))
     assert len(findings) == found
     assert all("speaker" in finding.effect and not finding.stops for finding in findings)
 
@@ -125,13 +125,13 @@ def test_levels_are_measured(samples: np.ndarray, peak: int, at_top: float) -> N
 def test_the_default_corpus_has_nothing_to_tell(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_speech)
-    with Subject(ROOT / "hparams/ctc.yaml", knobs, recipe=train.RECIPE) as subject:
-        assert check_subject(subject, checks) == []
+    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=train.RECIPE) as planned:
+        assert check_planned_run(planned, checks) == []
 
 
 def test_the_benchmark_finds_its_own_data_sound(folder: Path) -> None:
-    with subject_of(bench_check.make_splits(folder, 600), folder / "run") as subject:
-        lines = list(bench_check.measure(subject))
+    with subject_of(bench_check.make_splits(folder, 600), folder / "run") as planned:
+        lines = list(bench_check.measure(planned))
     assert [line.split(":")[0] for line in lines] == [
         "check_labels",
         "check_alignment",

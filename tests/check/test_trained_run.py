@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import train
-from sbkit.check.check import check_subject
+from sbkit.check.check import check_planned_run
+from sbkit.check.existing_run import check_run_folder
 from sbkit.check.finding import Finding
-from sbkit.check.leftovers import check_run_folder
-from sbkit.check.subject import Subject
-from sbkit.machine.hparams import parse_command
+from sbkit.check.planned_run import PlannedRun
+from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace
 from tests.runs import Workplace, one_thread, read_json
 
@@ -37,8 +37,8 @@ def check(
 ) -> list[Finding]:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     command = parse_command(workplace.arguments(run, *OPTIONS, *options))
-    with one_thread(), Subject(*command, recipe=train.RECIPE) as subject:
-        return check_subject(subject, [check_run_folder])
+    with one_thread(), PlannedRun(*command, recipe=train.RECIPE) as planned:
+        return check_planned_run(planned, [check_run_folder])
 
 
 def test_prediction_stands_beside_outcome(trained: Path) -> None:

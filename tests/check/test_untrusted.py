@@ -10,12 +10,12 @@ import torch
 import torch._dynamo
 from hyperpyyaml import load_hyperpyyaml
 
+from sbkit.base.errors import SbkitError
 from sbkit.check.allowed import refusal
 from sbkit.check.finding import Finding
 from sbkit.check.untrusted import check_untrusted
 from sbkit.cli import run
-from sbkit.machine.build import clean_ruamel
-from sbkit.values.errors import SbkitError
+from sbkit.config.build import clean_ruamel
 from tests.runs import ROOT
 
 # CANARY is a folder that the payload would make: the text, and what must be told of its last line.

@@ -1,4 +1,4 @@
-"""Rows become tensors, and nothing is lost or added on the way."""
+"""UtteranceDataset become tensors, and nothing is lost or added on the way."""
 
 import subprocess
 import sys
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.data.batch import Batch, Collate, Rows, make_loader
+from sbkit.audio.augment import SpeedGroup
+from sbkit.base.errors import SbkitError
+from sbkit.data.batch import Batch, Collate, UtteranceDataset, make_loader
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.store import Utterance, open_store, write_store
-from sbkit.nn.augment import Pace
-from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.values.errors import SbkitError
-from sbkit.values.labels import LabelSpace
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.vocabulary import Vocabulary
 
 TEXTS = ["one two", "three", "", "four five six", "seven"]
 SAMPLES = [16_000, 8_000, 100, 32_000, 1]
@@ -49,7 +49,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> Batch:
     """Read rows and put them side by side."""
     examples = [Example((row,), SAMPLES[row]) for row in rows]
-    return Collate(tokenizer)(Rows(store).__getitems__(examples))
+    return Collate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
 
 
 def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -62,19 +62,26 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
     for row, clip_row in zip(batch.audio, (3, 1, 2), strict=True):
         assert np.array_equal(row[: SAMPLES[clip_row]], clip(clip_row))
         assert not row[SAMPLES[clip_row] :].any()
-    assert batch.token_counts.tolist() == [13, 5, 0]
+    assert batch.token_lengths.tolist() == [13, 5, 0]
     assert batch.tokens[1, :5].tolist() == tokenizer.encode("three")
-    assert (batch.tokens[1, 5:] == tokenizer.labels.blank).all()
+    assert (batch.tokens[1, 5:] == tokenizer.vocabulary.blank).all()
     assert batch.weights.tolist() == [1, 1, 1]
     assert batch.seconds == 40_100 / 16_000
-    types = {batch.samples.dtype, batch.tokens.dtype, batch.token_counts.dtype, batch.weights.dtype}
+    types = {
+        batch.samples.dtype,
+        batch.tokens.dtype,
+        batch.token_lengths.dtype,
+        batch.weights.dtype,
+    }
     assert types == {torch.int64}
 
 
 def test_a_placeholder_is_a_row_without_weight(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
-    batch = Collate(tokenizer)(Rows(store).__getitems__([Example((0,), SAMPLES[0], weight=0)]))
+    batch = Collate(tokenizer)(
+        UtteranceDataset(store).__getitems__([Example((0,), SAMPLES[0], weight=0)])
+    )
     assert batch.weights.tolist() == [0]
     assert batch.ids == ["clip0"]
     assert np.array_equal(batch.audio[0], clip(0))
@@ -82,7 +89,7 @@ def test_a_placeholder_is_a_row_without_weight(
 
 
 def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
-    rows = Rows(store)
+    rows = UtteranceDataset(store)
     assert len(rows) == 5
     heard = {name: store[4][name] for name in ("id", "text", "audio", "samples")}
     assert rows[4] == {**heard, "percent": 100, "weight": 1}
@@ -93,12 +100,12 @@ def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: 
 
 
 def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
-    row = {**Rows(store)[1], "text": "thrée"}
-    assert tokenizer.labels.unk in Collate(tokenizer)([row]).tokens
+    row = {**UtteranceDataset(store)[1], "text": "thrée"}
+    assert tokenizer.vocabulary.unk in Collate(tokenizer)([row]).tokens
 
 
 def test_an_id_outside_the_labels_is_refused(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
-    tokenizer.labels = LabelSpace(size=6)
+    tokenizer.vocabulary = Vocabulary(size=6)
     with pytest.raises(SbkitError, match=r"from 0 to 5 .* but clip3 holds \d+"):
         collate(store, tokenizer, [3])
 
@@ -142,7 +149,7 @@ from pathlib import Path
 from sbkit.data.batch import make_loader
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.store import open_store
-from sbkit.tensors.tokenizer import Tokenizer
+from sbkit.text.tokenizer import Tokenizer
 
 store, sampler = open_store(Path(sys.argv[1])), EvalSampler(samples=[1] * 5, batch_seconds=1e-4)
 tokenizer = Tokenizer(model_file=sys.argv[2])
@@ -166,12 +173,12 @@ def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((0, 2, 1), 24_100), Example((3,), 35_555, 90), Example((1,), 8_888, 90)]
-    batch = Collate(tokenizer)(Rows(store).__getitems__(examples))
+    batch = Collate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
     assert batch.ids == ["clip3", "clip1", "clip0+clip2+clip1"]
     assert batch.texts[2] == "one two  three"
     heard = batch.audio[2, : batch.samples[2]]
     assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
-    assert batch.paces == (Pace(90, 2, 32_000), Pace(100, 1, 24_100))
+    assert batch.speed_groups == (SpeedGroup(90, 2, 32_000), SpeedGroup(100, 1, 24_100))
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
 
 
@@ -179,7 +186,7 @@ def test_one_utterance_of_a_batch_is_the_batch_of_it_alone(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
-    rows = Rows(store).__getitems__(examples)
+    rows = UtteranceDataset(store).__getitems__(examples)
     batch = Collate(tokenizer)(rows)
     for row, alone in enumerate(rows):
         assert_same(batch.select(row), Collate(tokenizer)([alone]))

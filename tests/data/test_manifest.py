@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import BadRow, Clip, read_manifest
-from sbkit.values.errors import SbkitError
 
 
 def write(folder: Path, content: str | bytes) -> Path:

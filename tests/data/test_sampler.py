@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.data.sampler import (
     LONG_ENOUGH,
     EvalSampler,
     Example,
     MicroBatch,
     TrainSampler,
-    cut,
-    deal,
+    make_batches,
+    split_batch,
     to_percents,
 )
-from sbkit.values.errors import SbkitError
 
 SECOND = 16_000
 
@@ -86,7 +86,7 @@ def test_every_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
 ) -> None:
     samples = lengths(seed)
-    how: dict[str, Any] = {"join_share": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
+    how: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
     ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **how)
     real = (each for rank in ranks for batch in rank for each in batch if each.weight)
     rows = Counter(row for each in real for row in each.rows)
@@ -101,7 +101,7 @@ def test_every_row_once_and_the_same_steps_on_any_hardware(
 def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
     samples = lengths(seed)
     for speeds in ([1.0], [0.5, 2.0]):
-        (batches,) = micro_batches(samples, join_share=0.5, speeds=speeds)
+        (batches,) = micro_batches(samples, concat_prob=0.5, speeds=speeds)
         assert max(map(padded, batches)) <= 40 * SECOND
 
 
@@ -125,7 +125,7 @@ def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None
     long, short = Example((0,), 3 * SECOND), Example((1,), SECOND)
     assert ranks == [[[long]], [[short]], [[replace(short, weight=0)]]]
     filler = replace(long, weight=0)
-    assert deal([long], 3) == [[long], [filler], [filler]]
+    assert split_batch([long], 3) == [[long], [filler], [filler]]
 
 
 def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
@@ -188,26 +188,26 @@ def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
 
 def test_a_run_is_cut_where_the_next_row_would_be_too_much() -> None:
     examples = [Example((row,), samples) for row, samples in enumerate([4, 4, 4, 5, 1, 20, 1])]
-    rows = [[each.rows[0] for each in batch] for batch in cut(examples, capacity=12)]
+    rows = [[each.rows[0] for each in batch] for batch in make_batches(examples, capacity=12)]
     assert rows == [[0, 1, 2], [3, 4], [5], [6]]
 
 
 def test_utterances_are_joined_until_they_are_long_enough() -> None:
     samples = [SECOND] * 999
-    (batches,) = micro_batches(samples, join_share=0.5)
+    (batches,) = micro_batches(samples, concat_prob=0.5)
     counts = Counter(len(each.rows) for batch in batches for each in batch)
     assert counts[1] == pytest.approx(250, abs=50)  # neither joined nor followed
     assert counts[2] == pytest.approx(125, abs=40)
     assert max(len(each.rows) for batch in batches for each in batch) <= 10
     assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
-    (everything,) = micro_batches(samples, join_share=1.0)
+    (everything,) = micro_batches(samples, concat_prob=1.0)
     assert {each.samples for batch in everything for each in batch} == {LONG_ENOUGH, 9 * SECOND}
-    (apart,) = micro_batches(samples, join_share=0.0)
+    (apart,) = micro_batches(samples, concat_prob=0.0)
     assert {len(each.rows) for batch in apart for each in batch} == {1}
 
 
 def test_every_utterance_has_a_speed_of_its_own() -> None:
-    (batches,) = micro_batches([SECOND] * 300, join_share=0.3, speeds=[0.9, 1.1])
+    (batches,) = micro_batches([SECOND] * 300, concat_prob=0.3, speeds=[0.9, 1.1])
     counts = Counter(each.percent for batch in batches for each in batch)
     assert set(counts) == {90, 110}
     assert counts[90] == pytest.approx(counts[110], rel=0.4)

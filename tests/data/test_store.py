@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import building
 from sbkit.data.store import Utterance, default_cache, open_store, write_store
-from sbkit.values.errors import SbkitError
-from sbkit.values.files import building
 
 
 def utterances(count: int) -> Iterator[Utterance]:

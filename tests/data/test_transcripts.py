@@ -11,8 +11,8 @@ from torch.nn.functional import ctc_loss
 
 from sbkit.data.store import Utterance, open_store, sample_counts, take_columns, write_store
 from sbkit.data.transcripts import read_transcripts
-from sbkit.nn.subsampling import Subsampling
-from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.models.subsampling import Subsampling
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 TEXTS = ("hello", "a", "", "aab bb", "he! a")
 FORTY_MS = Subsampling(stride=640, offset=240)
@@ -74,7 +74,7 @@ def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer, tmp_pa
         torch.cat(tokens),
         frames,
         torch.tensor([len(each) for each in tokens]),
-        blank=tokenizer.labels.blank,
+        blank=tokenizer.vocabulary.blank,
         reduction="none",
     )
     lacking = np.flatnonzero(losses.isinf().numpy())

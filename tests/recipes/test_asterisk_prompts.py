@@ -21,9 +21,9 @@ from recipes.AsteriskPrompts.prepare import (
     write_release,
 )
 from recipes.CommonVoice.prepare import prepare
+from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip, read_manifest
-from sbkit.values.errors import SbkitError
-from sbkit.values.text import normalize
+from sbkit.text.normalize import normalize
 
 COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
 COLUMNS += ["down_votes", "age", "gender", "accents", "variant", "locale", "segment"]

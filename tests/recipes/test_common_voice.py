@@ -11,11 +11,11 @@ import soundfile
 
 from recipes.CommonVoice.data import leave_out_impossible
 from recipes.CommonVoice.prepare import find_release, prepare, select_train
-from sbkit.data.splits import LeftOut, Splits, report_left_out
+from sbkit.base.errors import SbkitError
+from sbkit.data.splits import Excluded, Splits, report_left_out
 from sbkit.data.store import Utterance, open_store, write_store
-from sbkit.nn.subsampling import Subsampling
-from sbkit.tensors.tokenizer import ensure_tokenizer
-from sbkit.values.errors import SbkitError
+from sbkit.models.subsampling import Subsampling
+from sbkit.text.tokenizer import ensure_tokenizer
 
 SPLITS = ("train", "dev", "test")
 
@@ -122,7 +122,7 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
     for split in SPLITS:
         set_sentence(release, split, 1, "…")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert prepared.left_out == [LeftOut("train", "train1", "empty transcript", "…")]
+    assert prepared.left_out == [Excluded("train", "train1", "empty transcript", "…")]
     sizes = [len(open_store(store)) for store in prepared.stores.values()]
     assert sizes == [2, 3, 3]
     assert open_store(prepared.stores["dev"])[1]["text"] == ""
@@ -163,7 +163,7 @@ def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
         file.write("ann\t../../secret.flac\tEscaped\n")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert prepared.left_out == [
-        LeftOut("dev", "line 22", "path outside the clips folder", "../../secret.flac")
+        Excluded("dev", "line 22", "path outside the clips folder", "../../secret.flac")
     ]
 
 
@@ -248,8 +248,8 @@ def test_training_is_limited_by_length(tmp_path: Path) -> None:
     kept, left_out = select_train(dataset, min_seconds=0.3, max_seconds=15)
     assert kept["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
-        LeftOut("train", "0.2", "shorter than 0.3 s", "0.20 s"),
-        LeftOut("train", "15.01", "longer than 15 s", "15.01 s"),
+        Excluded("train", "0.2", "shorter than 0.3 s", "0.20 s"),
+        Excluded("train", "15.01", "longer than 15 s", "15.01 s"),
     ]
 
 
@@ -267,17 +267,17 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
     assert left.train["id"][:] == ["abcd"]
     assert left.left_out == [
-        LeftOut("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
-        LeftOut("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
+        Excluded("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
+        Excluded("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
     ]
     assert (left.dev, left.test) == (splits.dev, splits.test)
 
 
 def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
     left_out = [
-        LeftOut("train", "a", "empty transcript", '"…"\tand\nmore'),
-        LeftOut("train", "b", "empty transcript", ""),
-        LeftOut("dev", "c", "unreadable audio", "gone"),
+        Excluded("train", "a", "empty transcript", '"…"\tand\nmore'),
+        Excluded("train", "b", "empty transcript", ""),
+        Excluded("dev", "c", "unreadable audio", "gone"),
     ]
     file = tmp_path / "run" / "left_out.tsv"
     assert report_left_out(left_out, file) == {

@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from sbkit.values.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
-from sbkit.values.leaving import exit_with_sentence
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
+from sbkit.base.exit import run_main
 
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")
@@ -68,4 +68,4 @@ def leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    exit_with_sentence(main)
+    run_main(main)

@@ -11,8 +11,8 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from sbkit.check.subject import Recipe
-from sbkit.tensors.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.check.planned_run import Recipe
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.check.harness import Edit, Expected, Mutation
 from tests.runs import rows_of
 

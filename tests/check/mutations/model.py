@@ -9,9 +9,9 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.CommonVoice.brain import AsrBrain, Predictions
-from sbkit.check.subject import Recipe
+from sbkit.check.planned_run import Recipe
 from sbkit.data.batch import Batch
-from sbkit.nn.loss import Loss
+from sbkit.models.loss import Loss
 from tests.check.harness import Expected, Mutation
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
@@ -341,7 +341,7 @@ SHAPES = [
         ),
     ),
     Mutation(
-        name="two misfits at once",
+        name="two mismatches at once",
         options=("--compute_features.n_mels=40", "--ctc_lin.in_features=31"),
         expected=(
             Expected("shapes", "CNN.normalize.n_mels", ("`compute_features.n_mels` 40",)),
@@ -351,7 +351,7 @@ SHAPES = [
     Mutation(
         name="lobes: a Transformer of another input than the front-end's output",
         yaml=LOBES,
-        text=(("!ref <n_mels> // 4 * <channels>", "641"),),
+        text=(("!ref <n_mels> // 4 * <cnn_channels>", "641"),),
         expected=(Expected("shapes", "Transformer.input_size", ("is 641", "`CNN`", "640")),),
     ),
     Mutation(
@@ -403,20 +403,20 @@ UNUSED = [
     Mutation(
         name="a decoder without layers",
         options=("--num_decoder_layers=0",),
-        expected=(Expected("rehearsal", "num_decoder_layers", ("at least 1",)),),
+        expected=(Expected("dry_run_result", "num_decoder_layers", ("at least 1",)),),
     ),
     Mutation(
         name="lobes: a loss that they cannot give",
         yaml=LOBES,
         options=("--inter_ctc_weight=0.3",),
-        expected=(Expected("rehearsal", "inter_ctc_weight", ("must be 0.0",)),),
+        expected=(Expected("dry_run_result", "inter_ctc_weight", ("must be 0.0",)),),
     ),
     Mutation(
         name="an object that nobody reads",
         text=(
             (
                 "lr_schedule: ",
-                "warm: !new:sbkit.state.schedule.WarmupCosine\n    warmup: 0.1\nlr_schedule: ",
+                "warm: !new:sbkit.train.schedule.WarmupCosine\n    warmup: 0.1\nlr_schedule: ",
             ),
         ),
         expected=(Expected("unused", "warm", ("does nothing",)),),

@@ -6,11 +6,11 @@ from typing import Any
 from torch.amp.grad_scaler import GradScaler
 
 from recipes.CommonVoice.brain import AsrBrain
-from sbkit.check.subject import Recipe
+from sbkit.check.planned_run import Recipe
 from tests.check.harness import Expected, Mutation
 
 EIGHT = {"target": "cuda:8"}
-ROOMY = ("--device=cuda", "--batch_seconds=60", "--join_share=0.0")
+ROOMY = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
 
 
 class ScalingBrain(AsrBrain):

@@ -15,11 +15,11 @@ MUTATIONS = [
     ),
     Mutation(
         name="numbers of the recipe out of their range",
-        options=("--join_share=2", "--time_masks=-1", "--warmup=3"),
+        options=("--concat_prob=2", "--time_masks=-1", "--warmup_fraction=3"),
         expected=(
-            Expected("ranges", "join_share", ("a number from 0 to 1", "is 2")),
+            Expected("ranges", "concat_prob", ("a number from 0 to 1", "is 2")),
             Expected("ranges", "time_masks", ("of at least 0", "is -1")),
-            Expected("ranges", "warmup", ("a number from 0 to 1", "is 3")),
+            Expected("ranges", "warmup_fraction", ("a number from 0 to 1", "is 3")),
         ),
     ),
 ]

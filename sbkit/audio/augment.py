@@ -1,0 +1,121 @@
+"""Augmentation on the device: speed on the audio, SpecAugment on the features.
+
+Legend: B utterances, S samples, T frames, M mel bins.
+The masks come from torch's generator, which the Brain seeds before every micro-batch; the speeds
+were drawn when the epoch was planned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torchaudio.transforms import Resample
+
+from sbkit.audio.lengths import length_mask
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedGroup:
+    """A run of utterances that are played at one speed; longest: samples before that."""
+
+    percent: int
+    utterances: int
+    longest: int
+
+
+def speed_perturb(
+    audio: Tensor, lengths: Tensor, speed_groups: Sequence[SpeedGroup]
+) -> tuple[Tensor, Tensor]:
+    """Play utterances faster or slower: (B, S), (B,) -> (B, S'), (B,).
+
+    Resampling changes tempo and pitch together (Ko et al. 2015). How long everything becomes is
+    known to the host, which waits for nothing.
+    """
+    if all(group.percent == 100 for group in speed_groups):
+        return audio, lengths
+    counts = [group.utterances for group in speed_groups]
+    parts = [
+        _at_speed(clips[:, : group.longest], counted, group.percent)
+        for group, clips, counted in zip(
+            speed_groups, torch.split(audio, counts), torch.split(lengths, counts), strict=True
+        )
+    ]
+    longest = max(clips.shape[1] for clips, _ in parts)
+    padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in parts]
+    return torch.cat(padded), torch.cat([counted for _, counted in parts])
+
+
+def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
+    if percent == 100:
+        return audio.float(), lengths
+    faster = resampler(percent, audio.device)(audio.float())
+    lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
+    inside = length_mask(lengths, faster.shape[1], faster.device)
+    return faster * inside, lengths  # the filter rings beyond
+
+
+@lru_cache
+def resampler(percent: int, device: torch.device) -> nn.Module:
+    """Make what plays audio at a speed, once: torchaudio makes the host wait for its kernel."""
+    # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
+    made: nn.Module = Resample(percent, 100, dtype=torch.float32)
+    return made.to(device, non_blocking=True)
+
+
+class SpecAugment(nn.Module):
+    """Hide random stretches of time and bands of frequency: (B, T, M), (B,) -> (B, T, M).
+
+    What is hidden becomes the batch's mean of the bin, which is zero after normalization.
+    Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the
+    utterance.
+    """
+
+    def __init__(
+        self,
+        *,
+        time_masks: int = 2,
+        time_width: int = 40,
+        max_time_fraction: float = 0.2,
+        freq_masks: int = 2,
+        freq_width: int = 27,
+    ) -> None:
+        super().__init__()
+        self.time_masks, self.time_width, self.max_time_fraction = (
+            time_masks,
+            time_width,
+            max_time_fraction,
+        )
+        self.freq_masks, self.freq_width = freq_masks, freq_width
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """Draw the masks of every utterance and fill them."""
+        _, frames, bins = features.shape
+        widest = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
+        device = features.device
+        times = [_random_spans(widest, lengths, frames, device) for _ in range(self.time_masks)]
+        widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
+        bands = [_random_spans(widest, whole, bins, device) for _ in range(self.freq_masks)]
+        hidden = _any(times, device).unsqueeze(2) | _any(bands, device).unsqueeze(1)
+        inside = length_mask(lengths, frames, device).unsqueeze(2)
+        mean = (features * inside).sum((0, 1)) / lengths.sum()
+        return torch.where(hidden & inside, mean, features)
+
+
+def _any(masks: list[Tensor], device: torch.device) -> Tensor:
+    """Unite masks; none hides nothing."""
+    if not masks:
+        return torch.zeros(1, 1, dtype=torch.bool, device=device)
+    return torch.stack(masks).any(0)
+
+
+def _random_spans(widest: Tensor, lengths: Tensor, size: int, device: torch.device) -> Tensor:
+    """Mark one stretch a row, of a width and a place drawn evenly: (B,), (B,) -> (B, size)."""
+    draws = torch.rand(2, len(lengths), device=lengths.device)
+    width = draws[0] * widest
+    start = draws[1] * (lengths - width)
+    edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
+    positions = torch.arange(size, device=device)
+    return (positions >= edges[0]) & (positions < edges[1])

@@ -1,0 +1,83 @@
+"""Log-mel filterbanks as Kaldi defines them, batched and on the device of the audio.
+
+Legend: B utterances, S samples, T frames, M mel bins.
+
+They agree with `torchaudio.compliance.kaldi.fbank` (25 ms Povey windows every 10 ms, mean removed,
+pre-emphasis 0.97, no dither, power spectrum, only whole windows), which is what deployed runtimes
+such as sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as Kaldi has it.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torchaudio.compliance.kaldi import get_mel_banks
+
+from sbkit.audio.lengths import length_mask
+from sbkit.base.units import SAMPLE_RATE, SHIFT_SAMPLES, WINDOW_SAMPLES
+
+FFT_SAMPLES = 512  # the window, rounded up to a power of two
+PREEMPHASIS = 0.97
+LOWEST_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
+EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
+
+
+class Fbank(nn.Module):
+    """Compute log-mel filterbanks: (B, S), (B,) samples -> (B, T, M), (B,) frames.
+
+    Holds no tensors of its own: window and filters follow from the definition, so there is nothing
+    that could be left behind on another device or missing from a checkpoint.
+    """
+
+    def __init__(self, *, n_mels: int = 80) -> None:
+        super().__init__()
+        self.n_mels = n_mels
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute in float32 whatever the autocast state; the frames past a length are zero."""
+        with torch.autocast(audio.device.type, enabled=False):
+            features = self._log_mel(pad_to_window(audio.float()))
+        frames = frame_counts(lengths)
+        inside = length_mask(frames, features.shape[1], features.device)
+        return features * inside.unsqueeze(-1), frames
+
+    def _log_mel(self, audio: Tensor) -> Tensor:
+        windows = audio.unfold(-1, WINDOW_SAMPLES, SHIFT_SAMPLES)  # (B, S) -> (B, T, 400)
+        windows = windows - windows.mean(-1, keepdim=True)
+        before = torch.cat([windows[..., :1], windows[..., :-1]], dim=-1)
+        windows = (windows - PREEMPHASIS * before) * povey_window(audio.device)
+        power = torch.fft.rfft(windows, n=FFT_SAMPLES).abs().pow(2.0)  # (B, T, 257)
+        mel = power @ mel_filters(self.n_mels, audio.device)  # (B, T, M)
+        log_mel: Tensor = mel.clamp(min=EPSILON).log()
+        return log_mel
+
+
+def frame_counts(samples: Tensor) -> Tensor:
+    """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
+    windows = torch.div(samples - WINDOW_SAMPLES, SHIFT_SAMPLES, rounding_mode="floor") + 1
+    return windows.clamp(min=0)
+
+
+def pad_to_window(audio: Tensor) -> Tensor:
+    """Lengthen audio that is shorter than one window with zeros, so that a frame exists."""
+    missing = WINDOW_SAMPLES - audio.shape[-1]
+    return nn.functional.pad(audio, (0, missing)) if missing > 0 else audio
+
+
+@lru_cache(maxsize=8)
+def povey_window(device: torch.device) -> Tensor:
+    """Give Kaldi's default window, a Hann window to the power 0.85: (400,)."""
+    return torch.hann_window(WINDOW_SAMPLES, periodic=False).pow(0.85).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=8)
+def mel_filters(n_mels: int, device: torch.device) -> Tensor:
+    """Give triangles of equal width on Kaldi's mel scale, as a matrix: (257, M).
+
+    Window and filters are made in float32 as torchaudio makes them: in float64 they differ by one
+    part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
+    """
+    highest, no_warping = SAMPLE_RATE / 2, (100.0, -500.0, 1.0)
+    filters, _ = get_mel_banks(n_mels, FFT_SAMPLES, SAMPLE_RATE, LOWEST_HZ, highest, *no_warping)
+    filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
+    return filters.T.contiguous().to(device, non_blocking=True)

@@ -1,0 +1,118 @@
+"""How a command leaves: with a code that says why, and a sentence where a user can fix it."""
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from sbkit.base.errors import (
+    ASKED_TO_STOP,
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    SbkitError,
+)
+
+AFTER_THE_FIRST = 3.0  # seconds
+ASKING = (signal.SIGTERM, signal.SIGUSR1)
+MENDS = {  # what the operating system says of a place, and what to do about it
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "Move away what stands there"),
+}
+
+
+class AskedToStop(SystemExit):
+    """Leave at once: a signal asks for it while nothing is trained that would have to be saved."""
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command and leave with its exit code.
+
+    Bad input leaves a sentence, not a traceback; so do SIGTERM and SIGUSR1, which `Brain.fit` takes
+    over while it trains.
+    """
+    try:
+        with leaving_when_asked():
+            code = main() or 0
+            sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
+    except SbkitError as error:
+        code = _refuse(error)
+    except AskedToStop:
+        if os.environ.get("RANK", "0") == "0":
+            print(
+                "Asked to stop outside of training; the same command starts again.", file=sys.stderr
+            )
+        code = ASKED_TO_STOP
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in MENDS:
+            raise
+        code = _refuse(_of_a_place(error))
+    sys.exit(code)
+
+
+def _refuse(error: SbkitError) -> int:
+    _let_the_first_rank_speak()
+    print(error, file=sys.stderr)
+    return BAD_INPUT
+
+
+def _of_a_place(error: OSError) -> SbkitError:
+    """Make a sentence of a full disk, a read-only folder, or a file where a folder must be."""
+    return SbkitError(
+        f"{error.filename or 'A file'} must be a place to read and write, but is not "
+        f"({error.strerror}). {MENDS[error.errno or 0]}, and give the same command again."
+    )
+
+
+def exit_code(error: BaseException) -> int:
+    """Give the code that a command leaves with over an error."""
+    match error:
+        case SbkitError():
+            return BAD_INPUT
+        case OSError(errno=number) if number in MENDS:
+            return BAD_INPUT
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case SystemExit(code=int() | None as code):
+            return code or 0
+    return FAILED
+
+
+@contextmanager
+def leaving_when_asked() -> Iterator[None]:
+    """Turn SIGTERM and SIGUSR1 into AskedToStop, so that what is open is closed on the way out.
+
+    Does nothing outside the main thread, where Python has no signals.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, _leave) for each in ASKING} if here else {}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    for each in ASKING:  # once is enough: asked again, it would be torn out of its cleaning up
+        signal.signal(each, signal.SIG_IGN)
+    raise AskedToStop(ASKED_TO_STOP)
+
+
+def _let_the_first_rank_speak() -> None:
+    """Wait where another rank here says the same: torchrun ends the others within a second."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(AFTER_THE_FIRST)

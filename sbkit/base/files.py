@@ -1,0 +1,101 @@
+"""Write files that are whole whenever they are there, even after a kill or a power cut."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from sbkit.base.errors import SbkitError
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError of what is done inside name ``path``: that of a full disk names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write beside ``path``, then rename: a reader sees the old file or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with naming(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all."""
+    write_bytes_atomically(path, text.encode())
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Encode plain data as valid JSON, in which NaN and infinity have no place and become null."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def fsync_tree(folder: Path) -> None:
+    """Wait until every file of a flat folder, and the folder itself, is on the disk."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
+
+    Where ``folder`` is there already, because another process finished it first, it stays and ours
+    is removed; with ``replace`` ours takes its place.
+    Raises SbkitError when nothing can be written there, OSError with a name when not all can.
+    """
+    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise SbkitError(
+            f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
+            "another one; SBKIT_CACHE names that of prepared data."
+        ) from error
+    try:
+        yield beside
+        if replace and folder.exists():
+            shutil.rmtree(folder)
+        _rename(beside, folder)
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _rename(beside: Path, folder: Path) -> None:
+    try:
+        beside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise

@@ -1,0 +1,72 @@
+"""Whether there is speech to be heard, by the levels of some of the clips."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import PlannedRun
+from sbkit.check.utterances import Rows, named, notice
+from sbkit.data.splits import SPLITS, Excluded
+
+SAMPLED = 500  # utterances of a split, evenly spread over it
+AT_ONCE = 50  # of them in memory; about 8 MB
+SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
+TOP = 0.99 * FULL_SCALE
+CLIPPED = 0.001  # share of samples at the top; the default corpus has none there
+
+
+@dataclass(frozen=True)
+class Audio:
+    """What is told of a clip without listening: its loudest sample, and the share at the top."""
+
+    peak: float
+    at_top: float
+
+
+def check_levels(planned: PlannedRun) -> Iterator[Finding]:
+    """Find clips without a sound, and clips that are cut at full scale."""
+    silent: list[Excluded] = []
+    clipped: list[Excluded] = []
+    for name in SPLITS:
+        rows = sampled_rows(len(getattr(planned.splits, name)))
+        heard = list(_listen(planned, name, rows))
+        quiet = np.array([audio.peak < SILENT for audio in heard])
+        loud = np.array([audio.at_top > CLIPPED for audio in heard])
+        silent += named(planned, name, rows[quiet], "silent audio")
+        clipped += named(planned, name, rows[loud], "clipped audio")
+    which = f"of the up to {SAMPLED} of a split that were sampled"
+    yield from notice(
+        planned,
+        found=silent,
+        declared="every clip holds speech",
+        effect=f"are silent, {which}",
+        fix="Record them again, or take them out.",
+    )
+    yield from notice(
+        planned,
+        found=clipped,
+        declared="every clip was recorded within full scale",
+        effect=f"are clipped, {which}",
+        fix="Record them again at a lower level, or take them out.",
+    )
+
+
+def sampled_rows(count: int) -> Rows:
+    """Choose rows evenly spread over a split, always the same."""
+    return np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64))
+
+
+def _listen(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
+    clips = getattr(planned.splits, split).select_columns(["audio"])
+    for start in range(0, len(rows), AT_ONCE):
+        for content in clips[rows[start : start + AT_ONCE]]["audio"]:
+            yield measure_audio(np.frombuffer(content, "<i2"))
+
+
+def measure_audio(samples: Samples) -> Audio:
+    """Look at the levels of a clip."""
+    levels = np.abs(samples.astype(np.int32))
+    return Audio(float(levels.max(initial=0)), float((levels >= TOP).sum() / max(1, len(levels))))

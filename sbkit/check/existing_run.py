@@ -1,0 +1,215 @@
+"""What the run folder holds already, and whether what is trained can be resumed and exported.
+
+The folder is only read. An export is tried before there is anything to export: the parts as plain
+data and back, on the meta device, which has sizes but no numbers.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.utils.checkpoints import Checkpoint
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.dry_run import dry_run
+from sbkit.check.finding import Finding, words_of
+from sbkit.check.planned_run import PlannedRun
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.weights import modules_of, read_weights, refuse_other_model
+from sbkit.config.document import read_document
+from sbkit.config.hparams import read_knobs, save_resolved
+from sbkit.inference.bundle import PARTS, TOKENIZER, build_model
+from sbkit.inference.export import plain_parts
+from sbkit.inference.module_spec import TRUSTED
+from sbkit.logs.log import quiet
+from sbkit.train.cost import PREDICTION
+
+NAME = "leftovers"
+RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+# Knobs that a run may be resumed with in another way, and still be the run that it says it is.
+MAY_CHANGE = {
+    *("output_folder", "device", "precision", "eval_precision", "check", "data_folder"),
+    *("eval_batch_seconds", "grad_accumulation_factor", "num_workers", "log_every"),
+    *("number_of_epochs", "average_checkpoints", "ckpt_interval_minutes"),
+    *("nonfinite_patience", "stall_seconds"),
+}
+FRAMES = 100  # of features in the dry export
+SHOWN = 3
+
+
+def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a run folder that cannot be written to, or that holds something else than this run."""
+    folder = planned.run_folder
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        yield planned.finding(
+            NAME,
+            "output_folder",
+            declared=f"output_folder: {folder}",
+            effect="it is no folder to write to, so nothing could be saved",
+            fix="Choose another --output_folder.",
+        )
+        return
+    yield from _find_foreign(planned, folder)
+    newest = newest_checkpoint(folder)
+    if newest is not None:
+        yield from _find_other_knobs(planned, folder)
+        yield from _find_other_tokenizer(planned, folder, newest)
+        yield from _find_other_model(planned, newest)
+
+
+def check_export(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what `sbkit export`, or an exporter that traces the model, would refuse."""
+    if not {*PARTS, "model", "compute_features"} <= {*planned.document.root}:
+        return
+    if dry_run(planned).broken or dry_run(planned).mismatches:
+        return  # what does not run cannot be exported either, and is told
+    try:
+        config = _plain(planned)
+    except SbkitError as error:
+        key = next((key for key in PARTS if f"`{key}`" in str(error)), "model")
+        yield planned.finding(NAME, key, **words_of(str(error)))
+        return
+    yield from _find_distrusted(planned, config)
+    yield from _find_untraceable(planned, config)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Find the checkpoint that a run would be resumed from, read only.
+
+    Raises SbkitError when there are some, and all are damaged.
+    """
+    if not (folder / CHECKPOINTS).is_dir():
+        return None
+    with quiet():  # the run will say which ones are damaged
+        return next(iter(Checkpointer(folder / CHECKPOINTS).find_whole(1)), None)
+
+
+def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
+    there = sorted(each.name for each in folder.iterdir())
+    if there and not any((folder / name).exists() for name in OF_A_RUN):
+        yield planned.finding(
+            NAME,
+            "output_folder",
+            declared=f"output_folder: {folder}",
+            effect=f"it is no run but holds {', '.join(there[:SHOWN])}: a run would be mixed into "
+            "it",
+            fix="Choose another --output_folder.",
+            stops=False,
+        )
+
+
+def _find_other_knobs(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
+    """Compare the knobs of the run that is there with those that it would be resumed with."""
+    if not (folder / RESOLVED).is_file():
+        return
+    before, now = read_knobs(folder / RESOLVED, {}), planned.knobs
+    keys = [key for key in now.keys() | before.keys() if key not in MAY_CHANGE]
+    other = [key for key in sorted(keys) if before.get(key) != now.get(key)]
+    if other:
+        shown = "; ".join(f"{key}: {before.get(key)} there, {now.get(key)} here" for key in other)
+        yield planned.finding(
+            NAME,
+            next((key for key in other if key in now), "output_folder"),
+            declared=f"a run that goes on from the checkpoints of {folder}",
+            effect=f"{len(other)} knobs were others when it began ({shown})",
+            fix="Take its values, or choose another --output_folder for a new run.",
+            stops=False,
+        )
+
+
+def _find_other_tokenizer(
+    planned: PlannedRun, folder: Path, newest: Checkpoint
+) -> Iterator[Finding]:
+    expected = newest.meta.get("tokenizer")
+    file = folder / TOKENIZER
+    if expected is not None and (not file.is_file() or checksum(file) != expected):
+        yield planned.finding(
+            NAME,
+            "tokenizer",
+            declared=f"the tokenizer that {newest.path.name} was trained with",
+            effect=f"{file} is {'another one' if file.is_file() else 'not there'}: what the model "
+            "writes would be read as other letters",
+            fix="Put the file back, or choose another --output_folder.",
+        )
+
+
+def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Finding]:
+    for name, module in modules_of(planned.hparams["checkpointer"]).items():
+        if name in newest.paramfiles:
+            try:
+                saved = read_weights(newest.paramfiles[name])
+                refuse_other_model(saved, module.state_dict(), of=str(newest.path))
+            except SbkitError as error:
+                yield planned.finding(NAME, name, **words_of(str(error)))
+
+
+def _plain(planned: PlannedRun) -> dict[str, Any]:
+    file = Path(planned.building_knobs["output_folder"]) / RESOLVED
+    save_resolved(file, planned.yaml_file, planned.building_overrides)
+    config = plain_parts(read_document(file).root, planned.hparams["tokenizer"])
+    described: dict[str, Any] = json.loads(json.dumps(config))
+    return described
+
+
+def _find_distrusted(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
+    for key, part in config["parts"].items():
+        strange = [name for name in _names(part) if not name.startswith(TRUSTED)]
+        if strange:
+            yield planned.finding(
+                NAME,
+                key,
+                declared=f"`{key}`, made of {', '.join(strange)}",
+                effect="`sbkit export` builds nothing but modules of "
+                f"{', '.join(place[:-1] for place in TRUSTED)}",
+                fix="Import its module before you export, from Python.",
+                stops=False,
+            )
+
+
+def _names(plain: Any) -> Iterator[str]:
+    if isinstance(plain, dict):
+        yield from (plain[kind] for kind in ("new", "name") if kind in plain)
+        plain = list(plain.values())
+    for each in plain if isinstance(plain, list) else ():
+        yield from _names(each)
+
+
+def _find_untraceable(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Run the model for inference where there are no numbers to decide upon."""
+    brain = planned.brain
+    with torch.no_grad():
+        features, _ = brain.asr_model.features(torch.zeros(1, 1600), torch.tensor([1600]))
+        try:
+            with torch.device("meta"):
+                asr_model = build_model(config, brain.asr_model.vocabulary)
+                like = torch.zeros(2, FRAMES, features.shape[-1])
+                states, _ = asr_model.encode(like, torch.tensor([FRAMES, FRAMES // 2]))
+                asr_model.ctc_log_probs(states)
+        except (RuntimeError, NotImplementedError) as error:
+            yield planned.finding(
+                NAME,
+                _part_of(error, config),
+                declared="a model that can be exported",
+                effect="what it does depends on numbers that an exporter does not have "
+                f"({str(error).splitlines()[0]})",
+                fix="Compute with tensors instead of `if`, `.item()` or `int()` of a tensor.",
+                stops=False,
+            )
+
+
+def _part_of(error: BaseException, config: Mapping[str, Any]) -> str:
+    """Name the part in whose class the error was raised, as far as that can be told."""
+    files = set()
+    trace = error.__traceback__
+    while trace is not None:
+        files.add(trace.tb_frame.f_globals.get("__name__"))
+        trace = trace.tb_next
+    homes = {key: config["parts"][key]["new"].rpartition(".")[0] for key in PARTS}
+    return next((key for key, home in homes.items() if home in files), "model")

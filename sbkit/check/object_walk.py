@@ -1,0 +1,126 @@
+"""What can be reached from some objects, each once, by its shortest path.
+
+The way leads through modules, containers, attributes and slots, partials, bound methods, closures,
+defaults, and what a class or a function finds around it.
+"""
+
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from logging import Logger
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys
+
+NAME = "reached"
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+LEAVES = (
+    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType),
+    *(types.BuiltinMethodType, types.MethodDescriptorType, types.GetSetDescriptorType),
+    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
+    *(Dataset, DataLoader, Sampler),  # data: a million rows, and none of them is learned
+)
+
+Child = tuple[str | int, object]
+
+
+def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
+    """Give all that is reached from a planned's hparams and, if there is one, from its Brain."""
+    if NAME not in planned.parts:
+        roots = dict(planned.hparams)
+        with suppress(MissingPartError):
+            roots["brain"] = planned.brain
+        planned.parts[NAME] = list(reach(roots))
+    found: list[tuple[Keys, object]] = planned.parts[NAME]
+    return found
+
+
+def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
+    """Walk breadth first, so that the path told of an object is its shortest."""
+    waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
+    seen: dict[int, object] = {}  # keeps what it has seen, or an id would come twice
+    while waiting:
+        keys, holder = waiting.popleft()
+        if id(holder) in seen:
+            continue
+        seen[id(holder)] = holder
+        yield keys, holder
+        for name, child in children(holder):
+            if not isinstance(child, LEAVES):
+                waiting.append(((*keys, name), child))
+
+
+def children(holder: object) -> Iterator[Child]:
+    """Name what an object holds."""
+    match holder:
+        case Tensor():
+            return
+        case nn.Module():
+            yield from _of_module(holder)
+        case Mapping():
+            yield from ((str(key), value) for key, value in list(holder.items()))
+        case list() | tuple() | set() | frozenset() | deque():
+            yield from enumerate(holder)
+        case partial():
+            yield from {"func": holder.func, "args": holder.args, **holder.keywords}.items()
+        case staticmethod() | classmethod():
+            yield "__func__", holder.__func__
+        case types.MethodType():
+            yield from (("__self__", holder.__self__), ("__func__", holder.__func__))
+        case types.FunctionType():
+            yield from _of_function(holder)
+        case type():
+            yield from _of_class(holder)
+    yield from _of_object(holder)
+
+
+def _of_module(module: nn.Module) -> Iterator[Child]:
+    for table in MODULE_TABLES:
+        yield from vars(module)[table].items()
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Child]:
+    """Give what a function closes over, defaults to, and finds in its file."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from enumerate(function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+    around = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    yield from (
+        (name, value)
+        for name, value in around.items()
+        if isinstance(value, Tensor | nn.Module | partial)
+    )
+
+
+def _of_class(kind: type) -> Iterator[Child]:
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, types.FunctionType) or not name.startswith("__"):
+            yield name, value
+
+
+def _of_object(holder: object) -> Iterator[Child]:
+    if isinstance(holder, type):
+        return
+    attributes: dict[str, Any] = getattr(holder, "__dict__", {})
+    for name, value in list(attributes.items()):
+        if not (isinstance(holder, nn.Module) and name in MODULE_TABLES):
+            yield name, value
+    for kind in type(holder).__mro__[:-1]:
+        yield "__class__", kind  # walked once, however many objects are of it
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(holder, name) and name not in ("__dict__", "__weakref__"):
+                yield name, getattr(holder, name)

@@ -1,0 +1,248 @@
+"""What is checked: a run, read and built part by part, none of it before a check asks for it.
+
+A part that cannot be had is a fault by itself, told once; the checks that need it are left out.
+Everything is built in a folder of its own, so that a check leaves no trace in the run's.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.finding import Finding
+from sbkit.check.watch import MoveWatch
+from sbkit.config.document import Document, read_document
+from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.overrides import apply_overrides
+from sbkit.config.ranges import Range
+from sbkit.distributed.device import Count, Placement, count_here, count_on, resolve
+from sbkit.logs.log import quiet
+
+Value = TypeVar("Value")
+
+TOKENIZER = "tokenizer.model"
+PARTS = ("placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a training script does with its YAML, in its order.
+
+    prepare_splits(knobs) gives `train`, `dev` and `test` stores; prepare_tokenizer(knobs, splits);
+    make_loaders(hparams, splits, tokenizer, placement) gives a loader a split and `measure`; brain:
+    the recipe's Brain; script: the file that reads the knobs; ranges: what the recipe's own numbers
+    may be.
+    """
+
+    prepare_splits: Callable[..., Any]
+    prepare_tokenizer: Callable[..., Any]
+    make_loaders: Callable[..., Any]
+    brain: Callable[..., Any]
+    script: Path | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+class MissingPartError(Exception):
+    """A part that a check asked for and that cannot be had; its fault is told elsewhere."""
+
+
+def part(build: "Callable[[PlannedRun], Value]") -> property:
+    """Make a part of a planned that is built once, or fails once."""
+    name = build.__name__
+
+    @wraps(build)
+    def get(self: "PlannedRun") -> Value:
+        if name in self.faults:
+            raise MissingPartError(name)
+        if name not in self.parts:
+            try:
+                self.parts[name] = build(self)
+            except MissingPartError:
+                raise
+            except Exception as error:
+                self.faults[name] = _as_sentence(error, name)
+                raise MissingPartError(name) from error
+        value: Value = self.parts[name]
+        return value
+
+    return property(get)
+
+
+class PlannedRun:
+    """A YAML with its overrides, and everything that training would make of it.
+
+    Raises SbkitError when the YAML cannot be read at all.
+    """
+
+    def __init__(
+        self,
+        yaml_file: Path,
+        overrides: Mapping[str, object],
+        *,
+        recipe: Recipe | None = None,
+        target: str | None = None,
+    ) -> None:
+        self.yaml_file, self.overrides = yaml_file, dict(overrides)
+        self.recipe, self.target = recipe, target
+        self.document: Document = read_document(yaml_file)
+        self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
+        self.parts: dict[str, Any] = {}
+        self.moved = MoveWatch()  # of the Brain
+        self.faults: dict[str, SbkitError] = {}
+        self._scratch = tempfile.TemporaryDirectory(prefix="sbkit-check-")
+
+    def __enter__(self) -> "PlannedRun":
+        """Use the planned within a `with`, after which its folder is gone."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder it was built in."""
+        self._scratch.cleanup()
+
+    # -- the parts, in the order of a run ------------------------------------------------------
+
+    @part
+    def placement(self) -> Placement:
+        """Give the device and the precision that the run would take."""
+        device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
+        return resolve(device, precision, count=self.count)
+
+    @part
+    def splits(self) -> Any:
+        """Prepare the data as training does, and open it."""
+        return self._script.prepare_splits(self.knobs)
+
+    @part
+    def tokenizer(self) -> Any:
+        """Train or open the tokenizer; a new one stays in the folder of the check."""
+        return self._script.prepare_tokenizer(self.building_knobs, self.splits)
+
+    @part
+    def hparams(self) -> dict[str, Any]:
+        """Build the objects of the YAML, in a folder that is thrown away."""
+        elsewhere = self._elsewhere.get("output_folder")
+        if self.recipe and elsewhere and not Path(elsewhere, TOKENIZER).exists():
+            _ = self.tokenizer  # its file is what the YAML opens
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.knobs.get("seed", 0))
+            return load_hparams(self.yaml_file, self.building_overrides)
+
+    @part
+    def model(self) -> nn.ModuleList:
+        """Give the one ModuleList."""
+        model = self.hparams.get("model")
+        if model is None and self.recipe is None:
+            raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
+        if not isinstance(model, nn.ModuleList):
+            raise SbkitError(
+                "`model` must be the one torch.nn.ModuleList of all parts, but is "
+                f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
+                "`!ref`s."
+            )
+        return model
+
+    @part
+    def loaders(self) -> Any:
+        """Plan the batches of every split."""
+        with quiet():  # training will say it of its own
+            return self._script.make_loaders(
+                self.hparams, self.splits, self.tokenizer, resolve("cpu", "fp32")
+            )
+
+    @part
+    def brain(self) -> Any:
+        """Make the recipe's Brain on the CPU, in fp32."""
+        return self.make_brain(resolve("cpu", "fp32"))
+
+    def make_brain(self, placement: Placement) -> Any:
+        """Make the recipe's Brain for a device."""
+        options: dict[str, Any] = {
+            "modules": {"model": self.model},
+            "opt_class": self.hparams["opt_class"],
+            "hparams": self.hparams,
+            "run_opts": {
+                "device": placement.device,
+                "precision": placement.precision,
+                "eval_precision": "fp32",
+            },
+            "checkpointer": self.hparams["checkpointer"],
+            "measure_set": (),
+        }
+        with self.moved:
+            return self._script.brain(**options)
+
+    @property
+    def count(self) -> Count:
+        """Count devices as this machine has them, or the one meant."""
+        return count_here if self.target is None else count_on(self.target)
+
+    @cached_property
+    def overridden(self) -> Document:
+        """Give the tree of the YAML with the overrides in it."""
+        document = read_document(self.yaml_file)
+        apply_overrides(document, self.overrides)
+        return document
+
+    # -- words and places ----------------------------------------------------------------------
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Name the real run's folder, which a check only reads."""
+        folder = self.knobs.get("output_folder")
+        return None if folder is None else Path(folder)
+
+    @property
+    def building_knobs(self) -> dict[str, Any]:
+        """Give the knobs with the folder of the check in place of the run's."""
+        return self.knobs | self._elsewhere
+
+    @property
+    def building_overrides(self) -> dict[str, Any]:
+        """Give the overrides likewise."""
+        return self.overrides | self._elsewhere
+
+    def place(self, *keys: str | int) -> str:
+        """Name FILE:LINE of a key, or of the last of its keys that the file has."""
+        return self.document.place(keys)
+
+    def as_in_training(self, sentence: str) -> str:
+        """Name the run's folder where a sentence names that of the check."""
+        return sentence.replace(self._scratch.name, str(self.run_folder))
+
+    def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
+        """Make a finding about a key."""
+        return Finding(check=check, where=self.place(*keys), **words)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _script(self) -> Recipe:
+        if self.recipe is None:
+            raise MissingPartError("a training script")
+        return self.recipe
+
+    @property
+    def _elsewhere(self) -> dict[str, Any]:
+        if self.run_folder is None:
+            return {}
+        scratch = Path(self._scratch.name)
+        tokenizer = self.run_folder / TOKENIZER
+        if tokenizer.is_file() and not (scratch / tokenizer.name).exists():
+            shutil.copy(tokenizer, scratch)
+        return {"output_folder": str(scratch)}
+
+
+def _as_sentence(error: Exception, name: str) -> SbkitError:
+    if isinstance(error, SbkitError):
+        return error
+    return SbkitError(
+        f"The recipe's `{name}` must come about, but failed ({type(error).__name__}: {error}). "
+        "Correct what it is made of."
+    )

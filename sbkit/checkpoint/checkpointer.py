@@ -1,0 +1,231 @@
+"""Checkpoints that are whole or absent.
+
+SpeechBrain's Checkpointer writes its marker file first, so a killed save looks like a good
+checkpoint. This one writes a folder beside, checksums it, and renames it: the name is the marker.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, ckpt_recency
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
+
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.listing import all_damaged, damage_of, describe, has_checksums, without_meta
+from sbkit.checkpoint.lock import hold
+from sbkit.checkpoint.recovery import needed_of, recover
+from sbkit.checkpoint.staging import main_process_only, publish, remove_unfinished, staging_path
+from sbkit.checkpoint.weights import average, modules_of, read_weights, refuse_other_model
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.logs.log import say
+from sbkit.text.tokenizer import Tokenizer
+
+
+class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
+    """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
+
+    Whoever only reads leaves the folder as it is, also under a run that is training.
+    """
+
+    def __init__(
+        self, checkpoints_dir: str | Path, *, tokenizer: Tokenizer | None = None, **options: Any
+    ) -> None:
+        """Take SpeechBrain's options, and the tokenizer that the checkpoints belong to."""
+        super().__init__(checkpoints_dir, **options)
+        self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
+        self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
+        self._is_claimed = False
+        self._told: set[str] = set()
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Take the folder for this run alone, on all ranks, and clear what a killed one left.
+
+        Raises SbkitError when another run is saving there.
+        """
+        if self._is_claimed:
+            return
+        with main_rank_first():
+            if rank() == 0:
+                hold(self.checkpoints_dir)
+                remove_unfinished(self.checkpoints_dir)
+        self._is_claimed = True
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
+        """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
+        self.claim()
+        checkpoint: Checkpoint | None = None
+        trouble: Exception | None = None
+        try:
+            if rank() == 0:
+                with main_process_only():
+                    checkpoint = publish(super().save_checkpoint(*arguments, **options))
+        except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
+            trouble = error
+            remove_unfinished(self.checkpoints_dir)
+        self._leave_together(trouble)
+        return checkpoint
+
+    def save_and_keep_only(
+        self, *arguments: Any, importance_keys: Sequence[Any] = (), **options: Any
+    ) -> None:
+        """Save, and delete what is neither best nor recent.
+
+        SpeechBrain's appends to its own default list, so every save takes longer than the last.
+        """
+        super().save_and_keep_only(*arguments, importance_keys=[*importance_keys], **options)
+
+    def delete_checkpoints(
+        self,
+        *,
+        num_to_keep: int = 1,
+        importance_keys: Sequence[Any] = (ckpt_recency,),
+        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
+        **options: Any,
+    ) -> None:
+        """Delete what is not to be kept, but never the newest, however few are to be kept."""
+        newest = self.find_checkpoint()
+        is_ranked = ckpt_recency in importance_keys
+
+        def may_go(each: Checkpoint) -> bool:
+            is_spared = not is_ranked and each.path == newest.path
+            return not is_spared and (ckpt_predicate is None or ckpt_predicate(each))
+
+        super().delete_checkpoints(
+            num_to_keep=max(1, num_to_keep),
+            importance_keys=importance_keys,
+            ckpt_predicate=may_go,
+            **options,
+        )
+
+    # -- recovering ---------------------------------------------------------------------------
+
+    def recover_if_possible(
+        self,
+        importance_key: Callable[[Checkpoint], Any] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
+    ) -> Checkpoint | None:
+        """Load the first in the order asked for that is undamaged, and say which ones are not."""
+        best = self.find_whole(
+            1,
+            importance_key=importance_key,
+            max_key=max_key,
+            min_key=min_key,
+            ckpt_predicate=ckpt_predicate,
+        )
+        if not best:
+            return None
+        self.load_checkpoint(best[0])
+        return best[0]
+
+    def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
+        """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
+
+        Raises SbkitError when there are checkpoints and all of them are damaged, or when one of
+        those found was trained with another tokenizer.
+        """
+        ranked, nameless = self.find_checkpoints(**keys), list(without_meta(self.checkpoints_dir))
+        for folder in nameless:
+            self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")
+        whole = list(islice(filter(self._is_whole, ranked), count))
+        if (ranked or nameless) and not whole:
+            raise all_damaged(self.checkpoints_dir, len(ranked) + len(nameless))
+        for checkpoint in whole:
+            self._refuse_other_tokenizer(checkpoint)
+        return whole
+
+    def load_average(self, count: int, **keys: Any) -> None:
+        """Load the modules with the mean weights of the ``count`` best checkpoints."""
+        best = self.find_whole(count, **keys)
+        for name, module in modules_of(self).items() if best else ():
+            mean = average(best, name)
+            refuse_other_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
+            module.load_state_dict(mean)
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
+        self._refuse_other_model(checkpoint)
+        super().load_checkpoint(checkpoint)
+
+    def refuse_other_model(self) -> None:
+        """Claim the folder, and refuse one of another model or tokenizer, before it is used."""
+        self.claim()
+        for checkpoint in self.find_whole(1):
+            self._refuse_other_model(checkpoint)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _leave_together(self, trouble: Exception | None) -> None:
+        """Stop all ranks when one could not write; the others leave in silence."""
+        troubles = gather_over_ranks(trouble is not None)
+        if trouble is not None:
+            raise SbkitError(
+                f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
+                f"({trouble}). The one before it is untouched; make room there and start again."
+            ) from trouble
+        if any(troubles):
+            raise SystemExit(BAD_INPUT)
+
+    def _refuse_other_tokenizer(self, checkpoint: Checkpoint) -> None:
+        ours = self._identity.get("tokenizer")
+        if ours is not None and checkpoint.meta.get("tokenizer", ours) != ours:
+            raise SbkitError(
+                f"The tokenizer of {checkpoint.path} must be the one that is declared, but "
+                f"{self.tokenizer_file} is another: what the model writes would be read as other "
+                "letters. Put its file back, or choose another output_folder."
+            )
+
+    def _refuse_other_model(self, checkpoint: Checkpoint) -> None:
+        for name, module in modules_of(self).items():
+            if name in checkpoint.paramfiles:
+                saved = read_weights(checkpoint.paramfiles[name])
+                refuse_other_model(saved, module.state_dict(), of=str(checkpoint.path))
+
+    def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
+        for fact in recover(self, checkpoint):
+            self._tell(fact)
+
+    def _is_whole(self, checkpoint: Checkpoint) -> bool:
+        damage = damage_of(checkpoint, recoverables=needed_of(self))
+        if damage is not None:
+            self._tell(f"{checkpoint.path} is left alone: {damage}. Trying the next best.")
+        elif not has_checksums(checkpoint):
+            self._tell(
+                f"{checkpoint.path} has no checksums, as SpeechBrain leaves it; it is taken."
+            )
+        return damage is None
+
+    def _tell(self, message: str) -> None:
+        """Say something once, however often the folder is looked through."""
+        if message not in self._told:
+            self._told.add(message)
+            say(message)
+
+    @staticmethod
+    def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
+        described = map(describe, folders)
+        return [checkpoint for checkpoint in described if checkpoint is not None]
+
+    def _save_checkpoint_metafile(
+        self, file: Path, meta: Mapping[str, Any] | None = None, end_of_epoch: bool = True
+    ) -> Mapping[str, Any]:
+        """Date it later than all that are there, whatever the clock says: the order is progress."""
+        latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
+        date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
+        added = {**date, **self._identity, **(meta or {})}
+        written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
+        return written
+
+    def _new_checkpoint_dirpath(self) -> Path:
+        return staging_path(super()._new_checkpoint_dirpath())
+
+    def _custom_checkpoint_dirpath(self, name: str) -> Path:
+        return staging_path(super()._custom_checkpoint_dirpath(name))

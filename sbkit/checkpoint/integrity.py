@@ -1,0 +1,112 @@
+"""Whether the files of a folder are still what was written into it.
+
+Nothing is unpickled here, and a file that is not what its name says can neither block nor fill
+what reads it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_text_atomically
+
+CHECKSUMS = "checksums.json"
+ZIP = b"PK"  # what torch.save begins its files with
+
+
+def checksum(file: Path) -> str:
+    """Give a file's SHA-256 in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksum of every file in a folder beside them."""
+    sums = {name: checksum(folder / name) for name in sorted(_files(folder))}
+    write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
+
+
+def find_damage(folder: Path, *, needed: Iterable[str] | None = None) -> str | None:
+    """Compare files with their checksums, all of the folder's unless ``needed`` names them.
+
+    Gives None when all is well.
+    """
+    try:
+        expected = _read_checksums(folder)
+        unknown = sorted({*(_files(folder) if needed is None else needed)} - expected.keys())
+        if unknown:
+            return f"{unknown[0]} has no checksum"
+        for name, digest in expected.items():
+            if not (folder / name).is_file():  # a device would never end, and a pipe never begin
+                return f"{name} is not there"
+            if checksum(folder / name) != digest:
+                return f"{name} is not what was written"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
+def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
+    """Find a file of a folder without checksums that is not there or that ends too early.
+
+    Gives None when none is. Only files of torch.save can be told to be whole.
+    """
+    for name in sorted({*needed} | _files(folder)):
+        if not (folder / name).is_file() or not (folder / name).stat().st_size:
+            return f"{name} is not there or empty"
+        if _is_torn(folder / name):
+            return f"{name} is not whole"
+    return None
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Refuse a file that whoever reads it cannot make sense of, whatever error that is.
+
+    Raises SbkitError.
+    """
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:
+        what = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
+        raise SbkitError(
+            f"{file} must hold what training saved, but cannot be read ({type(error).__name__}: "
+            f"{what}). Restore it, or move {file.parent} away to go on from the one before."
+        ) from error
+
+
+def _files(folder: Path) -> set[str]:
+    """Name all that lies in a folder but for its checksums and other folders."""
+    return {each.name for each in folder.iterdir() if not each.is_dir()} - {CHECKSUMS}
+
+
+def _read_checksums(folder: Path) -> Mapping[str, str]:
+    """Read the digest of each file; raises OSError or ValueError when there is no such list."""
+    file = folder / CHECKSUMS
+    if not file.is_file():
+        raise ValueError(f"it has no {CHECKSUMS}")
+    expected = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(expected, dict) or not all(map(_is_plain, expected)):
+        raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
+    return expected
+
+
+def _is_plain(name: str) -> bool:
+    return Path(name).name == name
+
+
+def _is_torn(file: Path) -> bool:
+    with file.open("rb") as content:
+        if content.read(len(ZIP)) != ZIP:
+            return False
+    try:
+        with ZipFile(file) as content:
+            return content.testzip() is not None
+    except (BadZipFile, NotImplementedError, RuntimeError, ValueError):
+        return True

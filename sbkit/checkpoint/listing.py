@@ -1,0 +1,62 @@
+"""The checkpoints that lie in a folder, ours and SpeechBrain's, damaged ones among them."""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from speechbrain.utils.checkpoints import (
+    CKPT_PREFIX,
+    METAFNAME,
+    PARAMFILE_EXT,
+    Checkpoint,
+    Checkpointer,
+)
+from yaml import YAMLError
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, find_gap
+
+UNREADABLE = (
+    *(OSError, ValueError, YAMLError, RecursionError),  # the file, or what it is written in
+    *(LookupError, TypeError, OverflowError),  # no mapping, no date, or a number of 400 digits
+)
+
+
+def describe(folder: Path) -> Checkpoint | None:
+    """Read a checkpoint's meta file; None when that, or its date, cannot be read."""
+    if not (folder / METAFNAME).is_file():
+        return None
+    try:
+        (described,) = Checkpointer._construct_checkpoint_objects([folder])
+        is_dated = math.isfinite(described.meta["unixtime"])
+    except UNREADABLE:
+        return None
+    return described if is_dated else None
+
+
+def without_meta(folder: Path) -> Iterator[Path]:
+    """Find the checkpoints that cannot be described, which no order has a place for."""
+    for each in sorted(folder.glob(f"{CKPT_PREFIX}+*")):
+        if each.is_dir() and describe(each) is None:
+            yield each
+
+
+def has_checksums(checkpoint: Checkpoint) -> bool:
+    """Tell whether sbkit wrote it; SpeechBrain takes down none."""
+    return Path(checkpoint.path, CHECKSUMS).exists()
+
+
+def damage_of(checkpoint: Checkpoint, *, recoverables: Iterable[str]) -> str | None:
+    """Say what is wrong with the files of a checkpoint; None when nothing is, or can be told."""
+    if has_checksums(checkpoint):
+        return find_damage(checkpoint.path)
+    needed = [METAFNAME, *(f"{name}{PARAMFILE_EXT}" for name in recoverables)]
+    return find_gap(checkpoint.path, needed=needed)
+
+
+def all_damaged(folder: Path, count: int) -> SbkitError:
+    """Make the sentence for a folder without a checkpoint to go on from."""
+    return SbkitError(
+        f"At least one checkpoint in {folder} must be whole, but all {count} are damaged. Restore "
+        "one, or move the folder away to start over."
+    )

@@ -1,0 +1,41 @@
+"""One training run to a folder: a lock that the kernel takes back when the process ends."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+
+_held: dict[tuple[int, int], int] = {}  # open folders by device and inode, until this process ends
+
+
+def hold(folder: Path) -> None:
+    """Keep a folder for this process alone; where the disk has no locks, nothing is kept.
+
+    Raises SbkitError when another process has it.
+    """
+    state = folder.stat()
+    place = (state.st_dev, state.st_ino)
+    if place in _held:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise SbkitError(
+            f"One run at a time may save to {folder}, but another one is training there. Wait for "
+            "it, stop it, or choose another output_folder."
+        ) from error
+    except OSError:
+        pass
+    if not _held:
+        os.register_at_fork(after_in_child=_forget)
+    _held[place] = descriptor
+
+
+def _forget() -> None:
+    """Close them in a worker process, which would hold them longer than a run that is killed."""
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()

@@ -1,0 +1,99 @@
+"""The weights in checkpoints: read, compared with a model's, and averaged."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.utils.checkpoints import (
+    DEFAULT_LOAD_HOOKS,
+    Checkpoint,
+    Checkpointer,
+    get_default_hook,
+    hook_on_loading_state_dict_checkpoint,
+    torch_recovery,
+)
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import reading
+
+SHOWN = 3  # tensors that differ
+
+
+def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
+    """Name the modules whose file is a state_dict; others have savers of their own."""
+    own = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
+    return {
+        name: each
+        for name, each in checkpointer.recoverables.items()
+        if isinstance(each, nn.Module)
+        and name not in own
+        and get_default_hook(each, DEFAULT_LOAD_HOOKS) is torch_recovery
+    }
+
+
+def read_weights(file: Path) -> dict[str, Any]:
+    """Read a state_dict onto the CPU, by the names that SpeechBrain now has for its tensors.
+
+    Raises SbkitError when the file holds something else.
+    """
+    with reading(file):
+        weights = torch.load(file, "cpu", weights_only=True)
+        if not isinstance(weights, Mapping):
+            raise ValueError(f"it holds a {type(weights).__name__}")
+        return dict(hook_on_loading_state_dict_checkpoint(weights))
+
+
+def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
+    """Average the weights of a module over checkpoints; whole numbers are the first one's.
+
+    One after the other in float64, so memory holds two models however many there are.
+    Raises SbkitError when they are not all of one model.
+    """
+    first, *others = (_file_of(checkpoint, name) for checkpoint in checkpoints)
+    mean = read_weights(first)
+    types = {
+        key: value.dtype
+        for key, value in mean.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    for key in types:
+        mean[key] = mean[key].double()
+    for file in others:
+        weights = read_weights(file)
+        refuse_other_model(weights, mean, of=str(file))
+        for key in types:
+            mean[key] += weights[key]
+    return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
+
+
+def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
+    """Refuse weights of another model; the first differences are named with their sizes."""
+    differences = [
+        f"{key}: {_size(saved, key)} saved, {_size(wanted, key)} declared"
+        for key in sorted({*saved, *wanted})
+        if _size(saved, key) != _size(wanted, key)
+    ]
+    if differences:
+        shown = "; ".join(differences[:SHOWN])
+        raise SbkitError(
+            f"The weights in {of} must be those of the declared model, but {len(differences)} "
+            f"tensors differ ({shown}). Use the YAML they were trained with, or another folder."
+        )
+
+
+def _file_of(checkpoint: Checkpoint, name: str) -> Path:
+    if name not in checkpoint.paramfiles:
+        raise SbkitError(
+            f"A checkpoint must hold the weights of `{name}`, but {checkpoint.path} does not. Name "
+            "the recoverable as it was named in training."
+        )
+    file: Path = checkpoint.paramfiles[name]
+    return file
+
+
+def _size(tensors: Mapping[str, Any], key: str) -> str:
+    if key not in tensors:
+        return "none"
+    return "x".join(map(str, getattr(tensors[key], "shape", ()))) or "1"

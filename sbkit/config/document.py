@@ -1,0 +1,128 @@
+"""A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from sbkit.base.errors import SbkitError
+
+Keys = tuple[str | int, ...]
+
+REFERENCE_TAGS = ("!ref", "!copy")
+BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
+PLACEHOLDER_TAG = "!PLACEHOLDER"
+INCLUDE_TAG = "!include:"
+
+
+def nearest(word: str, words: Iterable[object]) -> str | None:
+    """Find the most similar of the words that are there, None when none is near."""
+    return next(iter(get_close_matches(word, [str(each) for each in words], n=1)), None)
+
+
+def did_you_mean(word: str, words: Iterable[object]) -> str:
+    """Offer the most similar word as a question, or nothing."""
+    found = nearest(word, words)
+    return f" Did you mean `{found}`?" if found else ""
+
+
+def dotted(keys: Keys) -> str:
+    """Write a path of keys the way it is overridden: ``Transformer.d_model``."""
+    return ".".join(str(key) for key in keys)
+
+
+def tag_of(node: object) -> str:
+    """Give the node's explicit tag, or an empty string."""
+    return getattr(getattr(node, "tag", None), "value", None) or ""
+
+
+def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
+    """Visit every node, children first: the order in which HyperPyYAML resolves them."""
+    if isinstance(node, CommentedMap):
+        for key, child in node.items():
+            yield from walk(child, (*keys, key))
+    elif isinstance(node, CommentedSeq):
+        for index, child in enumerate(node):
+            yield from walk(child, (*keys, index))
+    yield keys, node
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file, and the files that include it."""
+
+    path: Path
+    root: CommentedMap
+    includers: tuple[Path, ...] = ()
+
+    def place(self, keys: Keys) -> str:
+        """Name the file and the line of a key, as far down as the file goes."""
+        node: object = self.root
+        line = 0
+        for depth, key in enumerate(keys):
+            if tag_of(node).startswith(INCLUDE_TAG):
+                return self.included(keys[:depth], node).place(keys[depth:])
+            if not isinstance(node, CommentedMap | CommentedSeq):
+                break
+            line = (node.lc.data or {}).get(key, [line])[0]
+            try:
+                node = node[key]
+            except (LookupError, TypeError):
+                break
+        return f"{self.path}:{line + 1}"
+
+    def included(self, keys: Keys, node: object) -> "Document":
+        """Read the file that an ``!include:`` names."""
+        path = self.path.parent / tag_of(node).removeprefix(INCLUDE_TAG)
+        includers = (*self.includers, self.path.resolve())
+        if path.resolve() in includers:
+            raise SbkitError(
+                f"`{dotted(keys)}` ({self.path}) must include another file, but {path} "
+                "includes itself. Take one of the two `!include:` away."
+            )
+        return read_document(path, includers)
+
+    def family(self, keys: Keys = ()) -> Iterator[tuple[Keys, "Document"]]:
+        """Visit this file and every file it includes, each with the key it stands under."""
+        yield keys, self
+        for below, node in walk(self.root):
+            if tag_of(node).startswith(INCLUDE_TAG):
+                yield from self.included(below, node).family((*keys, *below))
+
+
+def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
+    """Read one file into a tree, or say what is wrong with it and in which line."""
+    try:
+        root = YAML().load(_text(path))
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SbkitError(f"{path}:{line} must be valid YAML, but {error.problem}.") from error
+    except YAMLError as error:
+        raise SbkitError(f"{path} must be valid YAML, but {error}.") from error
+    if not isinstance(root, CommentedMap) or tag_of(root):
+        what = tag_of(root) or ("nothing" if root is None else "no such lines")
+        raise SbkitError(
+            f"{path} must consist of `key: value` lines, but at its root there is {what}. "
+            "Put every part, an `!include:` too, under a key of its own."
+        )
+    for key in root:
+        if not isinstance(key, str):
+            raise SbkitError(f"{path} must have names as its keys, but has {key!r}. Rename it.")
+    return Document(path, root, includers)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        others = path.parent.glob("*.yaml") if path.parent.is_dir() else ()
+        raise SbkitError(
+            f"The hparams file must be readable, but {path} is not ({error.strerror})."
+            f"{did_you_mean(str(path), others)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SbkitError(f"{path} must be UTF-8 text, but is not. Save it as UTF-8.") from error

@@ -1,0 +1,169 @@
+"""A run's YAML and command line: its plain knobs first, its objects once the data is there.
+
+Both readings, and what is saved, come from one resolved text: what a run is told, what it
+trains and what lies in its folder cannot differ. Reading the knobs builds and imports nothing.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from hyperpyyaml import resolve_references
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_text_atomically
+from sbkit.config.build import build, clean_ruamel, plain_values
+from sbkit.config.document import Document, read_document
+from sbkit.config.overrides import apply_overrides
+from sbkit.config.ranges import refuse_out_of_range
+from sbkit.config.references import check_references
+from sbkit.config.tuples import check_tuples
+
+OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
+PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
+NUMBER = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+WORDS: dict[str, object] = {  # as YAML has them: true, True and TRUE
+    spelling: value
+    for word, value in (("true", True), ("false", False), ("null", None), ("~", None))
+    for spelling in (word, word.capitalize(), word.upper())
+}
+
+
+class _NamedText(StringIO):
+    """A text that knows its file, for HyperPyYAML to find the included ones beside it."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Read the root-level plain values as they take effect; keys that reach an object are absent.
+
+    Raises:
+        SbkitError: a fault of the file or of the overrides.
+    """
+    with clean_ruamel():
+        return plain_values(_resolve(yaml_file, overrides)[1])
+
+
+def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Build everything the file declares.
+
+    Raises:
+        SbkitError: a fault of the file or of the overrides, a number out of its range, or an object
+            that cannot be built.
+    """
+    with clean_ruamel():
+        document, text = _resolve(yaml_file, overrides)
+        refuse_out_of_range(plain_values(text))
+        return build(document, text)
+
+
+def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
+    """Write the YAML as it takes effect: overridden, every reference resolved.
+
+    Raises:
+        SbkitError: a fault of the file or of the overrides.
+    """
+    with clean_ruamel():
+        text = _resolve(yaml_file, overrides)[1]
+    write_text_atomically(path, text)
+
+
+def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
+    """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
+
+    Raises:
+        SbkitError: the first argument is not a YAML file, or another is no override.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise SbkitError(
+            "The first argument must be a YAML file, but "
+            f"{f'`{arguments[0]}` came' if arguments else 'there is none'}. "
+            "Write: torchrun train.py hparams/ctc.yaml [--key=value ...]"
+        )
+    return Path(arguments[0]), parse_overrides(arguments[1:])
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
+    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
+
+    Raises:
+        SbkitError: an argument that is none of these.
+    """
+    overrides: dict[str, object] = {}
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        option = OPTION.fullmatch(argument)
+        if option is None or not PATH.fullmatch(option["path"]):
+            raise SbkitError(
+                f"Arguments after the YAML must be --key=value, but `{argument}` came. "
+                "Write --key=value, or --key.inner=value for a nested key."
+            )
+        text = option["value"]
+        if text is None:
+            text = waiting.pop(0) if waiting and _is_value(waiting[0]) else "true"
+        _put(overrides, re.findall(r"[^.\[\]]+", option["path"]), _read_value(argument, text))
+    return overrides
+
+
+def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> tuple[Document, str]:
+    """Check a file and its overrides, and give it back with its resolved text."""
+    document = read_document(yaml_file)
+    for _, each in reversed(list(document.family())):
+        check_references(each)
+    apply_overrides(document, overrides)
+    for _, each in document.family():
+        check_tuples(each)
+    text = StringIO()
+    YAML().dump(document.root, text)
+    named = _NamedText(text.getvalue(), str(yaml_file))
+    resolved: str = resolve_references(named).getvalue()
+    return document, resolved
+
+
+def _is_value(argument: str) -> bool:
+    return not argument.startswith("-") or NUMBER.fullmatch(argument) is not None
+
+
+def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
+    """Write a value at a path of keys; what comes later on the command line wins."""
+    *above, last = keys
+    for key in above:
+        inner = overrides.get(key)
+        overrides[key] = inner = inner if isinstance(inner, dict) else {}
+        overrides = inner
+    overrides[last] = value
+
+
+def _read_value(argument: str, text: str) -> object:
+    """Read a number, true, false, null, a list, a mapping or quoted text; else plain text."""
+    if not text or text.startswith("!"):
+        raise SbkitError(
+            f"`{argument}` must come with a plain value, but has {text or 'none'}. "
+            "Pass null for none, '\"\"' for an empty text, and edit the YAML for an object."
+        )
+    if text in WORDS:
+        return WORDS[text]
+    if text[0] not in "[{\"'":
+        return _read_scalar(text)
+    try:
+        with clean_ruamel():
+            return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise SbkitError(
+            f"`{argument}` must be a list, a mapping or a quoted text in YAML, but {text!r} is "
+            "not. Close its brackets and quotes."
+        ) from error
+
+
+def _read_scalar(text: str) -> object:
+    if not NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("-").isdecimal() else float(text)

@@ -1,0 +1,151 @@
+"""Ranks: how many there are, and the few things that they do together."""
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+from torch.nn.parallel import DistributedDataParallel
+
+from sbkit.base.exit import AFTER_THE_FIRST, exit_code
+from sbkit.distributed.rendezvous import LOOK_AGAIN, is_alone, join
+
+_alone = False
+_store: Store | None = None  # where the processes have met
+_turns = 0  # of the main rank that the others have waited for
+
+
+def rank() -> int:
+    """Give this process's rank; 0 when it is alone."""
+    return dist.get_rank() if dist.is_initialized() and not _alone else 0
+
+
+def world_size() -> int:
+    """Count the processes of the run; 1 when it is alone."""
+    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one rank do something by itself while the others wait for it elsewhere."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join torchrun's other processes, if there are any, and leave them when done."""
+    global _store
+    if is_alone(os.environ):
+        yield
+        return
+    # Imported before there is a group: its functions keep the group of their import as a default
+    # argument (and DDP imports it), so gloo's threads would outlive the group and race with the
+    # interpreter's end: "terminate called without an active exception", now and then.
+    import_module("torch.distributed.nn")
+
+    _store = join(device)
+    try:
+        yield
+    finally:
+        _take_group_from_reducers()
+        gc.collect()  # what is in a cycle would hold the group too
+        _store = None
+        dist.destroy_process_group()
+
+
+def _take_group_from_reducers() -> None:
+    """Let no reducer outlive the group, whatever frame or traceback holds it still.
+
+    It would end the group while it holds Python's lock, for which gloo's threads may be waiting
+    with a lock that it needs: one in twenty of such processes never ended on a busy machine.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), DistributedDataParallel):
+            each.reducer = each.logger = each.process_group = None
+
+
+def barrier() -> None:
+    """Wait for the other ranks, if there are any."""
+    if world_size() > 1:
+        gather_over_ranks(None)  # by the CPU; a barrier of NCCL's would wait for the device
+
+
+@contextmanager
+def main_rank_first() -> Iterator[None]:
+    """Let rank 0 do something, and the others find it done.
+
+    Where it fails, rank 0 says why and the others leave in silence with the same code; left
+    waiting, they would end with a traceback about a broken connection.
+    """
+    if rank() > 0:
+        _wait_for_main_rank()
+        code = gather_over_ranks(None)[0]
+        if code is not None:
+            raise SystemExit(code)
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        with suppress(RuntimeError):  # asked to stop too, others may have left already
+            _wait_for_main_rank()
+            _gather(exit_code(error))
+        raise
+    _wait_for_main_rank()
+    gather_over_ranks(None)
+
+
+def _wait_for_main_rank() -> None:
+    """Wait until rank 0 comes here, in Python, which hears signals the while; gloo does not."""
+    global _turns
+    if world_size() == 1 or _store is None:
+        return
+    turn, _turns = f"turn/{_turns}", _turns + 1
+    if rank() == 0:
+        _store.set(turn, "")
+    with _asked_like_others():
+        while not _store.check([turn]):
+            time.sleep(LOOK_AGAIN)
+
+
+@contextmanager
+def _asked_like_others() -> Iterator[None]:
+    """Where another rank has left, give the launcher time to ask this one to leave, too."""
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(AFTER_THE_FIRST)
+        raise
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Add a tensor up over all ranks, in place; the host does not wait for it."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather_over_ranks(value: Any) -> list[Any]:
+    """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
+    with _asked_like_others():
+        return _gather(value)
+
+
+def _gather(value: Any) -> list[Any]:
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values

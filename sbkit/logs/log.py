@@ -1,0 +1,175 @@
+"""What a run tells: facts on the screen, and its figures in ``train_log.jsonl`` and TensorBoard.
+
+Figures are plain numbers, given every few steps, never tensors: reading a tensor would make
+the host wait for the device.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sbkit.base.files import naming, to_json, write_text_atomically
+from sbkit.logs.events import EventFile
+
+LOG_FILE = "train_log.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+Record = dict[str, Any]  # a line of the log, as JSON gives it
+
+
+def is_first_rank() -> bool:
+    """Tell whether this process is the one that prints and writes, by torchrun's RANK."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(message: str) -> None:
+    """Print one fact, once: on rank 0 of a run of many processes."""
+    if is_first_rank() and not _unsaid:
+        print(message, flush=True)
+
+
+_unsaid: list[object] = []  # who asked for quiet
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing of what is done only to be looked at."""
+    _unsaid.append(None)
+    try:
+        yield
+    finally:
+        _unsaid.pop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured at a step; ``others`` takes the figures that only one recipe knows."""
+
+    kind: ClassVar[str]
+    epoch: int
+    step: int
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    def as_record(self) -> Record:
+        """Flatten to one line of the log."""
+        named = asdict(self)
+        others = named.pop("others")
+        return {"kind": self.kind, **named, **others}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures(Figures):
+    """Figures of the steps since the last logged one."""
+
+    kind: ClassVar[str] = "step"
+    loss: float
+    learning_rate: float
+    rtfx: float  # seconds of audio per second of wall time, over all ranks
+    waiting: float  # share of wall time spent waiting for data, 0 to 1
+    skipped: int = 0  # steps whose loss or gradient was not finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochFigures(Figures):
+    """Figures of a whole epoch; the dev ones are None when it was not validated."""
+
+    kind: ClassVar[str] = "epoch"
+    loss: float  # mean training loss over the epoch
+    rtfx: float
+    skipped: int = 0
+    dev_loss: float | None = None
+    cer: float | None = None  # fractions
+    wer: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalFigures(Figures):
+    """Figures of the test split, as fractions."""
+
+    kind: ClassVar[str] = "test"
+    cer: float
+    wer: float
+
+
+def read_log(path: Path) -> list[Record]:
+    """Read a run's records in order, past the line that a killed run left half written.
+
+    A missing file is an empty log.
+    """
+    if not path.exists():
+        return []
+    records = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [record for record in records if record is not None]
+
+
+class QuietLog:
+    """The log of every rank but the first: it keeps nothing."""
+
+    def write(self, figures: Figures) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RunLog(QuietLog):
+    """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
+
+    A run that resumes at ``resume_step`` forgets what it had logged beyond, and its test figures,
+    for it will measure them again; a fresh one (0) forgets all. ``within_epoch``: it stands before
+    the validation of an epoch, and forgets that of this very step too. A line is on its way to the
+    disk before ``write`` returns, so a killed run loses at most its last.
+    """
+
+    def __init__(self, folder: Path, *, resume_step: int = 0, within_epoch: bool = False) -> None:
+        """Open the log of the run in ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._folder = folder / LOG_FILE, folder
+        _forget_beyond(self._path, resume_step, within_epoch=within_epoch)
+        self._curves = EventFile(folder / TENSORBOARD_FOLDER, first_step=resume_step + 1)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, figures: Figures) -> None:
+        """Add one line, and one point to each of TensorBoard's curves."""
+        record = figures.as_record()
+        with naming(self._path):
+            self._file.write(to_json(record) + "\n")
+        self._mirror(record, step=figures.step)
+
+    def close(self) -> None:
+        """Finish both files; what fails is only said, since it may follow from an error before."""
+        for close in (self._file.close, self._curves.close):
+            try:
+                close()
+            except OSError as error:
+                say(f"The log in {self._folder} may lack its end ({error.strerror}).")
+
+    def _mirror(self, record: Record, *, step: int) -> None:
+        points = {
+            f"{record['kind']}/{name}": float(value)
+            for name, value in record.items()
+            if isinstance(value, int | float) and name not in ("step", "epoch")
+        }
+        self._curves.write(step, points)
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
+
+
+def _forget_beyond(path: Path, step: int, *, within_epoch: bool) -> None:
+    """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
+    if not path.exists():
+        return
+    last = {StepFigures.kind: step, EpochFigures.kind: step - within_epoch, FinalFigures.kind: -1}
+    records = read_log(path)
+    kept = [record for record in records if record["step"] <= last.get(record["kind"], step)]
+    write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))

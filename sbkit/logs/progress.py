@@ -1,0 +1,118 @@
+"""How far a training run is: a live line on a terminal, and a line per epoch that stays."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from sbkit.logs.log import EpochFigures, Figures, StepFigures, is_first_rank
+
+
+class Progress:
+    """Show a live line on a terminal, and one plain line per epoch anywhere; rank 0 only.
+
+    ``total_steps`` is the last step of the whole run, from which the time left is told.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_epochs: int,
+        total_steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Print nothing yet: the live line appears with the first step."""
+        first = is_first_rank()
+        console = Console(
+            quiet=not first, force_terminal=first and sys.stdout.isatty(), highlight=False
+        )
+        # No refresh thread: a thread that wakes four times a second would share the GIL.
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays where it was sent
+        )
+        self._total_epochs = total_epochs
+        self._time_left = TimeLeft(total_steps=total_steps)
+        self._clock = clock
+
+    def step(self, figures: StepFigures) -> None:
+        """Renew the live line."""
+        self._time_left.update(step=figures.step, now=self._clock())
+        self._live.start()
+        line = Text(self._join(_step_words(figures), figures), no_wrap=True, overflow="ellipsis")
+        self._live.update(line, refresh=True)
+
+    def epoch(self, figures: EpochFigures) -> None:
+        """Print the line that stays."""
+        line = self._join(_epoch_words(figures), figures)
+        self._live.console.print(line, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the live line away and give the terminal back."""
+        self._live.stop()
+
+    def _join(self, words: list[str], figures: Figures) -> str:
+        head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
+        seconds = self._time_left.seconds()
+        tail = [] if seconds is None else [f"{format_clock(seconds)} left"]
+        return " ".join([head, *words, *tail])
+
+
+class TimeLeft:
+    """Tell how long the remaining steps take at the pace of the last 50 logged points."""
+
+    def __init__(self, *, total_steps: int, points: int = 50) -> None:
+        """Start without a pace."""
+        self._total_steps = total_steps
+        self._points: deque[tuple[int, float]] = deque(maxlen=points)  # step, seconds
+
+    def update(self, *, step: int, now: float) -> None:
+        """Note that ``step`` was reached at ``now``, in seconds."""
+        self._points.append((step, now))
+
+    def seconds(self) -> float | None:
+        """Give the seconds left, None before there are two points."""
+        if len(self._points) < 2:
+            return None
+        (first_step, first_time), (step, now) = self._points[0], self._points[-1]
+        seconds_per_step = (now - first_time) / max(step - first_step, 1)
+        return seconds_per_step * max(self._total_steps - step, 0)
+
+
+def format_clock(seconds: float) -> str:
+    """Format a duration as M:SS, or H:MM:SS from an hour on."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _step_words(figures: StepFigures) -> list[str]:
+    return [
+        f"loss {figures.loss:.3f}",
+        f"lr {figures.learning_rate:.1e}",
+        f"{figures.rtfx:.0f} RTFx",
+        f"waiting {figures.waiting:.0%}".replace("%", " %"),
+        *_skipped_words(figures.skipped),
+    ]
+
+
+def _epoch_words(figures: EpochFigures) -> list[str]:
+    dev_loss, cer, wer = figures.dev_loss, figures.cer, figures.wer
+    return [
+        f"loss {figures.loss:.3f}",
+        *([] if dev_loss is None else [f"dev loss {dev_loss:.3f}"]),
+        *([] if cer is None else [f"CER {100 * cer:.1f} %"]),
+        *([] if wer is None else [f"WER {100 * wer:.1f} %"]),
+        f"{figures.rtfx:.0f} RTFx",
+        *_skipped_words(figures.skipped),
+    ]
+
+
+def _skipped_words(steps: int) -> list[str]:
+    return [f"{steps} skipped"] if steps else []

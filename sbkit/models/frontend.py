@@ -1,0 +1,49 @@
+"""The CNN: features in, a quarter of their frames out.
+
+Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, D model width.
+"""
+
+from torch import Tensor, nn
+
+from sbkit.audio.lengths import length_mask
+from sbkit.models.normalize import GlobalNorm
+
+KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
+STRIDE = 2
+
+
+class ConvFrontEnd(nn.Module):
+    """Subsample by four with two strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
+
+    It knows the lengths: what lies past an utterance is zero before every convolution, just as the
+    padding of the convolution itself, so an utterance never hears what it is batched with
+    (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
+    """
+
+    subsampling = STRIDE * STRIDE
+
+    def __init__(self, *, normalize: GlobalNorm, n_mels: int, channels: int, d_model: int) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.conv1 = nn.Conv1d(n_mels, channels, KERNEL, STRIDE, padding=KERNEL // 2)
+        self.conv2 = nn.Conv1d(channels, d_model, KERNEL, STRIDE, padding=KERNEL // 2)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize, convolve twice, and count what is left of each length."""
+        x = _mask_padding(self.normalize(features), lengths).transpose(1, 2)  # (B, M, T)
+        x, lengths = nn.functional.silu(self.conv1(x)), self.output_lengths(lengths, layers=1)
+        x = _mask_padding(x.transpose(1, 2), lengths).transpose(1, 2)  # (B, C, ceil(T/2))
+        x, lengths = self.conv2(x), self.output_lengths(lengths, layers=1)
+        return self.norm(x.transpose(1, 2)), lengths  # (B, U, D)
+
+    @staticmethod
+    def output_lengths(lengths: Tensor, layers: int = 2) -> Tensor:
+        """Halve, rounding up, once a layer: (B,) -> (B,)."""
+        for _ in range(layers):
+            lengths = (lengths + STRIDE - 1) // STRIDE
+        return lengths
+
+
+def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    return x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)

@@ -1,0 +1,285 @@
+"""The Transformer: an encoder of Conformer or Transformer blocks, and a decoder that may be absent.
+
+Legend: B utterances, U frames of 40 ms, L tokens, D model width, H heads, V vocabulary.
+
+Written from plain parts (Linear, scaled_dot_product_attention with rotary positions, a depthwise
+Conv1d, LayerNorm) so that it exports and compiles; every block knows the lengths, so the output for
+an utterance does not depend on what it is padded or batched with.
+Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import SbkitError
+from sbkit.models.dropout import Dropout
+
+ROTARY_BASE = 10_000.0
+
+
+class Transformer(nn.Module):
+    """Encode frames and, when there are decoder layers, decode tokens against them."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        nhead: int,
+        d_ffn: int,
+        num_encoder_layers: int,
+        num_decoder_layers: int = 0,
+        encoder_module: str = "conformer",
+        kernel_size: int = 15,
+        dropout: float = 0.1,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        width = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
+        _check_sizes(encoder_module=encoder_module, kernel_size=kernel_size, **width)
+        block: Callable[[], nn.Module] = {
+            "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
+            "transformer": lambda: TransformerBlock(**width, dropout=dropout),
+        }[encoder_module]
+        self.d_model = d_model
+        self.dropout = Dropout(dropout)
+        self.encoder = nn.ModuleList(block() for _ in range(num_encoder_layers))
+        self.encoder_norm = nn.LayerNorm(d_model)
+        self.decoder = nn.ModuleList(
+            DecoderBlock(**width, dropout=dropout) for _ in range(num_decoder_layers)
+        )
+        if num_decoder_layers:
+            if vocab_size is None:
+                raise SbkitError(
+                    "`vocab_size` of the Transformer must be given when num_decoder_layers is "
+                    f"{num_decoder_layers}, but is null. Use !ref <tokenizer.vocab_size>."
+                )
+            self.embedding = nn.Embedding(vocab_size, d_model)
+            self.decoder_norm = nn.LayerNorm(d_model)
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Encode frames: (B, U, D), (B,) -> (B, U, D)."""
+        *_, last = self._encoded(x, lengths)
+        normed: Tensor = self.encoder_norm(last)
+        return normed
+
+    def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode, and give first what half of the blocks make of it: -> 2 x (B, U, D).
+
+        Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
+        """
+        after = list(self._encoded(x, lengths))
+        return self.encoder_norm(after[len(self.encoder) // 2]), self.encoder_norm(after[-1])
+
+    def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+        """Walk the blocks, and give what came in and what each makes of it."""
+        inside = length_mask(lengths, x.shape[1], x.device)  # (B, U)
+        x = self.dropout(x)
+        yield x
+        for block in self.encoder:
+            x = block(x, inside)
+            yield x
+
+    def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
+
+        What lies past the end of a row of tokens cannot be seen by what lies before it.
+        Raises SbkitError when there are no decoder layers.
+        """
+        if not self.decoder:
+            refuse_to_decode()
+        inside = length_mask(lengths, states.shape[1], states.device)
+        x = self.dropout(self.embedding(tokens))
+        for block in self.decoder:
+            x = block(x, states, inside)
+        normed: Tensor = self.decoder_norm(x)
+        return normed
+
+
+class ConformerBlock(nn.Module):
+    """Half a feed-forward, attention, convolution, half a feed-forward: (B, U, D) -> (B, U, D)."""
+
+    def __init__(
+        self, *, d_model: int, nhead: int, d_ffn: int, kernel_size: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.feed_forward1 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
+        self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
+        self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
+        self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
+
+    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
+        """Add each part to what came in; ``inside`` (B, U) is true within an utterance."""
+        x = x + 0.5 * self.feed_forward1(x)
+        x = x + self.attention(x, inside)
+        x = x + self.convolution(x, inside)
+        added: Tensor = self.feed_forward2(x)
+        return x + 0.5 * added
+
+
+class TransformerBlock(nn.Module):
+    """Attention, feed-forward: (B, U, D) -> (B, U, D)."""
+
+    def __init__(self, *, d_model: int, nhead: int, d_ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
+        self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
+
+    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
+        """Add each part to what came in; ``inside`` (B, U) is true within an utterance."""
+        x = x + self.attention(x, inside)
+        added: Tensor = self.feed_forward(x)
+        return x + added
+
+
+class DecoderBlock(nn.Module):
+    """Attention to earlier tokens, to the frames, feed-forward: (B, L, D) -> (B, L, D)."""
+
+    def __init__(self, *, d_model: int, nhead: int, d_ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
+        self.cross_attention = CrossAttention(d_model=d_model, nhead=nhead, dropout=dropout)
+        self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
+
+    def forward(self, x: Tensor, states: Tensor, inside: Tensor) -> Tensor:
+        """Add each part to what came in; ``inside`` (B, U) marks the frames of an utterance."""
+        x = x + self.attention(x, None)
+        x = x + self.cross_attention(x, states, inside)
+        added: Tensor = self.feed_forward(x)
+        return x + added
+
+
+class SelfAttention(nn.Module):
+    """Attend with rotary positions: (B, U, D) -> (B, U, D); causal when there is no mask."""
+
+    def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
+        super().__init__()
+        self.nhead = nhead
+        self.norm = nn.LayerNorm(d_model)
+        self.qkv_proj = nn.Linear(d_model, 3 * d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
+        """Attend to what is ``inside`` (B, U), or to what came before."""
+        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # 3 x (B, H, U, D/H)
+        cosine, sine = rotary_angles(x.shape[1], query.shape[-1], x.device)
+        out = scaled_dot_product_attention(
+            rotate(query, cosine, sine),
+            rotate(key, cosine, sine),
+            value,
+            attn_mask=None if inside is None else inside[:, None, None, :],
+            is_causal=inside is None,
+        )
+        dropped: Tensor = self.dropout(self.out_proj(out.transpose(1, 2).flatten(2)))
+        return dropped
+
+
+class CrossAttention(nn.Module):
+    """Attend from tokens to frames: (B, L, D), (B, U, D) -> (B, L, D)."""
+
+    def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
+        super().__init__()
+        self.nhead = nhead
+        self.norm = nn.LayerNorm(d_model)
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.kv_proj = nn.Linear(d_model, 2 * d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, states: Tensor, inside: Tensor) -> Tensor:
+        """Attend to the frames that are ``inside`` (B, U)."""
+        query = self.q_proj(self.norm(x)).unflatten(-1, (self.nhead, -1)).transpose(1, 2)
+        heads = self.kv_proj(states).unflatten(-1, (2, self.nhead, -1))
+        key, value = heads.permute(2, 0, 3, 1, 4)  # 2 x (B, H, U, D/H)
+        out = scaled_dot_product_attention(query, key, value, attn_mask=inside[:, None, None, :])
+        dropped: Tensor = self.dropout(self.out_proj(out.transpose(1, 2).flatten(2)))
+        return dropped
+
+
+class FeedForward(nn.Sequential):
+    """Widen, bend, narrow: (..., D) -> (..., D)."""
+
+    def __init__(self, *, d_model: int, d_ffn: int, dropout: float) -> None:
+        super().__init__(
+            nn.LayerNorm(d_model),
+            nn.Linear(d_model, d_ffn),
+            nn.SiLU(),
+            Dropout(dropout),
+            nn.Linear(d_ffn, d_model),
+            Dropout(dropout),
+        )
+
+
+class Convolution(nn.Module):
+    """Mix neighbouring frames, each channel by itself: (B, U, D) -> (B, U, D).
+
+    Gate, depthwise convolution, LayerNorm (BatchNorm would let an utterance see its batch).
+    """
+
+    def __init__(self, *, d_model: int, kernel_size: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.pointwise_conv1 = nn.Linear(d_model, 2 * d_model)
+        self.depthwise_conv = nn.Conv1d(
+            d_model, d_model, kernel_size, padding=kernel_size // 2, groups=d_model
+        )
+        self.depthwise_norm = nn.LayerNorm(d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
+        """Convolve; frames that are not ``inside`` (B, U) count as zero."""
+        x = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * inside.unsqueeze(-1)
+        x = self.depthwise_conv(x.transpose(1, 2)).transpose(1, 2)
+        dropped: Tensor = self.dropout(self.out_proj(silu(self.depthwise_norm(x))))
+        return dropped
+
+
+def refuse_to_decode() -> NoReturn:
+    """Say what to do where a decoder is to be trained and there is none."""
+    raise SbkitError(
+        "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
+        "Raise it, or set --ctc_weight=1.0 to train CTC alone."
+    )
+
+
+def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Give cosine and sine of position times frequency: 2 x (T, D/H/2)."""
+    frequency = ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
+    angles = torch.arange(length, device=device).unsqueeze(1) * frequency
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair of channels by the angle of its position: (..., T, D/H) -> same."""
+    first, second = x.chunk(2, dim=-1)
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def _check_sizes(
+    *, d_model: int, nhead: int, d_ffn: int, encoder_module: str, kernel_size: int
+) -> None:
+    if encoder_module not in ("conformer", "transformer"):
+        raise SbkitError(
+            f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
+            "Choose one of the two."
+        )
+    if min(d_model, nhead) < 1 or d_model % (2 * nhead):
+        raise SbkitError(
+            f"`d_model` must be a multiple of twice `nhead` (rotary positions turn pairs), but "
+            f"they are {d_model} and {nhead}. Change one of them."
+        )
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise SbkitError(
+            "`kernel_size` must be odd and positive, so that a frame sits in its middle, but is "
+            f"{kernel_size}. Add or take one."
+        )
+    if d_ffn < 1:
+        raise SbkitError(f"`d_ffn` must be positive, but is {d_ffn}. Try 4 x d_model.")

@@ -1,0 +1,149 @@
+"""Text to token ids and back, by sentencepiece: characters, BPE or unigram pieces."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_bytes_atomically
+from sbkit.text.vocabulary import Vocabulary
+
+KINDS = ("char", "bpe", "unigram")
+LONGEST_SENTENCE = 1 << 20  # bytes; sentencepiece drops longer ones in silence, at 4192 by default
+
+
+class Tokenizer:
+    """Encode and decode with a trained model file."""
+
+    def __init__(self, *, model_file: str | Path) -> None:
+        self.model_file = Path(model_file)
+        self._pieces = _load(self.model_file)
+        self.vocabulary = Vocabulary(
+            size=self._pieces.get_piece_size(),
+            blank=self._pieces.pad_id(),
+            unk=self._pieces.unk_id(),
+            bos=self._pieces.bos_id(),
+            eos=self._pieces.eos_id(),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Count the tokens, the four special ones included."""
+        return self.vocabulary.size
+
+    @property
+    def kind(self) -> str:
+        """Name what was trained: char, bpe or unigram."""
+        model = sentencepiece_model_pb2.ModelProto()
+        model.ParseFromString(self.model_file.read_bytes())
+        names = {4: "char", 2: "bpe", 1: "unigram"}
+        return names.get(model.trainer_spec.model_type, "other")
+
+    def encode(self, text: str) -> list[int]:
+        """Turn normalized text into ids; a character never seen in training becomes ``unk``."""
+        ids: list[int] = self._pieces.encode(text, out_type=int)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text; special tokens leave no trace."""
+        special = {
+            self.vocabulary.blank,
+            self.vocabulary.unk,
+            self.vocabulary.bos,
+            self.vocabulary.eos,
+        }
+        text: str = self._pieces.decode([label for label in ids if label not in special])
+        return " ".join(text.split())
+
+    def pieces(self) -> list[str]:
+        """List the tokens in the order of their ids; `▁` stands for a space."""
+        return [self._pieces.id_to_piece(label) for label in range(self.vocab_size)]
+
+
+def ensure_tokenizer(
+    *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
+) -> Tokenizer:
+    """Train a tokenizer unless the run folder has one, and refuse one that is not as declared.
+
+    Raises SbkitError when ``kind`` is unknown or the file's kind or size is another.
+    """
+    if kind not in KINDS:
+        raise SbkitError(
+            f"`token_type` must be one of {', '.join(KINDS)}, but is {kind!r}. Choose one of them."
+        )
+    if not model_file.exists():
+        model_file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(model_file, _train(kind, vocab_size, texts()))
+    tokenizer = Tokenizer(model_file=model_file)
+    if tokenizer.kind != kind:
+        raise SbkitError(
+            f"The run folder's tokenizer must be of the declared `token_type` {kind}, but "
+            f"{model_file} is {tokenizer.kind}. Choose another output_folder."
+        )
+    if vocab_size is not None and tokenizer.vocab_size != vocab_size:
+        raise SbkitError(
+            f"`vocab_size` must be the tokenizer's own size, but is {vocab_size} where "
+            f"{model_file} has {tokenizer.vocab_size} tokens. Leave it null for characters, or "
+            "choose another output_folder."
+        )
+    return tokenizer
+
+
+def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
+    """Train on normalized texts, one thread, so that the same text gives the same model."""
+    lines = [text for text in texts if text]
+    characters = {character for line in lines for character in line}
+    if not characters:
+        raise SbkitError(
+            "The training text must hold at least one character to make a tokenizer, but holds "
+            "none. Check the `sentence` column of train.tsv and --language."
+        )
+    if kind == "char":
+        vocab_size = len(characters) + 4
+    elif vocab_size is None:
+        raise SbkitError(
+            f"`vocab_size` must be a number when token_type is {kind}, but is null. "
+            "Try --vocab_size=500."
+        )
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            # A space before the first word is a sound of its own only to whole-word pieces.
+            add_dummy_prefix=kind != "char",
+            max_sentence_length=LONGEST_SENTENCE,
+            pad_id=0,
+            pad_piece="<blank>",
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).rsplit("] ", 1)[-1].strip()
+        raise SbkitError(
+            f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
+            f"tokens could not be trained: {reason}"
+        ) from error
+    return model.getvalue()
+
+
+def _load(model_file: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        pieces = sentencepiece.SentencePieceProcessor()
+        pieces.load_from_serialized_proto(model_file.read_bytes())
+        return pieces
+    except (OSError, RuntimeError) as error:
+        raise SbkitError(
+            f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
+            f"({error}). Remove it to train it again, or restore it."
+        ) from error

@@ -1,0 +1,152 @@
+"""One training step as one module: what DDP wraps, and what it needs to know before."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sbkit.checkpoint.rng import preserve_rng
+from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
+from sbkit.models.loss import Loss
+
+Forward = Callable[[Any, Stage], Any]
+Objective = Callable[[Any, Any, Stage], Any]
+
+
+class ForwardLoss(nn.Module):
+    """Forward and loss in one module.
+
+    One reducer sees every parameter, whichever modules a recipe calls and in whatever order.
+    """
+
+    def __init__(self, *, modules: nn.Module, forward: Forward, objectives: Objective) -> None:
+        super().__init__()
+        self.parts = modules
+        self._forward, self._objectives = forward, objectives
+
+    def forward(self, batch: Any) -> tuple[Any, Any]:
+        """Give what the recipe predicts and what it loses."""
+        outputs = self._forward(batch, Stage.TRAIN)
+        return outputs, self._objectives(outputs, batch, Stage.TRAIN)
+
+
+class DdpStep:
+    """A step that is this process's own until it is shared: then DDP adds up its gradients.
+
+    It is shared when there is a batch to see by which parameters have a part in the loss. DDP would
+    wait for the gradients of the others, which never come, or search for them in every step. One
+    that has none in a later step on some rank, a layer that was dropped say, has zero there.
+
+    find_unused_parameters: let DDP search, for parameters that join later; none is frozen.
+    """
+
+    def __init__(
+        self, graph: ForwardLoss, device: torch.device, *, find_unused_parameters: bool = False
+    ) -> None:
+        self._graph, self._device = graph, device
+        self._searches = find_unused_parameters
+        self._wrapped: DistributedDataParallel | None = None
+
+    def __call__(self, batch: Any) -> tuple[Any, Any]:
+        """Give what the recipe predicts and what it loses."""
+        if self._wrapped is None:
+            alone: tuple[Any, Any] = self._graph(batch)
+            return alone
+        outputs, objective = self._wrapped(batch)
+        return outputs, objective if self._searches else reach_all(objective, self._graph)
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Tell whether gradients are added up over the ranks."""
+        return self._wrapped is not None
+
+    def wrap(self, batch: Any) -> list[str]:
+        """Share the step among the ranks; freeze and name what gets no gradient on any of them.
+
+        No random number is drawn by it. On GPUs batch normalization sees the batch of all ranks.
+        """
+        unused: list[str] = []
+        if not self._searches:
+            with preserve_rng(self._device):
+                unused = freeze_unused(self._graph, batch)
+        if self._device.type == "cuda":
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            convert(self._graph)
+        self._wrapped = DistributedDataParallel(
+            self._graph,
+            device_ids=None if self._device.type == "cpu" else [self._device],
+            broadcast_buffers=False,
+            find_unused_parameters=self._searches,
+            gradient_as_bucket_view=True,
+        )
+        return unused
+
+    def unwrap(self) -> None:
+        """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
+        self._wrapped = None
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Leave gradients on this rank while a batch is still being accumulated."""
+        return self._wrapped.no_sync() if self._wrapped else nullcontext()
+
+
+class _Reach(torch.autograd.Function):
+    """Hang parameters on a loss without a gradient for them: DDP takes that for zero."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, *parameters: Tensor) -> Tensor:
+        return sums.view_as(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        return *slopes, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def reach_all(objective: Any, step: ForwardLoss) -> Any:
+    """Let the loss reach every parameter: each then reports to DDP in every step."""
+    trainable = [each for each in step.parts.parameters() if each.requires_grad]
+    apply: Any = _Reach.apply
+    if isinstance(objective, Loss):
+        return Loss(apply(objective.sums, *trainable), objective.counts)
+    return apply(objective, *trainable)
+
+
+def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
+    """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
+
+    The one dry run leaves gradients and buffers as they were.
+    """
+    buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
+    torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
+    for name, buffer in step.parts.named_buffers():
+        buffer.data.copy_(buffers[name])
+    trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
+    unused = {name for name, parameter in trainable if parameter.grad is None}
+    everywhere = set.intersection(*gather_over_ranks(unused))
+    for name, parameter in trainable:
+        parameter.requires_grad_(name not in everywhere)
+        parameter.grad = None
+    return sorted(everywhere)
+
+
+@torch.no_grad()
+def average_statistics(modules: nn.Module) -> None:
+    """Give all ranks the mean of what their batch normalizations saw, so that they agree on it."""
+    if world_size() == 1:
+        return
+    for module in modules.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            for statistic in (module.running_mean, module.running_var):
+                if statistic is not None:
+                    sum_over_ranks(statistic).div_(world_size())
+
+
+def as_loss(objective: Any) -> Loss:
+    """Take a Loss as it is, and a plain mean, as SpeechBrain has it, as the loss of one label."""
+    if isinstance(objective, Loss):
+        return objective
+    return Loss(objective.reshape(1), torch.ones(1, device=objective.device))

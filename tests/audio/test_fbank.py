@@ -1,0 +1,84 @@
+"""The features are Kaldi's, whatever they are batched with."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torchaudio.compliance.kaldi import fbank as kaldi_fbank
+
+from sbkit.audio.fbank import Fbank, frame_counts
+from sbkit.base.units import samples_to_frames
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+
+
+def kaldi(clip: Tensor, n_mels: int = 80) -> Tensor:
+    """Compute what deployed runtimes compute: (S,) -> (T, M)."""
+    return kaldi_fbank(clip.unsqueeze(0), num_mel_bins=n_mels, dither=0.0)
+
+
+def batch(clips: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pad clips to the longest."""
+    return pad_sequence(clips, batch_first=True), torch.tensor([len(clip) for clip in clips])
+
+
+def test_real_prompts_in_one_batch_are_as_kaldi_has_them(prompts: list[Tensor]) -> None:
+    features, frames = Fbank()(*batch(prompts))
+    assert len(set(frames.tolist())) > 20  # of many lengths indeed
+    for row, count, clip in zip(features, frames, prompts, strict=True):
+        torch.testing.assert_close(row[:count], kaldi(clip), **CLOSE)
+        assert not row[count:].any()
+
+
+@pytest.mark.parametrize("n_mels", [23, 40, 80, 128])
+def test_noise_is_as_kaldi_has_it(n_mels: int) -> None:
+    torch.manual_seed(0)
+    clips = [scale * torch.randn(16_000) for scale in (0.3, 100.0, 32_767.0)]
+    features, _ = Fbank(n_mels=n_mels)(*batch(clips))
+    for row, clip in zip(features, clips, strict=True):
+        torch.testing.assert_close(row, kaldi(clip, n_mels), **CLOSE)
+
+
+def test_digital_silence_has_kaldis_floor() -> None:
+    features, _ = Fbank()(torch.zeros(1, 4000), torch.tensor([4000]))
+    torch.testing.assert_close(features[0], kaldi(torch.zeros(4000)), **CLOSE)
+
+
+def test_int16_and_float_audio_give_the_same_values(prompts: list[Tensor]) -> None:
+    audio, lengths = batch(prompts[:3])
+    assert torch.equal(Fbank()(audio.to(torch.int16), lengths)[0], Fbank()(audio, lengths)[0])
+
+
+def test_frames_are_counted_as_everywhere_else() -> None:
+    samples = torch.arange(2000)
+    assert frame_counts(samples).tolist() == [samples_to_frames(count) for count in range(2000)]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 399])
+def test_a_clip_shorter_than_one_window_has_no_frame_but_a_place(samples: int) -> None:
+    features, frames = Fbank()(torch.ones(1, samples), torch.tensor([samples]))
+    assert features.shape == (1, 1, 80)
+    assert not features.any()
+    assert frames.tolist() == [0]
+
+
+def test_a_short_clip_leaves_its_neighbour_alone(prompts: list[Tensor]) -> None:
+    features, frames = Fbank()(*batch([prompts[0], torch.ones(399)]))
+    torch.testing.assert_close(features[0], kaldi(prompts[0]), **CLOSE)
+    assert frames[1] == 0
+    assert not features[1].any()
+
+
+def test_autocast_around_it_changes_nothing(prompts: list[Tensor]) -> None:
+    audio, lengths = batch(prompts[:2])
+    plain, _ = Fbank()(audio, lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, _ = Fbank()(audio, lengths)
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, plain)
+
+
+def test_nothing_of_it_is_in_a_checkpoint() -> None:
+    fbank = Fbank()
+    assert not fbank.state_dict()
+    assert not [*fbank.parameters(), *fbank.buffers()]

@@ -1,0 +1,66 @@
+"""A file is there whole or not at all, and JSON is JSON."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.files import building, to_json, write_bytes_atomically, write_text_atomically
+
+
+def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "hello.txt"
+    for text in ("first, and longer\n", "grüß dich, 日本\n"):
+        write_text_atomically(path, text)
+        assert path.read_bytes() == text.encode()
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.bin"
+    write_bytes_atomically(path, b"old")
+
+    def run_out_of_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", run_out_of_space)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_bytes_atomically(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_cannot_be_finished_is_named(tmp_path: Path) -> None:
+    """The operating system names no file when a disk is full."""
+    with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "store")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_file_is_complete_on_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.txt"
+    seen: list[tuple[bool, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: seen.append((path.exists(), os.fstat(fd).st_size)))
+    write_text_atomically(path, "12345")
+    assert seen == [(False, 5)]
+    assert path.read_text() == "12345"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (float("nan"), "null"),
+        ([1.5, float("inf"), None], "[1.5, null, null]"),
+        ({"a": {"b": (float("-inf"), "x")}}, '{"a": {"b": [null, "x"]}}'),
+        ({"word": "日本"}, '{"word": "日本"}'),
+        ({"yes": True, "n": 3}, '{"yes": true, "n": 3}'),
+    ],
+)
+def test_json_has_no_nan(value: object, text: str) -> None:
+    assert to_json(value) == text
+    json.loads(text)

@@ -1,0 +1,113 @@
+"""What can be wrong with the run folder, and with what would be exported."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sbkit.checkpoint.integrity import write_checksums
+from tests.check.harness import Expected, Mutation
+
+
+def another_model(run: Path) -> None:
+    with checkpoint(run) as folder:
+        torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
+
+
+def another_yaml(run: Path) -> None:
+    with checkpoint(run):
+        (run / "hyperparams.yaml").write_text("seed: 1\nlr: 0.5\n")
+
+
+def without_its_tokenizer(run: Path) -> None:
+    with checkpoint(run) as folder, (folder / "CKPT.yaml").open("a") as meta:
+        meta.write(f"tokenizer: {'0' * 64}\n")
+
+
+def cut_short(run: Path) -> None:
+    with checkpoint(run) as folder:
+        (folder / "model.ckpt").write_bytes(bytes(100))
+    (folder / "model.ckpt").write_bytes(bytes(99))
+
+
+def another_thing(run: Path) -> None:
+    (run / "holiday.jpg").write_bytes(b"sea")
+
+
+def a_file(run: Path) -> None:
+    run.rmdir()
+    run.write_text("results")
+
+
+@contextmanager
+def checkpoint(run: Path) -> Iterator[Path]:
+    """Make a checkpoint that is whole, of what is written into its folder."""
+    folder = run / "checkpoints" / "CKPT+2026-11-20+10-00-00+00"
+    folder.mkdir(parents=True)
+    (folder / "CKPT.yaml").write_text("unixtime: 1.0\n")
+    yield folder
+    write_checksums(folder)
+
+
+MUTATIONS = [
+    Mutation(
+        name="a checkpoint cut short, and no other",
+        run=cut_short,
+        expected=(
+            Expected("run_folder", "mutated.yaml:1", ("must be whole", "all 1 are damaged")),
+        ),
+    ),
+    Mutation(
+        name="checkpoints of another model",
+        run=another_model,
+        expected=(
+            Expected(
+                "leftovers", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
+            ),
+        ),
+    ),
+    Mutation(
+        name="checkpoints of another YAML",
+        run=another_yaml,
+        expected=(
+            Expected("leftovers", "batch_seconds", ("seed: 1 there, 3407 here",), stops=False),
+        ),
+    ),
+    Mutation(
+        name="a run folder without its tokenizer",
+        run=without_its_tokenizer,
+        expected=(Expected("leftovers", "tokenizer", ("not there", "Put the file back")),),
+    ),
+    Mutation(
+        name="a run folder of another thing",
+        run=another_thing,
+        expected=(Expected("leftovers", "output_folder", ("holiday.jpg",), stops=False),),
+    ),
+    Mutation(
+        name="a run folder that is a file",
+        run=a_file,
+        expected=(Expected("leftovers", "output_folder", ("no folder to write to",)),),
+    ),
+    Mutation(
+        name="a size that only running code could tell",
+        text=(
+            (
+                "ctc_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>",
+                "ctc_lin: !new:torch.nn.Linear\n    in_features: !apply:builtins.max [!ref "
+                "<d_model>, 1]",
+            ),
+        ),
+        expected=(Expected("leftovers", "ctc_lin", ("!apply:builtins.max",)),),
+    ),
+    Mutation(
+        name="a part that decides by a number",
+        text=(
+            ("!new:sbkit.models.frontend.ConvFrontEnd", "!new:tests.check.parts.DecidingFrontEnd"),
+        ),
+        expected=(
+            Expected("leftovers", "CNN", ("tests.check.parts", "Import"), stops=False),
+            Expected("leftovers", "CNN", ("does not have", ".item()"), stops=False),
+        ),
+    ),
+]

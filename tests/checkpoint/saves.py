@@ -1,0 +1,55 @@
+"""Small checkpoints, for the tests of what becomes of them."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sbkit.checkpoint.checkpointer import Checkpointer
+
+
+def line(value: float, rows: int = 2) -> nn.Linear:
+    """Make a layer whose every weight is ``value``."""
+    layer = nn.Linear(3, rows)
+    for parameter in layer.parameters():
+        nn.init.constant_(parameter, value)
+    return layer
+
+
+def checkpointer(folder: Path, model: nn.Module, **options: Any) -> Checkpointer:
+    return Checkpointer(folder, recoverables={"model": model}, **options)
+
+
+def save(folder: Path, *values: float) -> list[Path]:
+    """Save models of constant weights one after the other; CER is the weight."""
+    paths = []
+    for value in values:
+        saved = checkpointer(folder, line(value)).save_checkpoint(meta={"CER": value})
+        assert saved is not None
+        paths.append(saved.path)
+    return paths
+
+
+def recovered(folder: Path, **keys: Any) -> float | None:
+    """Recover, and give the weight that came; None when nothing did."""
+    model = line(-1.0)
+    if checkpointer(folder, model).recover_if_possible(**keys) is None:
+        return None
+    return float(model.bias[0].detach())
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def change(file: Path, content: bytes) -> None:
+    """Change one bit of a part of a file."""
+    before = file.read_bytes()
+    assert content in before
+    file.write_bytes(before.replace(content, bytes([content[0] ^ 1]) + content[1:]))

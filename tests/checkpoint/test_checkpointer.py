@@ -1,0 +1,189 @@
+"""A checkpoint is whole or absent, whatever happens while it is written or afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
+from sbkit.checkpoint.staging import UNFINISHED
+from sbkit.inference.export import best_checkpoints
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests.checkpoint.saves import checkpointer, line, recovered, save
+from tests.shortage import largest_file
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+from pathlib import Path
+from torch import nn
+from sbkit.checkpoint.checkpointer import Checkpointer
+
+def die(part, path):
+    Path(path).write_bytes(b"half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = nn.Linear(3, 2)
+Checkpointer(sys.argv[1], recoverables={"model": model}).save_checkpoint(meta={"epoch": 1})
+parts = {"model": model, "last": object()}
+deadly = Checkpointer(sys.argv[1], recoverables=parts, custom_save_hooks={"last": die})
+deadly.save_checkpoint(meta={"epoch": 2})
+"""
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    assert recovered(tmp_path) is None
+    save(tmp_path, 0.5, 0.2, 0.4)
+    assert recovered(tmp_path) == pytest.approx(0.4)
+    assert recovered(tmp_path, min_key="CER") == pytest.approx(0.2)
+    assert recovered(tmp_path, max_key="CER") == pytest.approx(0.5)
+
+
+def test_a_saved_checkpoint_is_named_complete_and_checksummed(tmp_path: Path) -> None:
+    (path,) = save(tmp_path, 1.0)
+    assert list(tmp_path.iterdir()) == [path]
+    names = {file.name for file in path.iterdir()}
+    assert names == {"CKPT.yaml", "model.ckpt", CHECKSUMS}
+    assert set(json.loads((path / CHECKSUMS).read_text())) == names - {CHECKSUMS}
+    assert find_damage(path) is None
+
+
+def test_a_checkpoint_with_a_name_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        checkpointer(tmp_path, line(value)).save_checkpoint(name="last")
+    assert [path.name for path in tmp_path.iterdir()] == ["CKPT+last"]
+    assert recovered(tmp_path) == 2.0
+
+
+def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
+    for value in (0.5, 0.2, 0.4, 0.1, 0.3):
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
+    assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.3]
+    assert recovered(tmp_path) == pytest.approx(0.3)
+
+
+def test_a_clock_that_goes_back_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for value, hours in ((0.1, 0), (0.5, -1), (0.4, -1), (0.3, -24), (0.6, -2)):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
+        assert recovered(tmp_path) == pytest.approx(value)
+    assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.6]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"num_to_keep": 0},
+        {"num_to_keep": -1},
+        {"num_to_keep": 0, "min_keys": ["CER"]},
+        {"num_to_keep": 1, "min_keys": ["CER"], "keep_recent": False},
+        {"num_to_keep": 0, "importance_keys": [lambda each: -each.meta["CER"]]},
+    ],
+    ids=str,
+)
+def test_what_was_just_saved_is_kept_whatever_is_declared(
+    tmp_path: Path, declared: dict[str, Any]
+) -> None:
+    for value in (0.1, 0.2, 0.3):
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_and_keep_only(meta={"CER": value}, **declared)
+        assert recovered(tmp_path) == pytest.approx(value)
+    assert len(keeper.list_checkpoints()) <= 2
+    keeper.delete_checkpoints(num_to_keep=0)
+    assert recovered(tmp_path) == pytest.approx(0.3)
+
+
+def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "saves")],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((tmp_path / "saves").iterdir())) == 2  # one of them unfinished
+    model = nn.Linear(3, 2)
+    found = checkpointer(tmp_path / "saves", model).recover_if_possible()
+    assert found is not None
+    assert found.meta["epoch"] == 1
+    checkpointer(tmp_path / "saves", model).refuse_other_model()  # as a run does that goes on
+    assert list((tmp_path / "saves").iterdir()) == [found.path]
+
+
+def test_who_reads_leaves_what_another_is_writing(tmp_path: Path) -> None:
+    save(tmp_path, 0.5)
+    being_written = tmp_path / f"{UNFINISHED}CKPT+2026-11-20+12-00-00+00"
+    being_written.mkdir()
+    assert recovered(tmp_path) == 0.5
+    assert len(Checkpointer(tmp_path).find_whole(2, min_key="CER")) == 1
+    checkpointer(tmp_path, line(0.0)).load_average(2)
+    assert being_written.exists()
+
+
+@pytest.mark.parametrize("size", [20, 5000])  # not even the meta file, not all of the weights
+def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path: Path, size: int) -> None:
+    big = nn.Linear(100, 100)
+    before = checkpointer(tmp_path, big).save_checkpoint()
+    assert before is not None
+    with largest_file(size), pytest.raises(SbkitError, match="make room") as caught:
+        checkpointer(tmp_path, big).save_checkpoint()
+    assert str(tmp_path) in str(caught.value)
+    assert list(tmp_path.iterdir()) == [before.path]
+    assert find_damage(before.path) is None
+
+
+def tokenizer_of(file: Path, text: str) -> Tokenizer:
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
+
+
+@pytest.mark.parametrize("end_of_epoch", [True, False])
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_epoch: bool) -> None:
+    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
+    assert ours.vocab_size == others.vocab_size
+    folder = tmp_path / "saves"
+    for value in (1.0, 2.0):
+        keeper = checkpointer(folder, line(value), tokenizer=ours)
+        keeper.save_checkpoint(meta={"CER": value}, end_of_epoch=end_of_epoch)
+    checkpointer(folder, line(0.0), tokenizer=ours).refuse_other_model()
+    assert len(best_checkpoints(folder, 2, ours)) == 2
+
+    other = checkpointer(folder, line(0.0), tokenizer=others)
+    for use in (
+        other.refuse_other_model,
+        other.recover_if_possible,
+        lambda: other.load_average(2),
+        lambda: best_checkpoints(folder, 2, others),
+    ):
+        with pytest.raises(SbkitError, match=f"tokenizer of .* {others.model_file} is another"):
+            use()
+
+
+def test_checkpoints_of_two_tokenizers_are_not_averaged(tmp_path: Path) -> None:
+    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
+    for value, tokenizer in ((2.0, others), (1.0, ours)):
+        keeper = checkpointer(tmp_path / "saves", line(value), tokenizer=tokenizer)
+        keeper.save_checkpoint(meta={"CER": value})
+    assert len(best_checkpoints(tmp_path / "saves", 1, ours)) == 1
+    with pytest.raises(SbkitError, match="is another"):
+        best_checkpoints(tmp_path / "saves", 2, ours)
+
+
+def test_a_checkpoint_that_names_no_tokenizer_is_taken(tmp_path: Path) -> None:
+    save(tmp_path / "saves", 1.0)
+    model, tokenizer = line(0.0), tokenizer_of(tmp_path / "abc", "abc")
+    checkpointer(tmp_path / "saves", model, tokenizer=tokenizer).recover_if_possible()
+    assert model.bias[0] == 1.0

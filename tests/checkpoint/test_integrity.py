@@ -1,0 +1,88 @@
+"""A folder is what was written into it, or what is wrong with it is said; nothing blocks."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sbkit.checkpoint.integrity import CHECKSUMS, checksum, find_damage, write_checksums
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole folder of two files, and one of its own."""
+    (tmp_path / "weights").write_bytes(b"1234")
+    (tmp_path / "meta").write_text("epoch: 1")
+    (tmp_path / "more").mkdir()
+    write_checksums(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_is_whole_as_it_was_written(folder: Path) -> None:
+    assert find_damage(folder) is None
+    assert set(json.loads((folder / CHECKSUMS).read_text())) == {"weights", "meta"}
+
+
+def listing(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
+    """Rewrite the checksums."""
+
+    def rewrite(folder: Path) -> None:
+        sums = json.loads((folder / CHECKSUMS).read_text())
+        (folder / CHECKSUMS).write_text(json.dumps(change(sums)))
+
+    return rewrite
+
+
+def as_pipe(name: str) -> Callable[[Path], None]:
+    def replace(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return replace
+
+
+def as_device(folder: Path) -> None:
+    (folder / "weights").unlink()
+    (folder / "weights").symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "weights").write_bytes(b"1235"), "weights is not what was"),
+        (lambda folder: (folder / "weights").unlink(), "weights is not there"),
+        (lambda folder: (folder / "stranger").touch(), "stranger has no checksum"),
+        (lambda folder: (folder / CHECKSUMS).unlink(), "no checksums.json"),
+        (lambda folder: (folder / CHECKSUMS).write_text("[" * 100_000), "cannot be read"),
+        (lambda folder: (folder / CHECKSUMS).write_bytes(b"\xff\xfe{}"), "cannot be read"),
+        (listing(lambda sums: None), "lists something else"),
+        (listing(lambda sums: [*sums]), "lists something else"),
+        (listing(lambda sums: "x"), "lists something else"),
+        (listing(lambda sums: {}), "has no checksum"),
+        (listing(lambda sums: {**sums, "weights": 5}), "weights is not what was"),
+        (listing(lambda sums: {**sums, "/dev/zero": "x"}), "lists something else"),
+        (listing(lambda sums: {**sums, "../weights": "x"}), "lists something else"),
+        (listing(lambda sums: {**sums, "..": "x"}), ".. is not there"),
+        (listing(lambda sums: {**sums, "": "x"}), "is not there"),
+        (listing(lambda sums: {**sums, "a\0b": "x"}), "is not there"),
+        (listing(lambda sums: {**sums, "more": "x"}), "more is not there"),
+        (as_pipe("weights"), "weights is not there"),
+        (as_pipe("stranger"), "stranger has no checksum"),
+        (as_pipe(CHECKSUMS), "no checksums.json"),
+        (as_device, "weights is not there"),
+    ],
+)
+def test_damage_is_said(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(folder)
+    assert said in (find_damage(folder) or "nothing")
+
+
+def test_only_what_is_needed_must_have_a_checksum(folder: Path) -> None:
+    (folder / "README.md").write_text("mine")
+    assert find_damage(folder) == "README.md has no checksum"
+    assert find_damage(folder, needed=["weights", "meta"]) is None
+    listing(lambda sums: {"meta": checksum(folder / "meta")})(folder)
+    assert find_damage(folder, needed=["weights", "meta"]) == "weights has no checksum"

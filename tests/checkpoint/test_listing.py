@@ -1,0 +1,103 @@
+"""Checkpoints that are damaged are passed over, SpeechBrain's are taken, and both is said."""
+
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
+from speechbrain.utils.epoch_loop import EpochCounter
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.existing_run import newest_checkpoint
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
+from tests.checkpoint.saves import change, cut, flip, line, recovered, save
+
+DAMAGES = {
+    "cut weights": lambda path: cut(path / "model.ckpt"),
+    "a flipped bit": lambda path: flip(path / "model.ckpt"),
+    "no weights": lambda path: (path / "model.ckpt").unlink(),
+    "cut meta": lambda path: cut(path / "CKPT.yaml"),
+    "empty meta": lambda path: (path / "CKPT.yaml").write_bytes(b""),
+    "meta of bytes": lambda path: (path / "CKPT.yaml").write_bytes(b"\xff\x00{["),
+    "cut checksums": lambda path: cut(path / CHECKSUMS),
+    "no meta": lambda path: (path / "CKPT.yaml").unlink(),
+    "meta without a date": lambda path: (path / "CKPT.yaml").write_text("CER: 2.0\n"),
+    "meta of no end": lambda path: (path / "CKPT.yaml").write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, newest = save(tmp_path, 1.0, 2.0)
+    DAMAGES[damage](newest)
+    assert find_damage(newest) is not None
+    assert recovered(tmp_path) == 1.0
+    assert f"{newest} is left alone: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path, damage: str) -> None:
+    for path in save(tmp_path, 1.0, 2.0):
+        DAMAGES[damage](path)
+    with pytest.raises(SbkitError, match="but all 2 are damaged"):
+        recovered(tmp_path)
+
+
+def test_a_check_looks_at_the_one_that_a_run_would_go_on_from(tmp_path: Path) -> None:
+    older, newer = save(tmp_path / "checkpoints", 0.5, 0.2)
+    os.utime(older, (time.time() + 3600,) * 2)
+    for newest in (newer, older):
+        found = newest_checkpoint(tmp_path)
+        assert found is not None
+        assert found.path == newest
+        cut(newest / "CKPT.yaml")
+    with pytest.raises(SbkitError, match="all 2 are damaged"):
+        newest_checkpoint(tmp_path)
+
+
+def begin_with_speechbrain(folder: Path, *values: float) -> list[Path]:
+    """Save as SpeechBrain does: without checksums."""
+    paths = []
+    for value in values:
+        parts = {"model": line(value), "epochs": EpochCounter(3)}
+        saved = SpeechBrainCheckpointer(folder, recoverables=parts).save_checkpoint()
+        paths.append(saved.path)
+    return paths
+
+
+def go_on(folder: Path) -> float:
+    parts = {"model": line(0.0), "epochs": EpochCounter(3)}
+    assert Checkpointer(folder, recoverables=parts).recover_if_possible() is not None
+    return float(parts["model"].bias[0].detach())
+
+
+def test_a_run_that_speechbrain_began_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, newest = begin_with_speechbrain(tmp_path, 1.0, 2.0)
+    assert go_on(tmp_path) == 2.0
+    assert f"{newest} has no checksums" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: (path / "epochs.ckpt").unlink(),  # killed before it was begun
+        lambda path: (path / "epochs.ckpt").write_bytes(b""),
+        lambda path: cut(path / "model.ckpt"),
+        lambda path: change(path / "model.ckpt", struct.pack("<6f", *[2.0] * 6)),
+    ],
+)
+def test_a_save_that_speechbrain_did_not_end_is_passed_over(
+    tmp_path: Path, spoil: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, newest = begin_with_speechbrain(tmp_path, 1.0, 2.0)
+    spoil(newest)
+    assert go_on(tmp_path) == 1.0
+    assert f"{newest} is left alone: " in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""Two runs do not save to one folder, and a run that is killed holds nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from tests.checkpoint.saves import checkpointer, line, recovered, save
+
+# A run with a worker process that outlives it, as those of a DataLoader do for a while.
+TRAINING = """
+import os, sys, time
+from sbkit.checkpoint.checkpointer import Checkpointer
+
+Checkpointer(sys.argv[1]).claim()
+if os.fork() == 0:
+    time.sleep(60)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another process train in a folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    save(tmp_path / "other", 1.0)
+    with training(saves) as first:
+        for second in (Checkpointer(saves).refuse_other_model, lambda: save(saves, 1.0)):
+            with pytest.raises(SbkitError, match=f"One run at a time may save to {saves}"):
+                second()
+        assert recovered(saves) is None  # who only reads is not refused
+        assert Checkpointer(saves).find_whole(1) == []
+        assert list(saves.iterdir()) == []
+
+        first.kill()
+        first.wait()
+        save(saves, 0.5)  # its worker is still there
+        assert recovered(saves) == 0.5
+
+
+def test_a_process_may_use_a_folder_twice(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.claim()
+        keeper.save_checkpoint()
+    assert recovered(tmp_path) == 2.0

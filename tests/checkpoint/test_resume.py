@@ -1,0 +1,100 @@
+"""A run goes on only as the run that it was: real runs, of the recipe and of SpeechBrain's."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import speechbrain as sb
+from sentencepiece import sentencepiece_model_pb2
+
+import sbkit
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.cli import run as sbkit_command
+from sbkit.text.tokenizer import Tokenizer
+from tests.runs import Workplace, make_workplace, one_thread
+from tests.speechbrain_recipe import load_recipe, make_asr, run
+
+pytestmark = pytest.mark.slow
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert train(workplace, folder, "--number_of_epochs=1") == 0
+    return folder
+
+
+def train(workplace: Workplace, folder: Path, *options: str) -> int:
+    return workplace.train_here(folder, "--check=False", *options)
+
+
+@pytest.fixture
+def begun(trained: Path, tmp_path: Path) -> Path:
+    """Give a run of one epoch that a test may spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def renumber(tokenizer: Path) -> None:
+    """Make a tokenizer of as many tokens, two of which have changed places."""
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(tokenizer.read_bytes())
+    model.pieces[5].piece, model.pieces[6].piece = model.pieces[6].piece, model.pieces[5].piece
+    tokenizer.write_bytes(model.SerializeToString())
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(
+    begun: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    size = Tokenizer(model_file=begun / "tokenizer.model").vocab_size
+    renumber(begun / "tokenizer.model")
+    assert Tokenizer(model_file=begun / "tokenizer.model").vocab_size == size
+    assert train(workplace, begun) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert "The tokenizer of " in error
+    assert len(error.splitlines()) == 1
+    with pytest.raises(SbkitError, match="The tokenizer of .* is another"):
+        sbkit_command(["export", str(begun), "--out", str(tmp_path / "bundle")])
+
+
+def test_other_groups_of_the_optimizer_are_refused(
+    begun: Path, workplace: Workplace, capsys: Captured
+) -> None:
+    assert train(workplace, begun, "--remove_vector_weight_decay=False") == BAD_INPUT
+    error = capsys.readouterr().err
+    assert "The optimizer in " in error
+    assert "parameters saved" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_another_weight_decay_takes_effect(
+    begun: Path, workplace: Workplace, capsys: Captured
+) -> None:
+    assert train(workplace, begun, "--number_of_epochs=2", "--weight_decay=0.5") == 0
+    assert "(weight_decay: 0.5, 0.01 when it was saved)" in capsys.readouterr().out
+
+
+def test_what_speechbrain_saved_goes_on(
+    workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    """Its checkpoints have no checksums, and its normalization a saver of its own."""
+    steps = []
+    for base, epochs in ((sb.Brain, 1), (sbkit.Brain, 2)):
+        hparams = load_recipe(workplace.release, tmp_path, number_of_epochs=epochs)
+        if base is sbkit.Brain:
+            before = hparams["checkpointer"]
+            hparams["checkpointer"] = Checkpointer(
+                before.checkpoints_dir, recoverables=before.recoverables
+            )
+        with one_thread():
+            brain = run(make_asr(base), hparams, {})
+        steps.append(brain.optimizer_step)
+    assert steps[1] == 2 * steps[0]
+    assert "has no checksums" in capsys.readouterr().out

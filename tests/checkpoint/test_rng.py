@@ -1,0 +1,46 @@
+"""A restored generator draws what the saved one would have drawn."""
+
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.checkpoint.rng import random_state, restore_random_state
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: random.gauss(0, 1),
+        lambda: np.random.standard_normal(),
+        lambda: torch.nn.functional.dropout(torch.ones(64)).tolist(),
+    ],
+    ids=["python", "numpy", "torch"],
+)
+def test_a_state_comes_back_through_json(draw: Callable[[], object]) -> None:
+    draw()  # both Gaussians come in pairs, of which the second is kept
+    written = json.dumps(random_state(CPU))
+    wanted = [draw() for _ in range(3)]
+    assert [draw() for _ in range(3)] != wanted
+    restore_random_state(json.loads(written), CPU)
+    assert [draw() for _ in range(3)] == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_state_comes_back_too() -> None:
+    device = torch.device("cuda")
+    written = json.dumps(random_state(device))
+    wanted = torch.rand(8, device=device)
+    restore_random_state(json.loads(written), device)
+    assert torch.equal(torch.rand(8, device=device), wanted)
+
+
+def test_a_state_of_another_device_leaves_this_one_as_it_is() -> None:
+    state = random_state(CPU)
+    restore_random_state({**state, "cuda": "00"}, CPU)

@@ -1,0 +1,71 @@
+"""Weights are those of the declared model, and are averaged over checkpoints of it alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.weights import average
+from tests.checkpoint.saves import checkpointer, cut, line, save
+
+
+def test_weights_of_another_model_are_named_with_both_sizes(tmp_path: Path) -> None:
+    (path,) = save(tmp_path, 1.0)
+    with pytest.raises(SbkitError, match="2 tensors differ") as caught:
+        checkpointer(tmp_path, line(0.0, rows=5)).recover_if_possible()
+    said = str(caught.value)
+    assert str(path) in said
+    assert "weight: 2x3 saved, 5x3 declared" in said
+    assert "bias: 2 saved, 5 declared" in said
+    with pytest.raises(SbkitError, match="bias: none saved, 2 declared; .* none declared"):
+        checkpointer(tmp_path, nn.Sequential(line(0.0))).recover_if_possible()
+    with pytest.raises(SbkitError, match="weight: 2x3 saved, 5x3 declared"):
+        checkpointer(tmp_path, line(0.0, rows=5)).load_average(1)
+
+
+def test_another_model_leaves_the_declared_one_untouched(tmp_path: Path) -> None:
+    save(tmp_path, 1.0)
+    model = line(0.0, rows=5)
+    with pytest.raises(SbkitError):
+        checkpointer(tmp_path, model).recover_if_possible()
+    assert not any(parameter.any() for parameter in model.parameters())
+
+
+def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
+    _, damaged, *_ = save(tmp_path, 0.4, 0.1, 0.2, 0.9)
+    cut(damaged / "model.ckpt")
+    model = line(0.0)
+    checkpointer(tmp_path, model).load_average(2, min_key="CER")
+    torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
+
+
+def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
+    norm = nn.BatchNorm1d(2)
+    for count in (3, 8):
+        norm.num_batches_tracked.fill_(count)
+        checkpointer(tmp_path, norm).save_checkpoint()
+    checkpointer(tmp_path, norm).load_average(2)
+    assert norm.num_batches_tracked == 8
+    assert norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_without_a_checkpoint_nothing_is_averaged(tmp_path: Path) -> None:
+    model = line(3.0)
+    checkpointer(tmp_path, model).load_average(2)
+    assert model.bias[0] == 3.0
+
+
+def test_checkpoints_of_two_models_are_not_averaged(tmp_path: Path) -> None:
+    save(tmp_path, 0.4)
+    checkpointer(tmp_path, line(0.1, rows=5)).save_checkpoint()
+    with pytest.raises(SbkitError, match="bias: 2 saved, 5 declared"):
+        checkpointer(tmp_path, line(0.0, rows=5)).load_average(2)
+
+
+def test_weights_that_no_checkpoint_holds_are_named(tmp_path: Path) -> None:
+    save(tmp_path, 0.4)
+    with pytest.raises(SbkitError, match="must hold the weights of `encoder`"):
+        average(Checkpointer(tmp_path).find_whole(1), "encoder")

@@ -1,0 +1,363 @@
+"""Every way a YAML and its overrides can differ from what takes effect."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import ruamel.yaml
+from hyperpyyaml import load_hyperpyyaml
+from ruamel.yaml.constructor import BaseConstructor
+
+from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import load_hparams, parse_overrides, read_knobs, save_resolved
+
+YAML = """\
+seed: 3407
+lr: 1e-3
+batch_seconds: 60.0  # seconds
+language: en
+precision: fp32
+mixed: false
+augment:
+  speeds: [0.9, 1.0]
+  masks: {time: 2}
+double: !ref <batch_seconds> * 2
+output_folder: !ref results/<seed>
+betas: (0.9, 0.98)
+limit: null
+free: {}
+third: !ref <ratio[numerator]>
+
+ratio: !new:fractions.Fraction
+  numerator: 3
+  denominator: !ref <seed>
+also: !ref <ratio>
+bare: !new:collections.Counter
+many: !new:collections.deque [[1, 2]]
+later: !name:collections.Counter
+  step: 1
+modules:
+  ratio: !ref <ratio>
+__hidden: !apply:os.getcwd
+"""
+
+KNOBS = {
+    "seed": 3407,
+    "lr": 0.001,
+    "batch_seconds": 60.0,
+    "language": "en",
+    "precision": "fp32",
+    "mixed": False,
+    "augment": {"speeds": [0.9, 1.0], "masks": {"time": 2}},
+    "double": 120.0,
+    "output_folder": "results/3407",
+    "betas": (0.9, 0.98),
+    "limit": None,
+    "free": {},
+    "third": 3,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "ctc.yaml"
+    file.write_text(YAML)
+    return file
+
+
+def knobs(path: Path, *arguments: str) -> dict[str, object]:
+    return read_knobs(path, parse_overrides(arguments))
+
+
+def refusal(path: Path, overrides: Mapping[str, object]) -> str:
+    with pytest.raises(SbkitError) as caught:
+        load_hparams(path, overrides)
+    return str(caught.value)
+
+
+def test_the_knobs_are_the_plain_values_and_nothing_is_built(path: Path) -> None:
+    assert read_knobs(path, {}) == KNOBS
+
+
+def test_reading_the_knobs_runs_no_code_and_imports_no_torch(path: Path) -> None:
+    path.write_text(YAML + f"bad: !apply:os.mkdir [{path.parent / 'made'}]\nnet: !new:torch.Nope\n")
+    script = (
+        "import sys; from pathlib import Path; from sbkit.config.hparams import read_knobs;"
+        f"read_knobs(Path({str(path)!r}), {{}}); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert not (path.parent / "made").exists()
+
+
+def test_both_readings_agree_and_the_saved_file_is_what_took_effect(path: Path) -> None:
+    overrides = parse_overrides(["--seed=7", "--ratio.numerator=5", "--augment[speeds]=[1.1]"])
+    hparams, plain = load_hparams(path, overrides), read_knobs(path, overrides)
+    assert {key: hparams[key] for key in plain} == plain
+    assert hparams["ratio"] == hparams["also"] == Fraction(5, 7)
+    assert "__hidden" not in hparams
+    saved = path.with_name("hyperparams.yaml")
+    save_resolved(saved, path, overrides)
+    assert "!ref" not in saved.read_text()
+    assert read_knobs(saved, {}) == plain
+    assert load_hparams(saved, {})["ratio"] == Fraction(5, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--a", "1"], {"a": 1}),
+        (["--a=1e-3"], {"a": 0.001}),
+        (["--a", "-1"], {"a": -1}),
+        (["--a=-.5"], {"a": -0.5}),
+        (["--a=1."], {"a": 1.0}),
+        (["--a=007"], {"a": "007"}),
+        (["--a=no"], {"a": "no"}),
+        (["--a=2026-11-20"], {"a": "2026-11-20"}),
+        (["--a=x # y: z"], {"a": "x # y: z"}),
+        (["--a=a=b"], {"a": "a=b"}),
+        (["--a='1'"], {"a": "1"}),
+        (['--a=""'], {"a": ""}),
+        (["--flag"], {"flag": True}),
+        (["--flag", "--b", "false"], {"flag": True, "b": False}),
+        (["--a=True", "--b=FALSE", "--c=Null"], {"a": True, "b": False, "c": None}),
+        (["--a=null"], {"a": None}),
+        (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
+        (["--a={b: 1}"], {"a": {"b": 1}}),
+        (["--a.b=1", "--a[c]=2"], {"a": {"b": 1, "c": 2}}),
+        (["--a=1", "--a=2"], {"a": 2}),
+    ],
+)
+def test_the_command_line_is_read(arguments: list[str], expected: dict[str, object]) -> None:
+    assert parse_overrides(arguments) == expected
+    assert [type(each) for each in parse_overrides(arguments).values()] == [
+        type(each) for each in expected.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("lr", "must be --key=value, but `lr` came"),
+        ("-lr=3", "must be --key=value"),
+        ("--", "must be --key=value"),
+        ("--=3", "must be --key=value"),
+        ("--a..b=3", "must be --key=value"),
+        ("--a[b=3", "must be --key=value"),
+        ("--a b=3", "must be --key=value"),
+        ("--a=", "must come with a plain value, but has none"),
+        ("--a=!new:os.system", "must come with a plain value"),
+        ("--a=[1,", "Close its brackets"),
+        ("--a={b: !new:os.system }", "must be a list, a mapping or a quoted text"),
+    ],
+)
+def test_a_malformed_argument_is_refused(argument: str, says: str) -> None:
+    with pytest.raises(SbkitError) as caught:
+        parse_overrides([argument])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "expected"),
+    [
+        ("--batch_seconds=12", "batch_seconds", 12.0),
+        ("--batch_seconds=12", "double", 24.0),
+        ("--seed=1e3", "seed", 1000),
+        ("--language=5", "language", "5"),
+        ("--limit=7", "limit", 7),
+        ("--limit=[a]", "limit", ["a"]),
+        ("--mixed", "mixed", True),
+        ("--double=3", "double", 3.0),
+        ("--betas=[0.8, 0.9]", "betas", [0.8, 0.9]),
+        ("--betas=(0.8, 0.9)", "betas", (0.8, 0.9)),
+        ("--free.new=1", "free", {"new": 1}),
+        ("--augment={speeds: [1]}", "augment", {"speeds": [1], "masks": {"time": 2}}),
+        ("--augment.masks.time=3", "augment", {"speeds": [0.9, 1.0], "masks": {"time": 3}}),
+        ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
+        ("--ratio.numerator=4", "third", 4),
+    ],
+)
+def test_an_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
+    value = knobs(path, argument)[key]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("--batch_secnds=3", "`--batch_secnds` must name a key of {path}"),
+        ("--batch_secnds=3", "Did you mean `batch_seconds`?"),
+        ("--augment.sped=[1]", "Did you mean `augment.speeds`?"),
+        ("--augment.masks.tim=1", "Did you mean `augment.masks.time`?"),
+        ("--augment.speeds.2=1", "none of that name under `augment.speeds`"),
+        ("--numerator=1", "Did you mean `ratio.numerator`?"),
+        ("--ratio.numeratr=1", "Did you mean `ratio.numerator`?"),
+        ("--later.other=1", "Add it in the YAML"),
+        ("--bare.x=1", "Add it in the YAML"),
+        ("--ratio=3", "must stay the object of {path}:17"),
+        ("--also=3", "must stay the object"),
+        ("--bare=null", "must stay the object"),
+        ("--many=[1]", "must stay the object"),
+        ("--modules=3", "must be a mapping"),
+        ("--modules.ratio=3", "must stay the object"),
+        ("--also.numerator=3", "refers to <ratio>"),
+        ("--batch_seconds=abc", "must be a number, as in {path}:3, but is 'abc' (text)"),
+        ("--seed=1.5", "must be a whole number"),
+        ("--seed=true", "must be a whole number"),
+        ("--seed=null", "must be a whole number"),
+        ("--double=x", "must be a number"),
+        ("--third=x", "must be a whole number"),
+        ("--mixed=no", "must be true or false"),
+        ("--mixed=1", "must be true or false"),
+        ("--language=[a]", "must be text"),
+        ("--language=true", "must be text"),
+        ("--language.x=1", "must be text"),
+        ("--augment=1", "must be a mapping"),
+        ("--augment.speeds=1", "must be a list"),
+        ("--augment.speeds=[a]", "a list of values that are each a number"),
+        ("--ratio.numerator=abc", "must be a whole number"),
+        ("--betas=(1e-3, 0.9)", "would be read as text"),
+        ("--language=(!!python/object/apply:os.getcwd [])", "must be text"),
+        ("--limit=(!!python/object/apply:os.getcwd [])", "must be a tuple of plain values"),
+    ],
+)
+def test_an_override_that_would_not_take_effect_is_refused(
+    path: Path, argument: str, says: str
+) -> None:
+    assert says.format(path=path) in refusal(path, parse_overrides([argument]))
+
+
+@pytest.mark.parametrize(
+    ("yaml", "says"),
+    [
+        ("a: [1\nb: 2", ":2 must be valid YAML"),
+        ("a: 1\na: 2", 'duplicate key "a"'),
+        ("\ta: 1", ":1 must be valid YAML"),
+        ("a: *none", "undefined alias"),
+        ("- 1", "must consist of `key: value` lines"),
+        ("", "there is nothing"),
+        ("!include:other.yaml", "at its root there is !include:other.yaml"),
+        ("1: 2", "must have names as its keys"),
+        ("a: !PLACEHOLDER\n", "`a` must be given a value, but {path}:1 is a !PLACEHOLDER"),
+        ("a: {b: !PLACEHOLDER }\nc: !PLACEHOLDER\n", "Pass --a.b=... --c=..."),
+        ("a: !nwe:os.getcwd\n", "`a` ({path}:1) must have one of the tags"),
+        ("a: !new fractions.Fraction\n", "Did you mean `!new:`?"),
+        ("a: !applyref:os.getcwd\n", "use `!apply:`"),
+        ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
+        ("m: {size: 1}\na: !ref <m[siz]>", "Did you mean `size`?"),
+        ("a: 1\nb: !ref <a[c]>", "there is no `c`"),
+        ("a: !ref size", "Write the key in angle brackets"),
+        ("a: !ref <a>", "contains the reference itself"),
+        ("m: {a: !ref <m>}", "contains the reference itself"),
+        ("a: !ref <b>\nb: !ref <a>", "resolved later"),
+        ("x: 1\na: !ref <b>/c\nb: !ref <x>", "resolved later"),
+        ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
+        ("a: !new:fractions.Fraction\nb: !ref <a.numerator> + 1", "is an object"),
+        ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
+        ("n: 1\nb: !ref -<n>", "stays the text '-1'"),
+        ("n: 0\nb: !ref 1 / <n>", "division by zero"),
+        ("a: (1e-3, 2)", "would be read as text"),
+        ("a: (!!python/object/apply:os.getcwd [])", "must be a tuple of plain values"),
+        ("a: !new:fractions.Fractoin\n", "Did you mean `Fraction`?"),
+        ("a: !new:nothere.Thing\n", "There is no module `nothere`"),
+        ("a: !new:os.getcwd\n", "must name a class"),
+        ("a: !apply:fractions.Fraction\n", "must name a function"),
+        ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) must be arguments"),
+        ("a: !new:fractions.Fraction\n  numertor: 1\n", "Did you mean `numerator`?"),
+        ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
+        ("a: !new:fractions.Fraction [1, 0]\n", "raised ZeroDivisionError"),
+        ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
+    ],
+)
+def test_a_faulty_yaml_is_refused(tmp_path: Path, yaml: str, says: str) -> None:
+    path = tmp_path / "ctc.yaml"
+    path.write_text(yaml)
+    assert says.format(path=path) in refusal(path, {})
+
+
+def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
+    assert read_knobs(path, {"output_folder": path.parent})["output_folder"] == str(path.parent)
+    assert "`--limit` must be a plain value" in refusal(path, {"limit": object()})
+
+
+def test_a_missing_file_names_the_nearest(path: Path) -> None:
+    says = refusal(path.with_name("ctx.yaml"), {})
+    assert "No such file" in says
+    assert "ctc.yaml`?" in says
+
+
+class TestInclude:
+    """A file inside a file: HyperPyYAML accepts any key beside `!include:` in silence."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        (tmp_path / "inner.yaml").write_text(
+            "size: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\n"
+        )
+        path = tmp_path / "outer.yaml"
+        path.write_text(
+            "seed: 4\ninner: !include:inner.yaml\n  must: !ref <seed>\nseen: !ref <inner[twice]>\n"
+        )
+        return path
+
+    def test_it_is_read_and_overridden(self, path: Path) -> None:
+        assert knobs(path)["inner"] == {"size": 1, "must": 4, "twice": 2}
+        assert knobs(path, "--inner.size=5")["seen"] == 10
+
+    @pytest.mark.parametrize(
+        ("argument", "says"),
+        [
+            ("--inner.sise=3", "Did you mean `size`?"),
+            ("--inner.size=abc", "`inner.size` must be a whole number"),
+            ("--inner=3", "must be a mapping"),
+        ],
+    )
+    def test_a_wrong_override_is_refused(self, path: Path, argument: str, says: str) -> None:
+        assert says in refusal(path, parse_overrides([argument]))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            ("must: !ref", "mist: !ref", "`inner.mist` must name a key"),
+            ("  must: !ref <seed>\n", "", "`inner.must` must be given a value"),
+            ("inner.yaml", "outer.yaml", "includes itself"),
+            ("inner.yaml", "none.yaml", "must be readable"),
+            ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        ],
+    )
+    def test_a_wrong_file_is_refused(self, path: Path, old: str, new: str, says: str) -> None:
+        path.write_text(path.read_text().replace(old, new))
+        assert says in refusal(path, {})
+
+    def test_a_failing_object_is_named_in_its_own_file(self, path: Path) -> None:
+        inner = path.with_name("inner.yaml")
+        inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
+        assert f"`inner.bad` ({inner}:4)" in refusal(path, {})
+
+
+def test_a_constructor_that_refuses_in_a_sentence_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "ctc.yaml"
+    path.write_text("x: 1\na: !apply:sbkit.config.hparams.parse_overrides [[nonsense]]\n")
+    says = refusal(path, {})
+    assert says.startswith("Arguments after the YAML must be --key=value")
+    assert says.endswith(f"(`a` ({path}:2))")
+
+
+def test_ruamel_stays_as_it_was(path: Path) -> None:
+    """HyperPyYAML teaches all of ruamel its tuples, and after a failure its deep constructors."""
+    path.write_text(YAML + "bad: !new:fractions.Fraction [1, 0]\n")
+    refusal(path, {})
+    assert BaseConstructor.construct_object.__defaults__ == (False,)
+    assert ruamel.yaml.YAML(typ="safe", pure=True).load("a: (1, 2)") == {"a": "(1, 2)"}
+
+
+def test_a_call_of_hyperpyyaml_elsewhere_changes_nothing(path: Path) -> None:
+    rules = list(ruamel.yaml.resolver.implicit_resolvers)
+    try:
+        load_hyperpyyaml("a: (1, 2)")
+        assert read_knobs(path, {}) == KNOBS
+    finally:
+        ruamel.yaml.resolver.implicit_resolvers[:] = rules

@@ -1,0 +1,69 @@
+"""A number that a run cannot take is refused in a sentence, wherever it is declared."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.train.brain import Brain
+from tests.runs import ROOT
+
+REFUSED: list[tuple[str, object, str]] = [
+    ("number_of_epochs", 0, "a whole number of at least 1, but is 0."),
+    ("grad_accumulation_factor", -1, "a whole number of at least 1, but is -1."),
+    ("log_every", 0, "a whole number of at least 1, but is 0."),
+    ("log_every", 2.5, "a whole number of at least 1, but is 2.5."),
+    ("log_every", True, "a whole number of at least 1, but is True."),
+    ("log_every", None, "a whole number of at least 1, but is None."),
+    ("nonfinite_patience", -1, "a whole number of at least 0, but is -1."),
+    ("stall_seconds", -1, "a number from 0 to 86400, but is -1."),
+    ("stall_seconds", 10_000_000_000, "a number from 0 to 86400, but is 10000000000."),
+    ("stall_seconds", "120 s", "a number from 0 to 86400, but is '120 s'."),
+    ("average_checkpoints", 0, "a whole number of at least 1, but is 0."),
+    ("ckpt_interval_minutes", math.nan, "a number, but is nan."),
+    ("num_workers", -1, "a whole number of at least 0, but is -1."),
+    ("seed", -1, "a whole number of at least 0, but is -1."),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), REFUSED)
+def test_a_number_out_of_its_range_is_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(SbkitError) as refused:
+        refuse_out_of_range({name: value})
+    assert str(refused.value) == f"`{name}` must be {said} {RANGES[name].advice}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("stall_seconds", 0), ("stall_seconds", 0.5), ("ckpt_interval_minutes", -1)]
+)
+def test_what_switches_something_off_is_taken(name: str, value: float) -> None:
+    refuse_out_of_range({name: value})
+
+
+def test_what_the_yaml_declares_is_in_range() -> None:
+    for file in (ROOT / "hparams").glob("*.yaml"):
+        refuse_out_of_range(read_knobs(file, {"data_folder": "anywhere"}))
+
+
+def test_nothing_is_built_over_it(tmp_path: Path) -> None:
+    overrides = {"log_every": 0, "output_folder": str(tmp_path / "run")}
+    with pytest.raises(SbkitError, match="`log_every` must be"):
+        load_hparams(ROOT / "hparams" / "ctc.yaml", overrides)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"hparams": {"log_every": 0}},
+        {"run_opts": {"grad_accumulation_factor": 0}},
+        {"hparams": {"nonfinite_patience": 3}, "run_opts": {"nonfinite_patience": -1}},
+    ],
+    ids=str,
+)
+def test_a_brain_made_by_hand_refuses_it_too(declared: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(SbkitError, match="must be a whole number of at least"):
+        Brain(**declared)

@@ -1,0 +1,138 @@
+"""A device is parsed once, and only its type travels on."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.distributed import device as device_file
+from sbkit.distributed.device import Placement, check_precision, parse_device, resolve
+
+GOOD = ["cpu", "cuda", "cuda:0", "cuda:13", "mps", "xpu", "xpu:1"]
+NONSENSE: list[Any] = [
+    *("cuda0", "0", "gpu", "cuda:", "cuda:-1", "CPU", "cuda:1:2", "mps:0", "cpu:0", "", " cpu"),
+    *("cuda:01", "cuda:999999999999", "cuda:²", "cuda:1 ", "cuda\n", "hip", "meta"),
+    *(None, 0, 1.5, torch.device("meta")),
+]
+OBJECTS = ["cpu", "cpu:0", "cuda", "cuda:1", "mps:0", "xpu:2"]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that torch sees two CUDA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that torch sees no accelerator."""
+    for backend in (torch.cuda, torch.mps, torch.xpu):
+        monkeypatch.setattr(backend, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_a_string_of_an_allowed_form_is_a_device(text: str) -> None:
+    assert parse_device(text) == torch.device(text)
+
+
+@pytest.mark.parametrize("text", OBJECTS)
+def test_a_torch_device_is_taken_as_it_is(text: str) -> None:
+    assert parse_device(torch.device(text)) == torch.device(text)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
+def test_nonsense_is_refused_with_the_forms_that_are_allowed(nonsense: Any) -> None:
+    with pytest.raises(SbkitError, match="must be cpu, cuda, cuda:N, mps, xpu or xpu:N") as caught:
+        parse_device(nonsense)
+    assert f"is {nonsense!r}." in str(caught.value)
+
+
+REFUSED_PAIRS = [
+    ("cpu", "fp16", "on cpu must be one of fp32, bf16, but is fp16"),
+    ("mps", "fp16", "on mps must be one of fp32, bf16, but is fp16"),
+    ("cuda", "fp8", "one of fp32, bf16, fp16, but is 'fp8'"),
+    ("cpu", "", "but is ''"),
+    ("cpu", None, "but is None"),
+]
+
+
+@pytest.mark.parametrize(("kind", "precision", "words"), REFUSED_PAIRS)
+def test_a_pair_that_cannot_train_is_refused_by_name(kind: str, precision: Any, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        check_precision(kind, precision)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("text", ["cuda", "cuda:3", "mps", "xpu"])
+def test_a_device_that_is_not_here_is_refused(text: str) -> None:
+    with pytest.raises(SbkitError, match=rf"one of the 0 {text.partition(':')[0]} devices"):
+        resolve(text, "fp32")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_no_device_declared_takes_the_cpu_where_there_is_no_gpu() -> None:
+    assert resolve(None, "bf16") == Placement(torch.device("cpu"), "bf16")
+    assert resolve(torch.device("cpu:0"), "fp32").device == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(None, "fp32").device == torch.device("cuda:0")
+    assert resolve("cuda:1", "fp16").device == torch.device("cuda:1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    placed = resolve("cuda", "bf16").device
+    assert placed == torch.device("cuda:1")
+    assert resolve(placed, "bf16").device == placed  # what was resolved once may be again
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SbkitError, match="no number when torchrun starts 2 .* cuda:0"):
+        resolve("cuda:0", "fp32")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(SbkitError, match="one of the 2 cuda devices .* cuda:2"):
+        resolve("cuda", "fp32")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_a_place_that_is_no_number_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "abc")
+    with pytest.raises(SbkitError, match=f"{name} must be a whole number, but is 'abc'"):
+        resolve("cuda", "fp32")
+
+
+PLACEMENTS = [("cuda:1", "fp16", True), ("cuda:1", "bf16", False), ("cpu", "fp32", False)]
+
+
+@pytest.mark.parametrize(("text", "precision", "scales"), PLACEMENTS)
+def test_autocast_and_scaler_get_only_the_type(
+    monkeypatch: pytest.MonkeyPatch, text: str, precision: str, scales: bool
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: seen.append((args, options)))
+    monkeypatch.setattr(
+        device_file, "GradScaler", lambda *args, **options: seen.append((args, options))
+    )
+    placement = Placement(torch.device(text), precision)
+    placement.autocast()
+    placement.grad_scaler()
+    (autocast, enabled), (scaler, scaling) = seen
+    assert autocast[0] == scaler[0] == text.partition(":")[0]
+    assert enabled == {"enabled": precision != "fp32"}
+    assert scaling == {"enabled": scales}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_the_declared_precision_takes_effect(precision: str, dtype: torch.dtype) -> None:
+    placement = resolve("cpu", precision)
+    with placement.autocast():
+        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == dtype
+    assert not placement.grad_scaler().is_enabled()

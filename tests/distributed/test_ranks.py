@@ -1,0 +1,89 @@
+"""Ranks: alone everything is quiet, together they agree."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sbkit.distributed.ranks import (
+    barrier,
+    gather_over_ranks,
+    main_rank_first,
+    process_group,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
+
+TWO_RANKS = """
+import json, sys, time
+from pathlib import Path
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from sbkit.distributed.ranks import *
+
+folder = Path(sys.argv[1])
+seen = {}
+with process_group(torch.device("cpu")):
+    me = rank()
+    with main_rank_first():
+        if me == 0:
+            time.sleep(0.2)
+            (folder / "built").touch()
+        seen["found"] = (folder / "built").exists()
+    try:
+        with main_rank_first():
+            raise ValueError
+    except ValueError:
+        seen["left"] = "with its error"
+    except SystemExit as silent:
+        seen["left"] = silent.code
+    barrier()
+    seen["ranks"] = gather_over_ranks([me, world_size()])
+    seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
+    reducer = DistributedDataParallel(torch.nn.Linear(2, 2))
+    reducer(torch.ones(1, 2)).sum().backward()
+    kept = reducer  # by a frame, say: it must not hold the group, nor gloo's threads
+tasks = Path("/proc/self/task").glob("*/comm")
+seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]
+seen["alone"] = [rank(), world_size()]
+(folder / f"{me}.json").write_text(json.dumps(seen))
+"""
+
+
+def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
+    with process_group(torch.device("cpu")), main_rank_first():
+        barrier()
+        assert (rank(), world_size()) == (0, 1)
+        assert gather_over_ranks("one") == ["one"]
+        tensor = torch.ones(2)
+        assert sum_over_ranks(tensor) is tensor
+        assert tensor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.ddp
+def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "ranks.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    both = {
+        "found": True,
+        "ranks": [[0, 2], [1, 2]],
+        "sum": [3.0, 20.0],
+        "alone": [0, 1],
+        "threads": [],
+    }
+    first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
+    assert first == {**both, "left": "with its error"}
+    assert second == {**both, "left": 1}  # in silence, with the code of the first

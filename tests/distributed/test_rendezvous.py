@@ -1,0 +1,184 @@
+"""What torchrun says of a process is believed only if it makes sense; nobody waits for ever."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.distributed.rendezvous import Place, is_alone, read_place
+
+HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **HERE}
+JOIN = """
+import os, time
+import torch
+from sbkit.distributed import rendezvous
+from sbkit.distributed.ranks import gather_over_ranks, process_group
+from sbkit.base.exit import run_main
+
+if "DIES" in os.environ:
+    rendezvous._form_group = lambda *_: os._exit(9)
+
+def main():
+    with process_group(torch.device("cpu")):
+        time.sleep(float(os.environ.get("LATE", "0")))
+        gather_over_ranks(None)
+
+run_main(main)
+"""
+
+
+def test_a_place_is_read() -> None:
+    assert read_place(RANK_1) == Place(1, 2, 1, "127.0.0.1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"RANK": "2"}, ["RANK must be below WORLD_SIZE (2)", "is 2"]),
+        ({"RANK": "-1"}, ["RANK must be a whole number", "'-1'"]),
+        ({"WORLD_SIZE": ""}, ["WORLD_SIZE", "''"]),
+        ({"WORLD_SIZE": "two"}, ["WORLD_SIZE", "'two'"]),
+        ({"WORLD_SIZE": "99999999999"}, ["WORLD_SIZE must have at most 6 digits", "99999999999"]),
+        ({"LOCAL_RANK": "1.0"}, ["LOCAL_RANK", "'1.0'"]),
+        ({"MASTER_ADDR": ""}, ["MASTER_ADDR", "not set"]),
+        ({"MASTER_PORT": ""}, ["MASTER_PORT", "not set"]),
+        ({"MASTER_PORT": "http"}, ["MASTER_PORT must be a whole number", "'http'"]),
+        ({"MASTER_PORT": "65536"}, ["MASTER_PORT must be below 65536", "is 65536"]),
+    ],
+    ids=str,
+)
+def test_a_place_that_makes_no_sense_is_refused(wrong: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(SbkitError) as refused:
+        read_place(RANK_1 | wrong)
+    assert all(word in str(refused.value) for word in [*words, "torchrun"])
+
+
+@pytest.mark.parametrize(
+    ("environment", "alone"),
+    [
+        ({}, True),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, True),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"WORLD_SIZE": ""}, False),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, False),
+    ],
+    ids=str,
+)
+def test_one_of_several_is_not_taken_for_a_single_process(
+    environment: dict[str, str], alone: bool
+) -> None:
+    assert is_alone(environment) is alone
+
+
+# -- real meetings -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[str]:
+    """A port where something listens that never says a word."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        yield str(silent.getsockname()[1])
+
+
+Come = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def come(port: str) -> Iterator[Come]:
+    """Let a process come to the meeting; whoever is still there at the end is killed."""
+    with ExitStack() as stack:
+
+        def come(*, patience: float = 2, **place: str) -> subprocess.Popen[str]:
+            own = {"MASTER_PORT": port, "SBKIT_RENDEZVOUS_SECONDS": str(patience)}
+            process = subprocess.Popen(
+                [sys.executable, "-c", JOIN],
+                env={**os.environ, **RANK_1, **own, "PYTHONPATH": str(Path.cwd()), **place},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield come
+
+
+def sentence_of(process: subprocess.Popen[str]) -> str:
+    """Wait for a process that is refused, and give what it says."""
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == BAD_INPUT, error
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"RANK": "0"}, ["All 2 processes must meet at 127.0.0.1:", "within 2 s", "rank 0"]),
+        ({"RANK": "1"}, ["within 2 s", "rank 1", "refused"]),
+        ({"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, ["nowhere.invalid", "rank 1"]),
+        ({"RANK": "1", "SBKIT_RENDEZVOUS_SECONDS": "soon"}, ["SBKIT_RENDEZVOUS_SECONDS", "'soon'"]),
+    ],
+    ids=str,
+)
+def test_a_rendezvous_that_never_completes_ends_in_a_sentence(
+    place: dict[str, str], words: list[str], come: Come
+) -> None:
+    sentence = sentence_of(come(**place))
+    assert all(word in sentence for word in words)
+    assert len(sentence.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_patience_holds_where_something_else_listens(silent_port: str, come: Come) -> None:
+    started = time.monotonic()
+    sentence = sentence_of(come(MASTER_PORT=silent_port))
+    assert "rank 1 waited in vain (nothing answers)" in sentence
+    assert len(sentence.splitlines()) == 1
+    assert time.monotonic() - started < 30  # most of it imports, on a busy machine
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_ranks_that_count_themselves_differently_are_refused(come: Come) -> None:
+    ranks = [come(patience=30, RANK=str(rank), WORLD_SIZE=str(2 + rank)) for rank in (0, 1)]
+    for rank, process in enumerate(ranks):
+        said = f"{3 - rank} for rank {1 - rank} and {2 + rank} for rank {rank}"
+        sentence = sentence_of(process)
+        assert f"WORLD_SIZE must be the same for all processes, but is {said}" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_a_rank_that_dies_after_the_meeting_is_not_waited_for(come: Come) -> None:
+    other, dying = come(patience=5, RANK="0"), come(patience=30, RANK="1", DIES="yes")
+    assert dying.wait(timeout=60) == 9
+    assert "within 5 s, but rank 0 waited in vain" in sentence_of(other)
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_ranks_that_are_together_have_more_patience(come: Come) -> None:
+    ranks = [come(patience=3, RANK=str(rank), LATE=str(6 * rank)) for rank in (0, 1)]
+    for process in ranks:
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error

@@ -1,0 +1,88 @@
+"""Objects become plain data and come back; nothing but modules is built from it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.module_spec import build, to_plain
+
+
+class Sizes:
+    vocab_size = 7
+
+
+def plain_of(text: str) -> Any:
+    root = YAML().load(text)
+    return to_plain(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
+
+
+def test_a_tree_of_modules_comes_back() -> None:
+    plain = plain_of(
+        """
+tokenizer: &t !new:some.Tokenizer {file: x}
+part: !new:torch.nn.Sequential
+    - !new:torch.nn.Linear {in_features: 3, out_features: !apply:getattr [*t, vocab_size]}
+    - !new:torch.nn.ReLU
+    - !new:torch.nn.AvgPool2d
+        kernel_size: (2, 3)
+"""
+    )
+    model = build(plain)
+    assert isinstance(model, nn.Sequential)
+    assert model[0].out_features == 7
+    assert isinstance(model[1], nn.ReLU)
+    assert model[2].kernel_size == (2, 3)
+
+
+def test_a_name_stays_a_class_or_becomes_a_partial() -> None:
+    assert build(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
+    made = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
+    assert made()(torch.tensor(-1.0)).item() == -0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("part: !apply:os.getcwd []", "!apply:os.getcwd"),
+        ("part: !new:torch.nn.Linear {in_features: !apply:os.getpid []}", "!apply:os.getpid"),
+        ("part: !!python/object/apply:os.getcwd []", "python/object/apply"),
+    ],
+)
+def test_what_only_running_code_could_tell_is_refused(text: str, word: str) -> None:
+    with pytest.raises(SbkitError) as error:
+        plain_of(text)
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "speechbrain.core.os.system",
+        "torch.nn.modules.module.torch.os.system",
+        "speechbrain.nnet.linear.logging.os.system",
+        "subprocess.run",
+        "builtins.eval",
+        "pydoc.locate",
+        "torch.load",
+        "no.such.thing",
+        "",
+    ],
+)
+@pytest.mark.parametrize("kind", ["new", "name"])
+def test_nothing_but_modules_is_built(kind: str, name: str, tmp_path: Path) -> None:
+    canary = tmp_path / "touched"
+    with pytest.raises(SbkitError):
+        build({kind: name, "arguments": [f"touch {canary}"]})
+    assert not canary.exists()
+
+
+def test_a_module_of_ones_own_is_built_once_it_is_imported() -> None:
+    with pytest.raises(SbkitError, match="Import its module first"):
+        build({"new": "my_own_layers.Layer", "arguments": {}})

@@ -1,0 +1,96 @@
+"""Curves are drawn at any moment of a run: before, during and after it."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+
+from sbkit.base.files import to_json
+from sbkit.logs.curves import draw_curves
+from sbkit.logs.log import EpochFigures, Figures, FinalFigures, StepFigures
+
+STEPS = [
+    StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=200.0, waiting=0.0)
+    for step in range(1, 100)
+]
+UNVALIDATED = EpochFigures(epoch=1, step=99, loss=1.0, rtfx=200.0)
+VALIDATED = EpochFigures(epoch=2, step=99, loss=1.0, rtfx=200.0, dev_loss=1.2, cer=0.3, wer=0.7)
+DIVERGED = StepFigures(epoch=1, step=100, loss=float("nan"), learning_rate=1, rtfx=1, waiting=0)
+TEST = FinalFigures(epoch=2, step=99, cer=0.25, wer=0.625)
+
+Drawn = dict[str, list[str]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """Collect the labels of the curves of each panel, by its title."""
+    panels: Drawn = {}
+    draw = Axes.draw
+
+    def note_and_draw(axes: Axes, renderer: RendererBase) -> None:
+        panels[axes.get_title()] = [str(line.get_label()) for line in axes.lines]
+        draw(axes, renderer)
+
+    monkeypatch.setattr(Axes, "draw", note_and_draw)
+    return panels
+
+
+LOSSES = ["as logged", "running mean"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "training", "by_epoch", "error_rates"),
+    [
+        ([], [], [], []),
+        (STEPS[:1], LOSSES, [], []),
+        ([*STEPS, DIVERGED], LOSSES, [], []),
+        ([*STEPS, UNVALIDATED], LOSSES, ["training"], []),
+        (
+            [*STEPS, VALIDATED],
+            LOSSES,
+            ["training", "dev"],
+            ["dev WER, best 70.0 %", "dev CER, best 30.0 %"],
+        ),
+        (
+            [*STEPS, UNVALIDATED, VALIDATED, TEST],
+            LOSSES,
+            ["training", "dev"],
+            [
+                "dev WER, best 70.0 %",
+                "test WER, 62.5 %",
+                "dev CER, best 30.0 %",
+                "test CER, 25.0 %",
+            ],
+        ),
+    ],
+)
+def test_panels(
+    tmp_path: Path,
+    drawn: Drawn,
+    figures: list[Figures],
+    training: list[str],
+    by_epoch: list[str],
+    error_rates: list[str],
+) -> None:
+    log = tmp_path / "train_log.jsonl"
+    log.write_text("".join(to_json(each.as_record()) + "\n" for each in figures))
+    draw_curves(log, tmp_path / "curves.png")
+    assert drawn["Training loss"] == training
+    assert len(drawn["Learning rate"]) == bool(training)
+    assert drawn["Loss by epoch"] == by_epoch
+    assert drawn["Error rates"] == error_rates
+    assert _size(tmp_path / "curves.png") == (1440, 960)
+
+
+def test_a_run_without_a_log_gets_an_empty_picture(tmp_path: Path) -> None:
+    draw_curves(tmp_path / "train_log.jsonl", tmp_path / "curves.png")
+    assert _size(tmp_path / "curves.png") == (1440, 960)
+
+
+def _size(png: Path) -> tuple[int, int]:
+    content = png.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height

@@ -1,0 +1,150 @@
+"""A run's log survives kills and resumes, and says things once."""
+
+import json
+import math
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sbkit.logs.log import (
+    EpochFigures,
+    FinalFigures,
+    QuietLog,
+    RunLog,
+    StepFigures,
+    read_log,
+    say,
+)
+from tests.shortage import largest_file
+
+
+def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
+    return StepFigures(
+        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, others=others
+    )
+
+
+def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(10, ctc_loss=1.5))
+    log.write(EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, cer=0.5, wer=0.9))
+    log.write(FinalFigures(epoch=1, step=10, cer=0.4, wer=0.8))
+    lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
+    log.close()
+    step, epoch, test = map(json.loads, lines)
+    assert (step["kind"], step["step"], step["ctc_loss"]) == ("step", 10, 1.5)
+    assert (epoch["kind"], epoch["cer"], epoch["dev_loss"]) == ("epoch", 0.5, None)
+    assert (test["kind"], test["wer"]) == ("test", 0.8)
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(1, loss=math.nan))
+    log.close()
+    assert "NaN" not in (tmp_path / "train_log.jsonl").read_text()
+    assert read_log(tmp_path / "train_log.jsonl")[0]["loss"] is None
+
+
+def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    first = RunLog(tmp_path)
+    for step in (10, 20, 30):
+        first.write(step_figures(step))
+    first.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "step": 4')  # the kill
+
+    assert [record["step"] for record in read_log(path)] == [10, 20, 30]
+    resumed = RunLog(tmp_path, resume_step=20)
+    resumed.write(step_figures(30, loss=1.0))
+    resumed.close()
+    lines = path.read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [(record["step"], record["loss"]) for record in records] == [
+        (10, 2.0),
+        (20, 2.0),
+        (30, 1.0),
+    ]
+    assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0), (30, 1.0)]
+
+
+@pytest.mark.parametrize(("within_epoch", "kept"), [(False, [1, 2]), (True, [1])])
+def test_a_run_that_stands_before_a_validation_forgets_its_figures(
+    within_epoch: bool, kept: list[int], tmp_path: Path
+) -> None:
+    """It was killed between the epoch's line and its checkpoint, and will validate once more."""
+    log = RunLog(tmp_path)
+    for epoch, step in ((1, 10), (2, 20), (3, 30)):
+        log.write(step_figures(step))
+        log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, rtfx=200.0))
+    log.close()
+    RunLog(tmp_path, resume_step=20, within_epoch=within_epoch).close()
+    records = read_log(tmp_path / "train_log.jsonl")
+    assert [each["epoch"] for each in records if each["kind"] == "epoch"] == kept
+    assert [each["step"] for each in records if each["kind"] == "step"] == [10, 20]
+
+
+def test_a_full_disk_is_told_once_and_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(1))
+    size = (tmp_path / "train_log.jsonl").stat().st_size
+    with largest_file(size), pytest.raises(OSError, match="too large") as caught:
+        log.write(step_figures(2))
+    assert caught.value.filename == str(tmp_path / "train_log.jsonl")
+    with largest_file(size):
+        log.close()  # would hide the error that ends the run
+    assert f"The log in {tmp_path} may lack its end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train_log.jsonl", "tensorboard"])
+def test_what_stands_in_its_place_is_named(name: str, tmp_path: Path) -> None:
+    if name == "tensorboard":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(OSError, match=name) as caught:
+        RunLog(tmp_path)
+    assert caught.value.filename == str(tmp_path / name)
+
+
+def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = RunLog(tmp_path)
+        log.write(step_figures(10))
+        log.close()
+    assert len(read_log(tmp_path / "train_log.jsonl")) == 1
+
+
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "train_log.jsonl") == []
+
+
+def test_the_quiet_log_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = QuietLog()
+    log.write(step_figures(1))
+    log.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("rank", "printed"), [(None, "hello\n"), ("0", "hello\n"), ("1", "")])
+def test_facts_are_printed_once(
+    rank: str | None,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    say("hello")
+    assert capsys.readouterr().out == printed
+
+
+def _tensorboard_losses(folder: Path) -> list[tuple[int, float]]:
+    reader = import_module("tensorboard.backend.event_processing.event_accumulator")  # untyped
+    events = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars("step/loss")]

@@ -1,0 +1,103 @@
+"""A person at a terminal sees a live line; a file gets one plain line per epoch."""
+
+import io
+import itertools
+import sys
+
+import pytest
+
+from sbkit.logs.log import EpochFigures, StepFigures
+from sbkit.logs.progress import Progress, TimeLeft, format_clock
+
+LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:20 left"
+EPOCH = "epoch 1/2 step 20 loss 1.234 dev loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
+
+
+class Terminal(io.StringIO):
+    """A standard output that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def show_an_epoch() -> None:
+    """Train two logged points of ten steps and ten seconds each, then validate."""
+    seconds = itertools.count(step=10)
+    progress = Progress(total_epochs=2, total_steps=40, clock=lambda: float(next(seconds)))
+    for step in (10, 20):
+        progress.step(
+            StepFigures(
+                epoch=1, step=step, loss=1.234, learning_rate=2e-3, rtfx=250.0, waiting=0.03
+            )
+        )
+    print("saved", flush=True)
+    progress.epoch(
+        EpochFigures(epoch=1, step=20, loss=1.234, rtfx=250.0, dev_loss=1.5, cer=0.321, wer=0.71)
+    )
+    progress.close()
+
+
+def test_a_file_gets_one_plain_line_per_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI services do
+    show_an_epoch()
+    assert capsys.readouterr().out == "saved\n" + EPOCH
+
+
+def test_a_terminal_gets_a_live_line_and_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    show_an_epoch()
+    shown = terminal.getvalue()
+    assert LIVE in shown
+    assert "saved" in shown
+    assert EPOCH.split(" WER")[0] in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    assert sys.stdout is terminal
+
+
+def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("RANK", "1")
+    show_an_epoch()
+    assert terminal.getvalue() == "saved\n"
+
+
+def test_an_epoch_without_validation_has_no_dev_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Progress(total_epochs=3, total_steps=9).epoch(
+        EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
+    )
+    assert capsys.readouterr().out == "epoch 1/3 step 3 loss 2.000 100 RTFx\n"
+
+
+def test_time_left_follows_the_last_fifty_points() -> None:
+    time_left = TimeLeft(total_steps=1000)
+    assert time_left.seconds() is None
+    for step in range(100):  # slow: 10 s a step
+        time_left.update(step=step, now=10.0 * step)
+    assert time_left.seconds() == 10.0 * (1000 - 99)
+    for step in range(100, 150):  # then fast: 1 s a step
+        time_left.update(step=step, now=990.0 + step - 99)
+    assert time_left.seconds() == 1000 - 149
+
+
+def test_no_time_is_left_after_the_last_step() -> None:
+    time_left = TimeLeft(total_steps=10)
+    for step in (10, 11, 12):
+        time_left.update(step=step, now=float(step))
+    assert time_left.seconds() == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (45.4, "0:45"), (59.6, "1:00"), (3599.9, "1:00:00"), (90061, "25:01:01")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert format_clock(seconds) == text

@@ -1,0 +1,105 @@
+"""The written report: worst utterances first, figures as valid JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sbkit.logs.report import write_summary, write_wer
+from sbkit.text.wer import Scores, score, total_scores
+
+SPLIT = [
+    score("c_right", "all is well", "all is well"),
+    score("b_long", "please hold the line", "please told line"),
+    score("a_short", "hello there", "yellow chair"),
+    score("d_silent", "", "oh"),
+]
+
+REPORT = """\
+WER 55.56 % (5 errors / 9 words: 3 S, 1 D, 1 I)
+CER 30.95 % (13 errors / 42 characters: 4 S, 5 D, 4 I)
+
+Utterances: 4, the worst first. S: substituted, D: deleted, I: inserted, *: no counterpart.
+
+a_short: WER 100.00 % (2 / 2), CER 54.55 % (6 / 11)
+  reference   hello  there
+  hypothesis  yellow chair
+              S      S
+
+b_long: WER 50.00 % (2 / 4), CER 25.00 % (5 / 20)
+  reference   please hold the line
+  hypothesis  please told *** line
+                     S    D
+
+d_silent: WER 100.00 % (1 / 0), CER 200.00 % (2 / 0)
+  reference   **
+  hypothesis  oh
+              I
+
+c_right: WER 0.00 % (0 / 3), CER 0.00 % (0 / 11)
+  reference   all is well
+  hypothesis  all is well
+"""
+
+
+def test_wer_report(tmp_path: Path) -> None:
+    write_wer(tmp_path / "wer_test.txt", iter(SPLIT))
+    assert (tmp_path / "wer_test.txt").read_text() == REPORT
+
+
+def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:
+    same = [score("z", "a b", "a c"), score("y", "a b", "a c"), score("x", "a b c", "a b d")]
+    write_wer(tmp_path / "wer_test.txt", same)
+    lines = (tmp_path / "wer_test.txt").read_text().splitlines()
+    assert [line[0] for line in lines if "WER" in line[1:]] == ["y", "z", "x"]
+
+
+def test_an_empty_split_is_reported(tmp_path: Path) -> None:
+    write_wer(tmp_path / "wer_test.txt", [])
+    assert "WER 0.00 % (0 errors / 0 words" in (tmp_path / "wer_test.txt").read_text()
+
+
+def test_summary(tmp_path: Path) -> None:
+    summary = _summarize(tmp_path, total_scores(SPLIT), train_seconds=100.0)
+    assert summary["test"] == {
+        "wer": 5 / 9,
+        "cer": 13 / 42,
+        "utterances": 4,
+        "words": 9,
+        "characters": 42,
+        "word_errors": {"substitutions": 3, "deletions": 1, "insertions": 1},
+        "character_errors": {"substitutions": 4, "deletions": 5, "insertions": 4},
+    }
+    assert (summary["parameters"], summary["train_seconds"]) == (2_000_000, 100.0)
+    assert (summary["audio_seconds"], summary["rtfx"]) == (25_000.0, 250.0)
+    assert {"python", "torch", "torchaudio", "speechbrain", "sbkit"} <= {*summary["versions"]}
+    assert "git_commit" in summary
+    assert {*summary["machine"]} == {"cpu", "cores", "device", "accelerator"}
+    assert summary["machine"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("train_seconds", "null"), [(0.0, "rtfx"), (float("nan"), "train_seconds")]
+)
+def test_a_run_without_figures_still_gives_valid_json(
+    tmp_path: Path, train_seconds: float, null: str
+) -> None:
+    summary = _summarize(tmp_path, Scores(), train_seconds=train_seconds)
+    assert summary[null] is None
+
+
+def _summarize(folder: Path, test: Scores, *, train_seconds: float) -> dict[str, Any]:
+    path = folder / "summary.json"
+    write_summary(
+        path,
+        test=test,
+        parameters=2_000_000,
+        train_seconds=train_seconds,
+        audio_seconds=25_000.0,
+        device=torch.device("cpu"),
+        cost={},
+    )
+    summary: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)
+    return summary

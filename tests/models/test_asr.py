@@ -1,0 +1,250 @@
+"""One asr_model for sbkit's parts and SpeechBrain's, which owns nothing and checks everything."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import speechbrain.lobes.features as sb_features
+import torch
+from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
+from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
+from torch import Tensor, nn
+
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.models.asr import AsrModel
+from sbkit.models.dropout import Dropout
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.loss import ctc, attention_loss
+from sbkit.models.normalize import GlobalNorm
+from sbkit.models.transformer import Transformer
+from sbkit.text.vocabulary import Vocabulary
+
+LABELS = Vocabulary(size=11)
+Parts = dict[str, nn.Module]
+
+# SpeechBrain's decoder gives PyTorch a bool and a float mask.
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+
+
+def ours(encoder_module: str = "conformer", decoder_layers: int = 1) -> Parts:
+    """Make sbkit's parts."""
+    return {
+        "compute_features": Fbank(n_mels=40),
+        "CNN": ConvFrontEnd(normalize=GlobalNorm(n_mels=40), n_mels=40, channels=16, d_model=16),
+        "Transformer": Transformer(
+            d_model=16,
+            nhead=2,
+            d_ffn=32,
+            num_encoder_layers=1,
+            num_decoder_layers=decoder_layers,
+            encoder_module=encoder_module,
+            dropout=0.0,
+            vocab_size=LABELS.size,
+        ),
+        "seq_lin": nn.Linear(16, LABELS.size),
+        "ctc_lin": nn.Linear(16, LABELS.size),
+    }
+
+
+def speechbrains(encoder_module: str = "transformer", decoder_layers: int = 1) -> Parts:
+    """Make the same parts of SpeechBrain."""
+    conformer = encoder_module == "conformer"
+    return ours() | {
+        "CNN": ConvolutionFrontEnd(
+            input_shape=(None, None, 40),
+            num_blocks=2,
+            num_layers_per_block=1,
+            out_channels=[4, 4],
+            kernel_sizes=[3, 3],
+            strides=[2, 2],
+            dilations=[1, 1],
+            residuals=[False, False],
+            dropout=0.0,
+        ),
+        "Transformer": TransformerASR(
+            tgt_vocab=LABELS.size,
+            input_size=40,
+            d_model=16,
+            nhead=2,
+            num_encoder_layers=1,
+            num_decoder_layers=decoder_layers,
+            d_ffn=32,
+            dropout=0.0,
+            encoder_module=encoder_module,
+            attention_type="RelPosMHAXL" if conformer else "regularMHA",
+            normalize_before=True,
+            causal=False,
+        ),
+    }
+
+
+def asr_model(parts: Parts, vocabulary: Vocabulary = LABELS, **changes: Any) -> AsrModel:
+    """Tie the parts together; all of them are in the one ModuleList unless changed."""
+    owned = [parts[name] for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")]
+    options: dict[str, Any] = {"model": nn.ModuleList([nn.ModuleList(owned)]), **parts, **changes}
+    return AsrModel(vocabulary=vocabulary, **options)
+
+
+def speech() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Make two clips of noise in int16's scale and their labels."""
+    torch.manual_seed(0)
+    audio = 1000 * torch.randn(2, 16_000)
+    audio[1, 9000:] = 0
+    tokens = torch.tensor([[4, 5, 6, 6], [7, 8, 0, 0]])
+    return audio, torch.tensor([16_000, 9000]), tokens, torch.tensor([4, 2])
+
+
+FAMILIES: list[tuple[Callable[..., Parts], str]] = [
+    (ours, "conformer"),
+    (ours, "transformer"),
+    (speechbrains, "conformer"),
+    (speechbrains, "transformer"),
+]
+
+
+@pytest.mark.parametrize("decoder_layers", [0, 1])
+@pytest.mark.parametrize(("family", "kind"), FAMILIES)
+def test_every_family_of_parts_trains(
+    family: Callable[..., Parts], kind: str, decoder_layers: int
+) -> None:
+    torch.manual_seed(0)
+    model = asr_model(family(kind, decoder_layers))
+    optimizer = torch.optim.Adam(model.model.parameters(), lr=0.01)
+    audio, samples, tokens, counts = speech()
+    losses = []
+    for _ in range(8):
+        features, frames = model.features(audio, samples)
+        if decoder_layers:
+            encoded = model.run(features, frames, tokens=tokens, return_intermediate=False)
+            states, frames, logits = encoded.states, encoded.frames, encoded.logits
+            assert logits is not None
+            assert logits.shape == (2, 5, LABELS.size)
+        else:
+            states, frames = model.encode(features, frames)
+        loss = ctc(model.ctc_log_probs(states), frames, tokens, counts, LABELS.blank)
+        if decoder_layers:
+            loss = loss.interpolate(attention_loss(logits, tokens, counts, LABELS.eos, 0.1), 0.5)
+        optimizer.zero_grad()
+        loss.sums.sum().backward()
+        optimizer.step()
+        losses.append(float(loss.sums.detach().sum()))
+    assert losses[-1] < 0.6 * losses[0]
+    assert frames.tolist() == [25, 14]
+    trained = [*model.model.parameters()] if decoder_layers else [*model.ctc_lin.parameters()]
+    assert all(parameter.grad is not None for parameter in trained)
+
+
+@pytest.mark.parametrize(("family", "kind"), FAMILIES)
+def test_what_pads_the_labels_is_not_read(family: Callable[..., Parts], kind: str) -> None:
+    torch.manual_seed(0)
+    parts = family(kind, 1)
+    model = asr_model(parts)
+    model.model.eval()
+    audio, samples, tokens, _ = speech()
+    features, frames = model.features(audio, samples)
+    whole = model.run(features, frames, tokens=tokens, return_intermediate=False)
+    part = model.run(features[1:], frames[1:], tokens=tokens[1:, :2], return_intermediate=False)
+    logits, shorter = whole.logits, part.logits
+    assert logits is not None and shorter is not None
+    torch.testing.assert_close(logits[1:, :3], shorter, rtol=0.0, atol=1e-5)
+    assert shorter.shape == (1, 3, LABELS.size)
+    states, _ = model.encode(features, frames)
+    torch.testing.assert_close(states, whole.states)
+
+
+def test_the_middle_of_the_encoder_is_read_by_the_same_head() -> None:
+    torch.manual_seed(0)
+    model = asr_model(ours("conformer", 0))
+    model.model.eval()
+    audio, samples, _, _ = speech()
+    features, frames = model.features(audio, samples)
+    twice = model.run(features, frames, tokens=None, return_intermediate=True)
+    states, _ = model.encode(features, frames)
+    assert torch.equal(twice.states, states)
+    assert twice.intermediate is not None
+    assert twice.intermediate.shape == states.shape
+    assert not torch.allclose(twice.intermediate, states, atol=1e-3)
+    assert twice.logits is None
+
+
+@pytest.mark.parametrize(("family", "kind"), FAMILIES)
+def test_a_transformer_without_a_decoder_refuses_to_decode(
+    family: Callable[..., Parts], kind: str
+) -> None:
+    model = asr_model(family(kind, 0))
+    audio, samples, tokens, _ = speech()
+    with pytest.raises(SbkitError, match="num_decoder_layers"):
+        model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+
+
+def test_a_transformer_without_a_middle_refuses_to_give_it() -> None:
+    model = asr_model(speechbrains("conformer", 0))
+    audio, samples, _, _ = speech()
+    with pytest.raises(SbkitError, match="inter_ctc_weight"):
+        model.run(*model.features(audio, samples), tokens=None, return_intermediate=True)
+
+
+def test_the_decoder_starts_with_bos_and_reads_the_labels_after_it() -> None:
+    parts = ours()
+    audio, samples, tokens, _ = speech()
+    model = asr_model(parts)
+    out = model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+    read = torch.tensor([[LABELS.bos, 4, 5, 6, 6], [LABELS.bos, 7, 8, 0, 0]])
+    decoded = cast(Transformer, parts["Transformer"]).decode(read, out.states, out.frames)
+    torch.testing.assert_close(parts["seq_lin"](decoded), out.logits)
+
+
+def test_speechbrains_features_are_zero_past_each_length() -> None:
+    parts = ours() | {"compute_features": sb_features.Fbank(n_mels=40)}
+    model = asr_model(parts)
+    audio, samples, _, _ = speech()
+    with torch.autocast("cpu", torch.bfloat16):
+        features, frames = model.features(audio.to(torch.int16), samples)
+    assert features.dtype == torch.float32
+    assert features.shape == (2, 101, 40)
+    assert frames.tolist() == [101, 57]
+    assert features[1, :57].any(-1).all()
+    assert not features[1, 57:].any()
+    states, frames = model.encode(features, frames)
+    assert states.shape == (2, 26, 16)
+    assert frames.tolist() == [26, 15]
+
+
+@pytest.mark.parametrize("left_out", ["CNN", "Transformer", "ctc_lin", "seq_lin"])
+def test_a_part_that_the_list_does_not_own_is_named(left_out: str) -> None:
+    parts = ours()
+    owned = [part for name, part in parts.items() if name not in (left_out, "compute_features")]
+    with pytest.raises(SbkitError, match=rf"`{left_out}` is not in its list .*!ref <{left_out}>"):
+        asr_model(parts, model=nn.ModuleList(owned))
+
+
+def test_features_that_learn_must_be_owned_too() -> None:
+    parts = ours() | {"compute_features": sb_features.Fbank(n_mels=40, requires_grad=True)}
+    with pytest.raises(SbkitError, match="`compute_features` is not in its list"):
+        asr_model(parts)
+    asr_model(parts, model=nn.ModuleList(parts.values()))
+
+
+HEADS: list[tuple[str, nn.Module]] = [
+    ("ctc_lin", nn.Linear(16, 12)),
+    ("seq_lin", nn.Linear(16, 10)),
+    ("seq_lin", nn.Sequential(nn.Linear(16, 11), nn.ReLU(), nn.Linear(11, 9))),
+    ("ctc_lin", Dropout(0.1)),
+]
+
+
+@pytest.mark.parametrize(("name", "head"), HEADS)
+def test_a_head_of_another_size_is_refused_with_both_numbers(name: str, head: nn.Module) -> None:
+    matrices = [each.shape[0] for each in head.parameters() if each.ndim == 2]
+    with pytest.raises(SbkitError, match=rf"`{name}` .* \(11\), but has {[0, *matrices][-1]}\."):
+        asr_model(ours() | {name: head})
+
+
+@pytest.mark.parametrize("family", [ours, speechbrains])
+def test_an_embedding_of_another_size_is_refused_with_both_numbers(
+    family: Callable[..., Parts],
+) -> None:
+    heads = {name: nn.Linear(16, 15) for name in ("ctc_lin", "seq_lin")}
+    with pytest.raises(SbkitError, match=r"`Transformer` .* \(15\), but has 11"):
+        asr_model(family() | heads, vocabulary=Vocabulary(size=15))

@@ -1,0 +1,82 @@
+"""Dropout drops what it says, keeps the mean, and is repeatable."""
+
+import math
+
+import pytest
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.models.dropout import Dropout
+
+COUNT = 400_001  # no multiple of four
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.15, 0.5, 0.9, 0.999])
+def test_the_share_that_is_dropped_and_the_mean_that_is_kept(p: float) -> None:
+    torch.manual_seed(0)
+    kept = Dropout(p)(torch.ones(COUNT))
+    deviation = math.sqrt(p * (1 - p) / COUNT)
+    share = float((kept == 0).double().mean())
+    assert abs(share - p) < 5 * deviation + 1 / 65536
+    assert float(kept.double().mean()) == pytest.approx(1.0, abs=6 * deviation / (1 - p))
+    survivors = kept[kept != 0]
+    torch.testing.assert_close(
+        survivors, torch.full_like(survivors, 1 / (1 - p)), rtol=0.02, atol=0
+    )
+
+
+def test_neighbours_are_dropped_independently() -> None:
+    torch.manual_seed(0)
+    kept = (Dropout(0.5)(torch.ones(COUNT - 1)) != 0).view(-1, 4).int()  # four share one draw
+    patterns = (kept * torch.tensor([8, 4, 2, 1])).sum(1).bincount(minlength=16)
+    expected = (COUNT - 1) / 4 / 16
+    assert int((patterns - expected).abs().max()) < 5 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (0,), (2, 3, 5), (7, 1, 9)])
+def test_every_shape_comes_back(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).transpose(0, -1) if len(shape) > 1 else torch.randn(shape)
+    dropped = Dropout(0.25)(x)
+    assert dropped.shape == x.shape
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], x[kept] / 0.75)
+
+
+def test_off_is_the_identity() -> None:
+    x = torch.randn(5)
+    assert Dropout(0.0)(x) is x
+    assert Dropout(0.9).eval()(x) is x
+
+
+def test_the_seed_decides() -> None:
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return Dropout(0.5)(torch.ones(1000))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_the_gradient_is_masked_as_the_output() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    dropped = Dropout(0.3)(x)
+    (grad,) = torch.autograd.grad(dropped.sum(), x)
+    torch.testing.assert_close(grad * x, dropped)
+    assert 0 < int((grad == 0).sum()) < 1000
+
+
+def test_half_precision_stays_half() -> None:
+    assert Dropout(0.5)(torch.ones(8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, math.nan])
+def test_a_share_that_leaves_nothing_or_makes_no_sense_is_refused(p: float) -> None:
+    with pytest.raises(SbkitError, match="`dropout` must be at least 0 and below 1"):
+        Dropout(p)
+
+
+def test_a_share_just_below_one_stays_finite() -> None:
+    torch.manual_seed(0)
+    dropped = Dropout(1 - 1e-9)(torch.ones(COUNT))
+    assert dropped.isfinite().all()
+    assert int((dropped != 0).sum()) < 30

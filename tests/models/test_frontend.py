@@ -1,0 +1,59 @@
+"""The CNN knows where an utterance ends."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.normalize import FeatureSums, GlobalNorm
+
+
+def front_end() -> ConvFrontEnd:
+    """Make one with statistics that turn padding of zeros into something else."""
+    torch.manual_seed(0)
+    sums = FeatureSums(n_mels=20, device=torch.device("cpu"))
+    sums.add([(8 + 3 * torch.randn(1, 50, 20), torch.tensor([50]))])
+    norm = GlobalNorm(n_mels=20)
+    norm.set_statistics(sums)
+    return ConvFrontEnd(normalize=norm, n_mels=20, channels=16, d_model=12)
+
+
+def test_every_length_is_a_quarter_rounded_up() -> None:
+    lengths = torch.arange(51)
+    expected = [math.ceil(length / 4) for length in range(51)]
+    assert ConvFrontEnd.output_lengths(lengths).tolist() == expected
+
+
+@pytest.mark.parametrize("frames", range(1, 51))
+def test_the_counted_frames_are_those_that_come_out(frames: int) -> None:
+    x, lengths = front_end()(torch.randn(1, frames, 20), torch.tensor([frames]))
+    assert x.shape == (1, int(lengths), 12) == (1, math.ceil(frames / 4), 12)
+
+
+@pytest.mark.parametrize("padding", [0.0, 1.0, -1e4])
+def test_what_lies_past_the_end_is_not_heard(padding: float) -> None:
+    part = front_end()
+    for frames in range(1, 51):
+        features = 8 + torch.randn(1, frames, 20)
+        alone, _ = part(features, torch.tensor([frames]))
+        padded = torch.cat([features, torch.full((1, 60 - frames, 20), padding)], dim=1)
+        together, lengths = part(padded, torch.tensor([frames]))
+        torch.testing.assert_close(together[:, : lengths[0]], alone, rtol=0.0, atol=1e-5)
+
+
+def test_an_utterance_without_a_frame_passes() -> None:
+    x, lengths = front_end()(torch.zeros(2, 9, 20), torch.tensor([9, 0]))
+    assert lengths.tolist() == [3, 0]
+    assert x.isfinite().all()
+
+
+def test_gradients_reach_every_parameter_and_no_statistic() -> None:
+    part = front_end()
+    out: Tensor = part(torch.randn(2, 30, 20), torch.tensor([30, 17]))[0]
+    (out * torch.randn_like(out)).sum().backward()
+    for name, parameter in part.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+    assert not any(name.startswith("normalize") for name, _ in part.named_parameters())

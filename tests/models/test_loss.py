@@ -1,0 +1,137 @@
+"""Losses are sums over labels, and an utterance without an alignment harms no other."""
+
+from itertools import groupby, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from sbkit.models.loss import Loss, attention_loss, ctc, frames_needed
+
+BLANK, EOS = 0, 3
+
+
+def scores(batch: int, frames: int, size: int) -> Tensor:
+    """Draw log-probabilities: (B, U, V)."""
+    torch.manual_seed(0)
+    return torch.randn(batch, frames, size).log_softmax(-1).requires_grad_()
+
+
+def over_all_paths(log_probs: Tensor, labels: list[int]) -> float:
+    """Add up the probability of every path that spells the labels: (U, V) -> -log."""
+    total = 0.0
+    for path in product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
+        if [label for label, _ in groupby(path) if label != BLANK] == labels:
+            total += float(sum(log_probs[n, label] for n, label in enumerate(path)).exp())
+    return -float(torch.tensor(total).log())
+
+
+@pytest.mark.parametrize("labels", [[], [1], [1, 2], [1, 1], [2, 1, 2], [1, 1, 2]])
+def test_ctc_is_the_sum_over_all_alignments(labels: list[int]) -> None:
+    log_probs = scores(1, 4, 3).detach()
+    tokens, counts = torch.tensor([labels]).long().reshape(1, -1), torch.tensor([len(labels)])
+    loss = ctc(log_probs, torch.tensor([4]), tokens, counts, BLANK)
+    assert float(loss.sums) == pytest.approx(over_all_paths(log_probs[0], labels), rel=1e-5)
+    assert loss.counts.tolist() == [len(labels)]
+
+
+def test_ctc_is_torchs_for_every_length_of_a_batch() -> None:
+    log_probs = scores(3, 20, 6)
+    frames, counts = torch.tensor([20, 13, 9]), torch.tensor([5, 2, 4])
+    tokens = torch.tensor([[1, 2, 2, 5, 4], [3, 3, 0, 0, 0], [4, 1, 4, 1, 0]])
+    loss = ctc(log_probs, frames, tokens, counts, BLANK)
+    for n in range(3):
+        alone = torch.nn.functional.ctc_loss(
+            log_probs[n, : frames[n]], tokens[n, : counts[n]], frames[n], counts[n], reduction="sum"
+        )
+        torch.testing.assert_close(loss.sums[n], alone)
+
+
+def test_the_frames_that_ctc_needs() -> None:
+    tokens = torch.tensor([[1, 2, 3, 0], [1, 1, 1, 0], [2, 2, 1, 1], [5, 0, 0, 0], [0, 0, 0, 0]])
+    counts = torch.tensor([3, 3, 4, 1, 0])
+    assert frames_needed(tokens, counts).tolist() == [3, 5, 6, 1, 0]
+
+
+def test_an_impossible_utterance_weighs_nothing_and_the_others_keep_their_gradient() -> None:
+    tokens = torch.tensor([[1, 2, 3], [1, 1, 0], [1, 1, 0], [2, 0, 0]])
+    counts = torch.tensor([3, 2, 2, 1])
+    frames = torch.tensor([2, 2, 3, 0])  # too few, too few for a repeat, just enough, none
+    log_probs = scores(4, 5, 4)
+    loss = ctc(log_probs, frames, tokens, counts, BLANK)
+    assert loss.counts.tolist() == [0, 0, 2, 0]
+    assert loss.sums[[0, 1, 3]].tolist() == [0.0, 0.0, 0.0]
+    expected = over_all_paths(log_probs[2, :3].detach(), [1, 1])
+    assert loss.sums[2].item() == pytest.approx(expected, rel=1e-5)
+    loss.sums.sum().backward()
+    grad = log_probs.grad
+    assert grad is not None
+    assert grad.isfinite().all()
+    assert grad.abs().sum((1, 2)).bool().tolist() == [False, False, True, False]
+
+    alone = log_probs.detach()[2:3].requires_grad_()
+    ctc(alone, frames[2:3], tokens[2:3], counts[2:3], BLANK).sums.sum().backward()
+    torch.testing.assert_close(grad[2:3], alone.grad)
+
+
+def test_sums_and_counts_add_over_batches() -> None:
+    log_probs = scores(4, 9, 5)
+    frames, tokens = torch.tensor([9, 8, 7, 6]), torch.tensor([[1, 2], [3, 3], [4, 0], [1, 4]])
+    counts = torch.tensor([2, 2, 1, 2])
+    whole = ctc(log_probs, frames, tokens, counts, BLANK)
+    halves = [
+        ctc(log_probs[part], frames[part], tokens[part], counts[part], BLANK)
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    torch.testing.assert_close(torch.cat([half.sums for half in halves]), whole.sums)
+    assert torch.cat([half.counts for half in halves]).tolist() == whole.counts.tolist()
+
+
+def test_half_precision_scores_are_summed_in_float32() -> None:
+    log_probs = scores(1, 6, 4).detach().bfloat16()
+    one = torch.tensor([1])
+    assert ctc(log_probs, 6 * one, one[None], one, BLANK).sums.dtype == torch.float32
+    assert attention_loss(log_probs[:, :2], one[None], one, EOS, 0.1).sums.dtype == torch.float32
+
+
+def by_hand(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:
+    """Add up the cross entropies of the labels and the end: (L + 1, V) -> ()."""
+    total = torch.zeros(())
+    for row, label in zip(logits.log_softmax(-1), [*labels, EOS], strict=False):
+        total = total - (1 - smoothing) * row[label] - smoothing * row.mean()
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_sequence_loss_is_the_cross_entropy_of_labels_and_end(smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 5, 7, requires_grad=True)
+    tokens = torch.tensor([[4, 5, 6, 4], [5, 0, 0, 0], [0, 0, 0, 0]])
+    counts = torch.tensor([4, 1, 0])
+    loss = attention_loss(logits, tokens, counts, EOS, smoothing)
+    for n, labels in enumerate([[4, 5, 6, 4], [5], []]):
+        torch.testing.assert_close(loss.sums[n], by_hand(logits[n], labels, smoothing))
+    assert loss.counts is counts
+    loss.sums.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().sum(-1).bool().tolist() == [
+        [True] * 5,
+        [True, True, False, False, False],
+        [True, False, False, False, False],
+    ]
+
+
+def test_two_losses_are_mixed_by_weight() -> None:
+    first = Loss(torch.tensor([2.0, 4.0]), torch.tensor([1, 3]))
+    second = Loss(torch.tensor([10.0, 20.0]), torch.tensor([1, 3]))
+    interpolate = first.interpolate(second, 0.75)
+    assert interpolate.sums.tolist() == [4.0, 8.0]
+    assert interpolate.counts.tolist() == [1, 3]
+
+
+def test_what_takes_no_part_in_one_loss_takes_none_in_the_mixture() -> None:
+    impossible = Loss(torch.tensor([0.0, 4.0]), torch.tensor([0, 3]))
+    decoder = Loss(torch.tensor([10.0, 20.0], requires_grad=True), torch.tensor([5, 3]))
+    interpolate = impossible.interpolate(decoder, 0.5)
+    assert interpolate.sums.tolist() == [0.0, 12.0]
+    assert interpolate.counts.tolist() == [0, 3]

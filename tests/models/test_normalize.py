@@ -1,0 +1,76 @@
+"""One pass over the data gives the statistics of all of it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.base.errors import SbkitError
+from sbkit.models.normalize import FeatureSums, GlobalNorm
+
+CPU = torch.device("cpu")
+
+
+def utterances() -> list[Tensor]:
+    """Make features far from zero, as log-mels are, one bin of which never varies."""
+    torch.manual_seed(0)
+    clips = [8 + 4 * torch.randn(count, 5) for count in (1, 30, 7, 200, 0, 64)]
+    for clip in clips:
+        clip[:, 3] = -15.9424
+    return clips
+
+
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    """Pad the utterances two by two."""
+    clips = utterances()
+    for pair in (clips[:2], clips[2:4], clips[4:]):
+        yield pad_sequence(pair, batch_first=True), torch.tensor([len(clip) for clip in pair])
+
+
+def measured() -> GlobalNorm:
+    """Measure all batches."""
+    sums = FeatureSums(n_mels=5, device=CPU)
+    sums.add(batches())
+    norm = GlobalNorm(n_mels=5)
+    norm.set_statistics(sums)
+    return norm
+
+
+def test_the_statistics_are_numpys_over_all_frames() -> None:
+    frames = np.concatenate([clip.numpy() for clip in utterances()]).astype(np.float64)
+    norm = measured()
+    assert norm.frames == len(frames) == 302
+    np.testing.assert_allclose(norm.mean, frames.mean(0), rtol=1e-6)
+    varies = [0, 1, 2, 4]
+    np.testing.assert_allclose(norm.std[varies], frames.std(0)[varies], rtol=1e-6)
+
+
+def test_a_bin_that_never_varies_becomes_zero_and_finite() -> None:
+    norm = measured()
+    assert norm.std[3] == 1.0
+    normalized = norm(torch.cat(utterances()))
+    torch.testing.assert_close(normalized[:, 3], torch.zeros(302), rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(normalized[:, 0].std(correction=0), torch.tensor(1.0))
+    torch.testing.assert_close(normalized[:, 0].mean(), torch.tensor(0.0), rtol=0.0, atol=1e-5)
+
+
+def test_nothing_to_measure_is_said() -> None:
+    sums = FeatureSums(n_mels=5, device=CPU)
+    sums.add([(torch.zeros(2, 1, 5), torch.tensor([0, 0]))])
+    with pytest.raises(SbkitError, match="at least one frame"):
+        GlobalNorm(n_mels=5).set_statistics(sums)
+
+
+def test_the_statistics_travel_with_the_weights() -> None:
+    norm, other = measured(), GlobalNorm(n_mels=5)
+    other.load_state_dict(norm.state_dict())
+    features = torch.cat(utterances())
+    assert torch.equal(other(features), norm(features))
+    assert other.frames == 302
+
+
+def test_half_precision_features_are_normalized_in_full() -> None:
+    assert measured()(torch.zeros(1, 5, dtype=torch.bfloat16)).dtype == torch.float32

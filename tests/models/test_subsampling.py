@@ -1,0 +1,107 @@
+"""How many frames there are is what the parts themselves say, and what CTC finds."""
+
+import numpy as np
+import pytest
+import torch
+from speechbrain.lobes.features import Fbank as SpeechBrainFbank
+from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
+from torch import Tensor, nn
+
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.models.asr import front_end, run_features
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.normalize import GlobalNorm
+from sbkit.models.subsampling import Subsampling, measure_subsampling
+
+
+def ours() -> nn.Module:
+    return ConvFrontEnd(normalize=GlobalNorm(n_mels=80), n_mels=80, channels=4, d_model=4)
+
+
+def lobes(*strides: int) -> nn.Module:
+    return ConvolutionFrontEnd(
+        input_shape=(1, 100, 80),
+        num_blocks=len(strides),
+        num_layers_per_block=1,
+        out_channels=[2] * len(strides),
+        kernel_sizes=[3] * len(strides),
+        strides=list(strides),
+        residuals=[False] * len(strides),
+    )
+
+
+class EveryOther(nn.Module):
+    """Drops every second frame of another front-end."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = self.inner(features, lengths)
+        return x[:, ::2], (lengths + 1) // 2
+
+
+class Squeezed(nn.Module):
+    """Makes ten frames of whatever comes."""
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return features[:, :10], torch.full_like(lengths, 10)
+
+
+@pytest.mark.parametrize(
+    ("features", "cnn", "milliseconds"),
+    [
+        (Fbank(), ours(), 40),
+        (Fbank(), EveryOther(ours()), 80),
+        (Fbank(), lobes(2, 2), 40),
+        (Fbank(), lobes(2, 2, 2), 80),
+        (SpeechBrainFbank(n_mels=80), lobes(2, 1), 20),
+        (SpeechBrainFbank(n_mels=80), ours(), 40),
+    ],
+)
+def test_frames_are_those_that_the_parts_give(
+    features: nn.Module, cnn: nn.Module, milliseconds: int
+) -> None:
+    found = measure_subsampling(features, cnn)
+    assert found.stride == 16 * milliseconds
+    lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
+    subsample = front_end(cnn.eval())
+    with torch.no_grad():
+        for samples, expected in zip(lengths, found.frames(lengths), strict=True):
+            audio = torch.zeros(1, int(samples))
+            _, frames = subsample(*run_features(features, audio, torch.tensor([samples])))
+            assert int(frames) == expected
+
+
+def test_nothing_is_left_of_almost_no_audio() -> None:
+    assert measure_subsampling(Fbank(), ours()).frames(np.array([0, 399, 400])).tolist() == [
+        0,
+        0,
+        1,
+    ]
+    assert Subsampling(640, 240).halved() == Subsampling(320, 120)
+
+
+def test_the_parts_stay_as_they_are() -> None:
+    cnn = nn.Sequential(lobes(2, 2), nn.Dropout(), nn.BatchNorm2d(25)).train()
+    state = torch.get_rng_state()
+    before = {name: value.clone() for name, value in cnn.state_dict().items()}
+    with pytest.raises(SbkitError):  # BatchNorm takes 25 frames, and no other number
+        measure_subsampling(Fbank(), cnn)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(part.training for part in cnn.modules())
+    assert all(torch.equal(value, before[name]) for name, value in cnn.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("features", "cnn", "words"),
+    [
+        (Fbank(n_mels=40), ours(), "must take features of 40 values a frame"),
+        (Fbank(), Squeezed(), "must stride evenly"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(features: nn.Module, cnn: nn.Module, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        measure_subsampling(features, cnn)

@@ -1,0 +1,137 @@
+"""Tokenizers give back the text that they were given, in any script."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.vocabulary import Vocabulary
+
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog's back",
+    "съешь же ещё этих мягких французских булок да выпей чаю",
+    "我们 今天 去 学校 学习 中文",
+]
+KINDS: list[tuple[str, int | None]] = [("char", None), ("bpe", 100), ("unigram", 77)]
+
+
+def train(
+    folder: Path, kind: str, vocab_size: int | None, texts: Iterable[str] = SENTENCES * 20
+) -> Tokenizer:
+    """Train a tokenizer in a folder, or find it there."""
+    return ensure_tokenizer(
+        model_file=folder / "tokenizer.model",
+        kind=kind,
+        vocab_size=vocab_size,
+        texts=lambda: texts,
+    )
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
+def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+    tokenizer = train(tmp_path, kind, vocab_size)
+    assert tokenizer.kind == kind
+    assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
+    assert tokenizer.pieces()[:4] == ["<blank>", "<unk>", "<s>", "</s>"]
+    for text in [*SENTENCES, " ".join(SENTENCES), "fox", ""]:
+        ids = tokenizer.encode(text)
+        tokenizer.vocabulary.check_targets(ids, of=text)
+        assert tokenizer.vocabulary.unk not in ids
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
+def test_an_unseen_character_is_unk_and_never_blank(
+    tmp_path: Path, kind: str, vocab_size: Any
+) -> None:
+    tokenizer = train(tmp_path, kind, vocab_size)
+    for text in ("ñ", "<unk>", "<blank>", "</s>", "fox ñ fox"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.vocabulary.unk in ids
+        assert not {0, 2, 3} & set(ids)
+    assert tokenizer.decode(tokenizer.encode("fox ñ fox")) == "fox fox"
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 20), ("unigram", 16)])
+def test_text_that_looks_like_special_tokens_is_harmless(
+    tmp_path: Path, kind: str, vocab_size: Any
+) -> None:
+    texts = ["a▁b <unk>", "<blank> </s>", "a b c d e k l n s u"] * 5
+    tokenizer = train(tmp_path, kind, vocab_size, texts)
+    assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
+    for text, heard in [("a▁b", "a b"), ("<unk>", "unk"), ("<blank> </s>", "blank s")]:
+        ids = tokenizer.encode(text)
+        assert not {0, 2, 3} & set(ids)
+        assert tokenizer.decode(ids) == heard
+
+
+def test_special_ids_leave_no_trace_in_the_text(tmp_path: Path) -> None:
+    tokenizer = train(tmp_path, "char", None)
+    first, *others = tokenizer.encode("the dog")
+    assert tokenizer.decode([2, 0, first, 0, 1, *others, 3]) == "the dog"
+
+
+def test_characters_are_as_many_as_the_text_has(tmp_path: Path) -> None:
+    tokenizer = train(tmp_path, "char", None)
+    assert tokenizer.vocab_size == len(set("".join(SENTENCES))) + 4
+    assert len(tokenizer.encode("the dog")) == len("the dog")
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+    files = [train(tmp_path / name, kind, vocab_size).model_file for name in ("one", "two")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 30), ("unigram", 21)])
+def test_a_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any) -> None:
+    long = "xyz uvw " * 1000
+    assert len(long) > 4192  # bytes; sentencepiece's default limit
+    tokenizer = train(tmp_path, kind, vocab_size, ["abc def ghi"] * 9 + [long])
+    assert tokenizer.decode(tokenizer.encode("zux")) == "zux"
+
+
+def test_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(tmp_path, "char", None)
+    assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
+
+
+DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
+    "unknown kind": ("word", None, SENTENCES, "one of char, bpe, unigram, but is 'word'"),
+    "no size": ("bpe", None, SENTENCES, "must be a number when token_type is bpe"),
+    "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+"),
+    "too small for unigram": ("unigram", 10, SENTENCES, "unigram tokenizer of 10 tokens"),
+    "too large": ("bpe", 5000, SENTENCES, r"tokenizer of 5000 tokens .*value <= \d+"),
+    "too large for unigram": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+"),
+    "size of characters": ("char", 99, SENTENCES, r"is 99 where .* has \d+ tokens"),
+    "no text": ("char", None, [], "at least one character"),
+    "empty text": ("char", None, ["", ""], "at least one character"),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_a_declaration_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> None:
+    kind, vocab_size, texts, words = DECLARED[case]
+    with pytest.raises(SbkitError, match=words):
+        train(tmp_path, kind, vocab_size, texts)
+
+
+def test_a_run_folder_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, "bpe", 100)
+    with pytest.raises(SbkitError, match="is 120 where .* has 100 tokens"):
+        train(tmp_path, "bpe", 120)
+    with pytest.raises(SbkitError, match="`token_type` char, but .* is bpe"):
+        train(tmp_path, "char", None)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "missing"])
+def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, damage: str) -> None:
+    file = train(tmp_path, "char", None).model_file
+    content = {"empty": b"", "cut": file.read_bytes()[:-40], "text": b"tokens\n" * 9}
+    file.unlink() if damage == "missing" else file.write_bytes(content[damage])
+    with pytest.raises(SbkitError, match="sentencepiece model") as caught:
+        Tokenizer(model_file=file)
+    assert str(file) in str(caught.value)

@@ -1,0 +1,68 @@
+"""Train a model whose parts take turns: `torchrun -m tests.train.sharing`, or in one process."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from sbkit.distributed.ranks import process_group, rank, world_size
+from sbkit.models.loss import Loss
+from sbkit.train.brain import Brain
+
+STEPS = 6
+
+
+class TurnsBrain(Brain):
+    """A body for all, a head for each language, and a head that joins in step 3."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        """Score the rows, each by its language's head: (B, 4), (B,) -> (B,)."""
+        inputs, languages = batch
+        states = self.modules["body"](inputs)
+        scores = [
+            self.modules[f"head{language}"](states[languages == language]).squeeze(1)
+            for language in languages.unique().tolist()
+        ]
+        joined = self.hparams.joins and self.optimizer_step >= 3
+        late = self.modules["late"](states).sum(1) if joined else 0
+        return torch.cat(scores) + late
+
+    def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
+        """Lose the squares."""
+        return Loss(predictions.square(), torch.ones_like(predictions))
+
+
+def train(*, joins: bool) -> dict[str, list[float]]:
+    """Give the parameters after a few steps; the second rank's rows are of another language."""
+    torch.manual_seed(0)
+    modules = {
+        "body": nn.Linear(4, 5),
+        "head0": nn.Linear(5, 1),
+        "head1": nn.Linear(5, 1),
+        "late": nn.Linear(5, 1),
+    }
+    rows, languages = torch.randn(STEPS, 6, 4), torch.arange(6).div(3, rounding_mode="floor")
+    mine = slice(None) if world_size() == 1 else slice(3 * rank(), 3 * rank() + 3)
+    batches = [(step[mine], languages[mine]) for step in rows]
+    # Adam steps with a gradient of zero, too, and not without one.
+    optimizer = torch.optim.AdamW if joins else torch.optim.SGD
+    brain = TurnsBrain(
+        modules=modules,
+        opt_class=lambda parameters: optimizer(parameters, lr=0.1, weight_decay=0.1),
+        hparams={"joins": joins, "find_unused_parameters": joins},
+        run_opts={"device": "cpu", "noprogressbar": True},
+    )
+    brain.fit(range(1), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    parameters = brain.modules.named_parameters()
+    return {name: parameter.flatten().tolist() for name, parameter in parameters}
+
+
+if __name__ == "__main__":
+    with process_group(torch.device("cpu")):
+        trained = [train(joins=joins) for joins in (False, True)]
+        if rank() == 0:
+            json.dump(trained, sys.stdout)

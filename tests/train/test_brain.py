@@ -1,0 +1,322 @@
+"""The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speechbrain as sb
+import torch
+from speechbrain import Stage
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+import sbkit
+from sbkit.base.errors import STALLED, SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.models.loss import Loss
+from sbkit.train import gradients
+from sbkit.train.brain import Brain
+
+
+class LineBrain(Brain):
+    """Fit a line to (inputs, targets); the loss is a sum over rows."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
+        return self.modules["model"](batch[0])
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
+        sums = (predictions - batch[1]).square().sum(1)
+        return Loss(sums, torch.ones_like(sums))
+
+
+def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(count, 3), torch.randn(count, 2)
+
+
+def loader(count: int, size: int) -> torch.utils.data.DataLoader[Any]:
+    inputs, targets = rows(count)
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, targets), batch_size=size
+    )
+
+
+def line() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(3, 2)
+
+
+def trained(size: int, accumulation: int, *, count: int = 12, epochs: int = 3) -> nn.Linear:
+    model = line()
+    brain = LineBrain(
+        modules={"model": model},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu", "grad_accumulation_factor": accumulation},
+    )
+    brain.fit(range(epochs), loader(count, size))
+    return model
+
+
+def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
+    """Agree to 1e-6 of the largest weight: sums of float32 in another order do no better."""
+    difference = (one.weight - other.weight).abs().max()
+    assert difference <= 1e-6 * one.weight.abs().max()
+
+
+def test_sbkit_brain_is_this_brain() -> None:
+    assert sbkit.Brain is Brain
+    assert issubclass(Brain, sb.Brain)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_a_device_may_be_a_string_or_a_torch_device(device: Any) -> None:
+    brain = LineBrain(modules={"model": line()}, run_opts={"device": device})
+    assert brain.device == torch.device("cpu")
+    assert brain.device_type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cuda0"}, ["cuda:N", "'cuda0'"]),
+        ({"device": "gpu"}, ["cuda:N", "'gpu'"]),
+        ({"device": "cpu", "precision": "fp16"}, ["cpu", "fp16", "bf16"]),
+        ({"device": "cpu", "eval_precision": "fp16"}, ["cpu", "fp16", "bf16"]),
+    ],
+)
+def test_an_unsupported_pair_is_refused_by_name(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SbkitError) as error:
+        LineBrain(modules={"model": line()}, run_opts=options)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_autocast_and_scaler_get_the_type_of_the_device() -> None:
+    brain = LineBrain(modules={"model": line()}, run_opts={"device": "cpu", "precision": "bf16"})
+    with brain.training_ctx:
+        assert brain.modules["model"](torch.randn(1, 3)).dtype is torch.bfloat16
+    assert not brain.scaler.is_enabled()
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(2, 2), (1, 4), (3, 1), (2, 6)])
+def test_the_step_is_that_of_the_whole_batch_however_it_is_split(
+    size: int, accumulation: int
+) -> None:
+    whole = trained(size * accumulation, 1)
+    split = trained(size, accumulation)
+    assert_alike(whole, split)
+
+
+def test_an_unfilled_accumulation_is_stepped_at_the_end_of_an_epoch() -> None:
+    # 5 rows, one at a time, in steps of 4: one step of four rows and one of the row that is left.
+    split = trained(1, 4, count=5, epochs=2)
+    whole = trained(4, 1, count=5, epochs=2)
+    assert_alike(whole, split)
+
+
+def test_batches_of_unequal_size_weigh_by_their_rows() -> None:
+    # Two micro-batches of 3 and 1 rows make the same step as one of 4.
+    uneven = trained(3, 2, count=4, epochs=1)
+    assert_alike(uneven, trained(4, 1, count=4, epochs=1))
+
+
+def test_one_norm_clips_every_parameter_group() -> None:
+    first, second = line(), line()
+    brain = LineBrain(
+        modules={"model": nn.Sequential(first), "other": second},
+        opt_class=lambda parameters: torch.optim.SGD(
+            [{"params": first.parameters()}, {"params": second.parameters()}], lr=1.0
+        ),
+        run_opts={"device": "cpu", "max_grad_norm": 0.1},
+    )
+    brain.compute_forward = lambda batch, stage: second(first(batch[0]) @ torch.ones(2, 3))
+    before = torch.cat([each.detach().flatten().clone() for each in brain.modules.parameters()])
+    brain.fit(range(1), loader(4, 4))
+    after = torch.cat([each.detach().flatten() for each in brain.modules.parameters()])
+    assert torch.linalg.vector_norm(after - before).item() == pytest.approx(0.1, rel=1e-4)
+
+
+class MeanBrain(sb.Brain):
+    """A recipe as SpeechBrain has it: the loss is a mean."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
+        return self.modules.model(batch[0])
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
+        loss = nn.functional.mse_loss(predictions, batch[1])
+        self.trace.append(loss.item())
+        return loss
+
+
+class MovedBrain(MeanBrain, Brain):
+    """The same recipe under sbkit's Brain."""
+
+
+def test_a_speechbrain_recipe_gives_the_same_losses_under_both() -> None:
+    traces = []
+    for kind in (MeanBrain, MovedBrain):
+        brain = kind(
+            modules={"model": line()},
+            opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+            hparams={"output_folder": None},
+            run_opts={"device": "cpu", "noprogressbar": True},
+        )
+        brain.trace = []
+        brain.fit(range(3), loader(12, 3), loader(6, 3))
+        brain.evaluate(loader(6, 3))
+        traces.append(brain.trace)
+    assert len(traces[0]) == 3 * (4 + 2) + 2
+    assert traces[0] == pytest.approx(traces[1], rel=1e-6)
+
+
+class SavingBrain(LineBrain):
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        if stage is Stage.VALID:
+            self.checkpointer.save_and_keep_only(meta={"loss": stage_loss}, min_keys=["loss"])
+        if stage is Stage.TRAIN and epoch == getattr(self, "dies_in", None):
+            raise KeyboardInterrupt
+
+
+def saving_brain(folder: Path, model: nn.Module, epochs: EpochCounter) -> SavingBrain:
+    return SavingBrain(
+        modules={"model": model},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu"},
+        checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
+    )
+
+
+def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    undisturbed, epochs = line(), EpochCounter(4)
+    saving_brain(tmp_path / "a", undisturbed, epochs).fit(epochs, loader(12, 3), loader(6, 3))
+
+    epochs = EpochCounter(4)
+    brain = saving_brain(tmp_path / "b", line(), epochs)
+    brain.dies_in = 3
+    with pytest.raises(KeyboardInterrupt):
+        brain.fit(epochs, loader(12, 3), loader(6, 3))
+
+    resumed, epochs = line(), EpochCounter(4)
+    brain = saving_brain(tmp_path / "b", resumed, epochs)
+    brain.fit(epochs, loader(12, 3), loader(6, 3))
+    assert brain.optimizer_step == 16
+    assert torch.equal(resumed.weight, undisturbed.weight)
+
+
+def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
+    model, epochs = line(), EpochCounter(4)
+    brain = saving_brain(tmp_path, model, epochs)
+    brain.fit(epochs, loader(12, 3), loader(6, 3))
+    best = min(brain.checkpointer.list_checkpoints(), key=lambda each: each.meta["loss"])
+    brain.evaluate(loader(6, 3), min_key="loss")
+    assert brain.optimizer_step == 16
+    saved = torch.load(best.paramfiles["model"], weights_only=True)
+    assert torch.equal(model.weight, saved["weight"])
+
+
+def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) -> None:
+    inputs, targets = rows(12)
+    inputs[::2] = torch.nan  # every second step is bad, of twelve
+    bad = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=1)
+    told = []
+    for _ in range(2):  # four bad steps, then two
+        brain = saving_brain(tmp_path, line(), epochs := EpochCounter(1))
+        brain.nonfinite_patience = 4
+
+        def leave(*_: Any, brain: Any = brain) -> None:
+            brain.signals.heard = signal.SIGTERM if brain.optimizer_step == 8 else None
+
+        brain.on_fit_batch_end = leave
+        with pytest.raises((SystemExit, SbkitError)) as left:
+            brain.fit(epochs, bad)
+        told.append(left.type)
+    assert told == [SystemExit, SbkitError]
+
+
+HANGING = """
+import sys, time
+import sbkit
+
+class Hanging(sbkit.Brain):
+    def on_fit_start(self):
+        time.sleep(100)
+
+hparams = {"output_folder": sys.argv[1], "stall_seconds": 1}
+Hanging(hparams=hparams, run_opts={"device": "cpu"}).fit(range(1), [])
+"""
+
+
+def test_a_run_that_hangs_before_its_first_step_is_ended_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == STALLED
+    assert "in on_fit_start" in done.stderr
+
+
+# -- mixed precision -------------------------------------------------------------------------------
+
+ORDER = ["scale", "backward", "unscale_", "clip", "step", "update"]
+
+
+def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain:
+    """Make a Brain with a scaler at work, as in fp16 on a GPU, and note what is called."""
+    brain = LineBrain(
+        modules={"model": line()},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu", "max_grad_norm": 0.5, "nonfinite_patience": 0},
+    )
+    brain.scaler = GradScaler("cpu", init_scale=1024.0)
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **options)
+
+        return call
+
+    for name in ("scale", "unscale_", "step", "update"):
+        monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
+    monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
+    monkeypatch.setattr("sbkit.train.brain.clip", noted("clip", gradients.clip))
+    return brain
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_mixed_precision_goes_in_the_right_order(
+    accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    brain = scaled_brain(calls, monkeypatch)
+    brain.grad_accumulation_factor = accumulation
+    brain.fit(range(1), loader(12, 12 // accumulation))
+    assert calls == [*ORDER[:2] * accumulation, *ORDER[2:]]
+
+
+def test_what_is_scaled_steps_as_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    brain = scaled_brain([], monkeypatch)
+    brain.fit(range(3), loader(12, 4))
+    plain = LineBrain(
+        modules={"model": line()},
+        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        run_opts={"device": "cpu", "max_grad_norm": 0.5},
+    )
+    plain.fit(range(3), loader(12, 4))
+    assert_alike(brain.modules["model"], plain.modules["model"])
+
+
+def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no bad batch: the loss is finite, and patience is not asked of anybody."""
+    brain = scaled_brain([], monkeypatch)
+    before = brain.modules["model"].weight.clone()
+    brain.scaler._init_scale = 3e38  # whatever gradient there is, it overflows
+    brain.fit(range(1), loader(12, 12))
+    assert torch.equal(brain.modules["model"].weight, before)
+    assert brain.metrics.so_far.skipped == 1
+    assert brain.nonfinite_count == 0
+    assert brain.scaler.get_scale() == pytest.approx(1.5e38)

@@ -1,0 +1,68 @@
+"""A meter adds, is read, and starts anew."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from sbkit.models.loss import Loss
+from sbkit.train.meter import ZERO, Meter, MetricTotals
+
+CPU = torch.device("cpu")
+
+
+def test_sums_are_added_and_then_forgotten() -> None:
+    meter = Meter(CPU)
+    meter.add(Loss(torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([1, 2])), 1.5)
+    meter.add(Loss(torch.tensor([6.0]), torch.tensor([3.0])), 2.0)
+    reading = meter.read()
+    assert (reading.loss_sum, reading.labels, reading.audio_seconds) == (12.0, 6.0, 3.5)
+    assert reading.loss == 2.0
+    assert (meter.read().loss_sum, meter.read().audio_seconds) == (0.0, 0.0)
+
+
+def test_a_million_small_sums_lose_nothing() -> None:
+    meter = Meter(CPU)
+    meter.add(Loss(torch.tensor([2.0**24]), torch.tensor([1])), 0.0)
+    for _ in range(100):
+        meter.add(Loss(torch.tensor([1.0]), torch.tensor([1])), 0.0)
+    assert meter.read().loss_sum == 2**24 + 100  # float32 would have stayed at 2**24
+
+
+def test_time_without_a_batch_is_told_from_time_of_work() -> None:
+    def slow_reader() -> list[int]:
+        time.sleep(0.05)
+        return [1, 2]
+
+    meter = Meter(CPU)
+    for _ in meter.timed(number for number in slow_reader()):
+        time.sleep(0.05)
+    assert list(meter.timed(iter([]))) == []
+    reading = meter.read()
+    assert 0.0 <= reading.waiting_seconds < 0.05
+    assert reading.wall_seconds >= 0.15
+
+
+def test_waiting_is_counted_where_the_reader_is_slow() -> None:
+    def batches() -> object:
+        for number in range(3):
+            time.sleep(0.04)
+            yield number
+
+    meter = Meter(CPU)
+    assert list(meter.timed(batches())) == [0, 1, 2]
+    reading = meter.read()
+    assert reading.waiting_seconds >= 0.12
+    assert reading.waiting == pytest.approx(1.0, abs=0.2)
+
+
+def test_readings_add_up() -> None:
+    total = ZERO + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
+    assert total == MetricTotals(8.0, 4.0, 30.0, 6.0, 1.5)
+    assert (total.loss, total.rtfx, total.waiting) == (2.0, 5.0, 0.25)
+
+
+def test_nothing_has_no_loss_and_no_speed() -> None:
+    assert math.isnan(ZERO.loss)
+    assert (ZERO.rtfx, ZERO.waiting) == (0.0, 0.0)

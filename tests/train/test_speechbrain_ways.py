@@ -1,0 +1,292 @@
+"""What SpeechBrain lets a recipe read, call, declare and override means the same here."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speechbrain as sb
+import torch
+from speechbrain import Stage
+from speechbrain.utils.run_opts import RunOptions
+from torch import nn
+
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.models.loss import Loss
+from sbkit.train.brain import Brain
+
+OPTIONS = {  # what becomes of each
+    **dict.fromkeys(("test_only", "debug", "debug_batches", "debug_epochs"), "kept"),
+    **dict.fromkeys(("debug_persistently", "device", "precision", "eval_precision"), "kept"),
+    **dict.fromkeys(("auto_mix_prec", "bfloat16_mix_prec", "grad_accumulation_factor"), "kept"),
+    **dict.fromkeys(("max_grad_norm", "skip_nonfinite_grads", "nonfinite_patience"), "kept"),
+    **dict.fromkeys(("ckpt_interval_minutes", "ckpt_interval_steps", "noprogressbar"), "kept"),
+    **dict.fromkeys(("optimizer_step_limit", "remove_vector_weight_decay", "jit"), "kept"),
+    **dict.fromkeys(("jit_module_keys", "compile", "compile_module_keys", "compile_mode"), "kept"),
+    **dict.fromkeys(("compile_using_fullgraph", "compile_using_dynamic_shape_tracing"), "kept"),
+    **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), "refused"),
+    **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "refused"),
+    **dict.fromkeys(("distributed_backend", "distributed_launch"), "the launcher's"),
+    "find_unused_parameters": "kept",
+    **dict.fromkeys(("log_config", "param_file", "overridden_args"), "the caller's"),
+    **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "of tqdm, which is not used"),
+}
+
+
+class MeanBrain(Brain):
+    """Fit a line, by a mean as SpeechBrain's recipes have it."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
+        return self.modules.model(batch[0])
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+def batches(count: int) -> torch.utils.data.DataLoader[Any]:
+    torch.manual_seed(0)
+    rows = torch.utils.data.TensorDataset(torch.randn(2 * count, 3), torch.randn(2 * count, 2))
+    return torch.utils.data.DataLoader(rows, batch_size=2)
+
+
+def brain_of(
+    kind: type[sb.Brain] = MeanBrain, *, lr: float = 0.1, hparams: Any = None, **run_opts: Any
+) -> Any:
+    torch.manual_seed(1)
+    return kind(
+        modules={"model": nn.Linear(3, 2)},
+        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=lr),
+        hparams=hparams,
+        run_opts={"device": "cpu", **run_opts},
+    )
+
+
+@pytest.mark.parametrize("name", ["data_parallel_backend", "profile_training"])
+def test_an_option_that_would_have_no_effect_is_refused(name: str) -> None:
+    with pytest.raises(SbkitError, match=f"`{name}` must be off"):
+        brain_of(**{name: True})
+    with pytest.raises(SbkitError, match=f"`{name}` must be off"):
+        brain_of(hparams={name: True})
+
+
+def test_the_old_names_of_the_precisions_still_take_effect() -> None:
+    brain = brain_of(bfloat16_mix_prec=True)
+    with brain.training_ctx:
+        assert brain.modules.model(torch.randn(1, 3)).dtype is torch.bfloat16
+    with pytest.raises(SbkitError, match="fp16"):
+        brain_of(auto_mix_prec=True)
+
+
+@pytest.mark.parametrize("max_grad_norm", [-1.0, 1e9])
+def test_a_negative_norm_turns_clipping_off_and_not_the_gradient_round(
+    max_grad_norm: float,
+) -> None:
+    brain = brain_of(max_grad_norm=max_grad_norm)
+    before = brain.evaluate(batches(4))
+    brain.fit(range(5), batches(4))
+    assert brain.evaluate(batches(4)) < before
+
+
+@pytest.mark.parametrize(("debug_epochs", "epochs"), [(1, 1), (2, 2), (-1, 3)])
+def test_debugging_stops_early_or_runs_all_epochs(debug_epochs: int, epochs: int) -> None:
+    brain = brain_of(debug=True, debug_batches=1, debug_epochs=debug_epochs)
+    brain.fit([1, 2, 3], batches(4))
+    assert brain.optimizer_step == epochs
+
+
+def test_epochs_may_come_from_anything_that_counts() -> None:
+    brain = brain_of(optimizer_step_limit=6)
+    brain.fit(itertools.count(1), batches(4))
+    assert brain.optimizer_step == 6
+
+
+class Watching(MeanBrain):
+    """Read what a recipe may read."""
+
+    seen: list[float]
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
+        self.seen.append(self.avg_train_loss)
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        if stage is Stage.TRAIN:
+            assert stage_loss == self.avg_train_loss
+
+
+def test_the_mean_training_loss_is_there_to_read() -> None:
+    brain = brain_of(Watching, lr=0.0, hparams={"log_every": 1})
+    brain.seen = []
+    brain.fit([1, 2], batches(3))
+    losses = [float(brain.evaluate_batch(batch, Stage.TRAIN)) for batch in batches(3)]
+    means = [0.0, losses[0], (losses[0] + losses[1]) / 2]
+    assert brain.seen == pytest.approx([*means, *means])
+
+
+def test_the_counted_batches_are_there_at_the_end_of_a_stage() -> None:
+    seen: dict[type[sb.Brain], list[tuple[Stage, int]]] = {}
+    for base in (sb.Brain, Brain):
+
+        class Counting(base):  # type: ignore[misc, valid-type]
+            compute_forward = MeanBrain.compute_forward
+            compute_objectives = MeanBrain.compute_objectives
+            steps: list[tuple[Stage, int]]
+
+            def on_stage_end(self, stage: Stage, *figures: Any) -> None:
+                self.steps.append((stage, self.step))
+
+        brain = brain_of(Counting, noprogressbar=True)
+        seen[base] = brain.steps = []
+        brain.fit([1, 2], batches(3), batches(2))
+        brain.evaluate(batches(4))
+    assert seen[Brain] == seen[sb.Brain]
+
+
+def test_a_signal_is_heard_without_an_optimizer() -> None:
+    class Asked(MeanBrain):
+        micro_batches = 0
+
+        def on_fit_batch_end(self, *_: Any) -> None:
+            Asked.micro_batches += 1
+            if Asked.micro_batches == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    brain = brain_of(Asked)
+    brain.opt_class = None
+    with pytest.raises(SystemExit) as left:
+        brain.fit([1], batches(5))
+    assert left.value.code == ASKED_TO_STOP
+    assert Asked.micro_batches == 2
+
+
+class OfSums(MeanBrain):
+    """The same loss as a sum and a count."""
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
+        sums = (predictions - batch[1]).square().mean(1)
+        return Loss(sums, torch.ones_like(sums))
+
+
+@pytest.mark.parametrize("kind", [MeanBrain, OfSums])
+def test_the_steps_give_the_objective_in_its_own_kind(kind: type[Brain]) -> None:
+    brain = brain_of(kind)
+    brain.on_fit_start()
+    (batch,) = batches(1)
+    for objective in (brain.evaluate_batch(batch, Stage.VALID), brain.fit_batch(batch)):
+        assert isinstance(objective, Loss if kind is OfSums else torch.Tensor)
+        again = objective.detach().cpu()
+        assert not (again.sums if isinstance(again, Loss) else again).requires_grad
+
+
+class Thawing(MeanBrain):
+    """Freeze the optimizer for the first two of three steps."""
+
+    def freeze_optimizers(self, optimizers: dict[str, Any]) -> dict[str, Any]:
+        return optimizers if self.step >= 3 else {"other": self.other}
+
+
+def test_a_thawed_optimizer_has_no_gradient_of_its_frozen_time() -> None:
+    brain = brain_of(Thawing, lr=1.0, max_grad_norm=-1)
+    model, (*_, last) = brain.modules.model, batches(3)
+    brain.other = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    loss = nn.functional.mse_loss(model(last[0]), last[1])
+    wanted = model.weight.detach() - torch.autograd.grad(loss, model.weight)[0]
+    brain.fit([1], batches(3))
+    torch.testing.assert_close(model.weight.detach(), wanted)
+
+
+def test_a_loss_that_is_not_finite_is_counted_and_then_stops_the_run() -> None:
+    class Checking(MeanBrain):
+        def fit_batch(self, batch: Any) -> torch.Tensor:
+            loss = torch.tensor(float("nan"))
+            self.check_loss_isfinite(loss)
+            return loss
+
+    brain = brain_of(Checking, nonfinite_patience=2)
+    brain.fit([1, 2, 3], batches(2))
+    with pytest.raises(ValueError, match="patience"):
+        brain.fit([4], batches(3))
+
+
+def test_gradients_that_are_not_finite_are_left_out_when_so_declared() -> None:
+    class Spoilt(MeanBrain):
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+            return super().compute_objectives(predictions, batch, stage) * float("inf")
+
+    brain = brain_of(Spoilt, skip_nonfinite_grads=True)
+    brain.fit([1], batches(2))
+    assert brain.modules.model.weight.isfinite().all()
+
+
+def test_every_option_of_speechbrain_takes_effect_or_is_refused() -> None:
+    """A new SpeechBrain with a new option is to be noticed here, not by a user."""
+    assert {*OPTIONS} == set(RunOptions().as_dict())
+
+
+TWO_RANKS = """
+import json
+import os
+import sys
+import torch
+import torch.distributed as dist
+import speechbrain as sb
+from torch import nn
+from sbkit.train.brain import Brain
+from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
+
+def trained(base):
+    class Own(base):
+        def compute_forward(self, batch, stage):
+            return self.modules.second(self.modules.first(batch[0]))
+
+        def compute_objectives(self, predictions, batch, stage):
+            return nn.functional.mse_loss(predictions, batch[1])
+
+        def fit_batch(self, batch):
+            should_step = self.step % self.grad_accumulation_factor == 0
+            with self.no_sync(not should_step):
+                outputs = self.compute_forward(batch, sb.Stage.TRAIN)
+                loss = self.compute_objectives(outputs, batch, sb.Stage.TRAIN)
+                (loss / self.grad_accumulation_factor).backward()
+            if should_step:
+                self.optimizers_step()
+            return loss.detach().cpu()
+
+    torch.manual_seed(0)
+    modules = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 2)}
+    rows = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randn(16, 2))
+    options = {"device": "cpu", "distributed_backend": "gloo", "grad_accumulation_factor": 2}
+    brain = Own(modules, lambda each: torch.optim.SGD(each, lr=0.1), {}, options)
+    brain.fit([1, 2], rows, train_loader_kwargs={"batch_size": 2}, progressbar=False)
+    assert base is sb.Brain or brain.modules["first"] is modules["first"]
+    return [each.tolist() for module in modules.values() for each in module.parameters()]
+
+def main():
+    torch.set_num_threads(1)
+    with process_group(torch.device("cpu")):
+        shared = gather_over_ranks([trained(Brain), trained(sb.Brain)])
+        if rank() == 0:
+            print(json.dumps(shared))
+
+main()
+"""
+
+
+@pytest.mark.ddp
+def test_a_step_of_its_own_is_shared_among_processes_as_in_speechbrain(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "ranks.py")],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (one, wanted), (two, _) = json.loads(done.stdout.splitlines()[-1])
+    assert one == two == wanted

@@ -1,0 +1,79 @@
+"""Signals are heard, and ranks agree on them without asking in every step."""
+
+import os
+import signal
+from unittest.mock import patch
+
+import pytest
+
+from sbkit.train.stopping import MOST_STEPS, NEITHER, Decision, RankConsensus, StopSignals
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_is_heard_and_the_handlers_come_back(sent: signal.Signals) -> None:
+    before = signal.getsignal(sent)
+    with StopSignals() as signals:
+        assert signals.heard is None
+        os.kill(os.getpid(), sent)
+        assert signals.heard is sent
+    assert signal.getsignal(sent) is before
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_alone_a_wish_is_granted_at_once() -> None:
+    consensus = RankConsensus()
+    assert consensus.ask(stop=False, save=False) == NEITHER
+    assert consensus.ask(stop=True, save=False) == Decision(stop=True, save=False)
+    assert consensus.ask(stop=False, save=True) == Decision(stop=False, save=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "questions"),
+    [
+        (0.25, [1, 2, 6, 10, 14, 18]),  # every second of training
+        (5.0, list(range(1, 21))),  # after every step, where one takes longer
+        (1e-9, [1, 2]),  # and at most so many steps apart (MOST_STEPS)
+    ],
+)
+def test_ranks_ask_one_another_about_every_second(seconds: float, questions: list[int]) -> None:
+    """The other rank is as fast, and wishes nothing."""
+    steps, asked = list[None](), list[int]()
+
+    def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
+        asked.append(len(steps))
+        return [value, (False, False, value[2])]
+
+    def after_a_step(*, stop: bool) -> Decision:
+        steps.append(None)
+        return consensus.ask(stop=stop, save=False)
+
+    consensus = RankConsensus(clock=lambda: seconds * len(steps))
+    with (
+        patch("sbkit.train.stopping.world_size", lambda: 2),
+        patch("sbkit.train.stopping.gather_over_ranks", gather),
+    ):
+        assert [after_a_step(stop=False) for _ in range(20)] == [NEITHER] * 20
+        assert asked == questions
+        wishes = asked[-1] + MOST_STEPS - 20
+        assert any(after_a_step(stop=True).stop for _ in range(wishes))
+
+
+def test_a_slow_rank_decides_how_often_all_ask() -> None:
+    asked: list[bool] = []
+
+    def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
+        asked.append(True)
+        return [value, (True, False, 2.0)]
+
+    consensus = RankConsensus(clock=lambda: 0.01 * len(asked))
+    with (
+        patch("sbkit.train.stopping.world_size", lambda: 2),
+        patch("sbkit.train.stopping.gather_over_ranks", gather),
+    ):
+        verdicts = [consensus.ask(stop=False, save=False) for _ in range(4)]
+    assert verdicts == [Decision(stop=True, save=False)] * 4

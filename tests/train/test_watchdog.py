@@ -1,0 +1,93 @@
+"""A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from sbkit.base.errors import STALLED
+from sbkit.train.watchdog import (
+    FOLDER,
+    NOTE,
+    Beat,
+    NullWatchdog,
+    Watchdog,
+    read_beats,
+    words_of_ranks,
+)
+
+HANGING = """
+import sys, time
+from pathlib import Path
+from sbkit.train import watchdog
+
+watchdog.TICK, watchdog.LAST_WORDS = 0.05, 0.1
+with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as heart:
+    for step in range(10):
+        heart.ping("step", step, ["clip7", "clip8"])
+        time.sleep(0.1)
+
+    def stand_still():
+        {how}
+
+    stand_still()
+"""
+ASLEEP = "time.sleep(60)"
+# A pattern that backtracks for ages holds the interpreter: no thread of Python's can speak.
+HOLDING = "import re; re.match('(a+)+b', 'a' * 60)"
+
+
+@pytest.mark.parametrize("how", [ASLEEP, HOLDING], ids=["asleep", "holding the interpreter"])
+def test_who_stands_still_is_named_and_ended(how: str, tmp_path: Path) -> None:
+    code = HANGING.format(how=how)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == (STALLED if how == ASLEEP else 1)
+    assert "in stand_still" in done.stderr
+    if how == ASLEEP:
+        assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
+        assert "`stall_seconds`" in done.stderr
+
+
+def test_a_sign_of_life_can_be_read_and_goes_with_the_run(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / NOTE).touch()  # of a run before
+    write_beat(tmp_path / FOLDER, 7)  # of a larger one
+    with patch("sbkit.train.watchdog.TICK", 0.02), Watchdog(tmp_path, stall_seconds=60) as heart:
+        heart.ping("valid", 12, [f"clip{number}" for number in range(9)])
+        seen: dict[int, Beat] = {}
+        while 0 not in seen or seen[0].phase != "valid":
+            time.sleep(0.02)
+            seen = read_beats(tmp_path / FOLDER)
+        ((number, ping),) = seen.items()
+        assert (number, ping.step, len(ping.utterances)) == (0, 12, 9)
+        assert str(ping).startswith(
+            "in valid after step 12 on clip0, clip1, clip2, clip3, ..., for"
+        )
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_rank_that_never_gave_a_sign_of_life_is_named(tmp_path: Path) -> None:
+    """One that was stopped early may be the one that hangs; one that is not in the job is not."""
+    for number in (0, 2, 7):
+        write_beat(tmp_path, number)
+    with patch("sbkit.train.watchdog.world_size", lambda: 3):
+        first, second, third = words_of_ranks(tmp_path)
+    assert first.startswith("  rank 0 in step after step 5 on clip7, for")
+    assert second == "  rank 1 gave no sign of life"
+    assert third.startswith("  rank 2 in step")
+
+
+def write_beat(folder: Path, number: int) -> None:
+    ping = {"rank": number, "phase": "step", "step": 5, "utterances": ["clip7"], "since": 0.0}
+    (folder / f"rank-{number}.json").write_text(json.dumps(ping))
+
+
+def test_a_quiet_heart_leaves_nothing() -> None:
+    with NullWatchdog() as heart:
+        heart.ping("step", 1, ["clip"])
