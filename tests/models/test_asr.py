@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.models.asr import AsrModel
 from sbkit.models.dropout import Dropout
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.loss import ctc, attention_loss
+from sbkit.models.loss import attention_loss, ctc
 from sbkit.models.normalize import GlobalNorm
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
