@@ -1,63 +1,14 @@
-"""Train a speech recognizer: ``torchrun train.py hparams/ctc.yaml [--knob=value ...]``."""
+"""Train what a YAML declares: ``torchrun train.py hparams/ctc.yaml [--key=value ...]``."""
 
 import sys
-from pathlib import Path
 
-import torch
-
-from recipes.CommonVoice.brain import AsrBrain
-from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
-from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
 from sbkit.base.exit import run_main
-from sbkit.check.check import check_before_training
-from sbkit.check.planned_run import Recipe
-from sbkit.config.hparams import load_hparams, parse_command, read_knobs, save_resolved
-from sbkit.config.ranges import RANGES, refuse_out_of_range
-from sbkit.distributed.device import resolve
-from sbkit.distributed.ranks import main_rank_first, process_group, rank
-from sbkit.logs.log import say
-
-RECIPE = Recipe(
-    prepare_splits=prepare_splits,
-    prepare_tokenizer=prepare_tokenizer,
-    make_loaders=make_loaders,
-    brain=AsrBrain,
-    script=Path(__file__),
-    ranges=RECIPE_RANGES,
-)
+from sbkit.training import train
 
 
 def main() -> None:
-    """Run the steps of a training run in their order."""
-    yaml_file, overrides = parse_command(sys.argv[1:])
-    knobs = read_knobs(yaml_file, overrides)
-    refuse_out_of_range(knobs, {**RANGES, **RECIPE.ranges})
-    placement = resolve(knobs["device"], knobs["precision"])
-    run_folder = Path(knobs["output_folder"])
-
-    with process_group(placement.device):
-        with main_rank_first():
-            if knobs.get("check", True) and rank() == 0:
-                check_before_training(yaml_file, overrides, RECIPE)
-            splits = prepare_splits(knobs)
-            tokenizer = prepare_tokenizer(knobs, splits)
-        torch.manual_seed(knobs["seed"])
-        hparams = load_hparams(yaml_file, overrides)
-        loaders = make_loaders(hparams, splits, tokenizer, placement)
-        hparams["checkpointer"].refuse_other_model()
-        with main_rank_first():
-            save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)
-        brain = AsrBrain(
-            modules={"model": hparams["model"]},
-            opt_class=hparams["opt_class"],
-            hparams=hparams,
-            run_opts={"device": placement.device},
-            checkpointer=hparams["checkpointer"],
-            measure_set=loaders.measure,
-        )
-        brain.fit(hparams["epoch_counter"], loaders.train, loaders.dev)
-        brain.evaluate(loaders.test, min_key="CER")
-    say(f"run folder: {run_folder}")
+    """Run ``train.py`` with the arguments of the process."""
+    train(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -48,12 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
     check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
-    check.add_argument("--script", type=Path, default=Path("train.py"), help="default: train.py")
     check.set_defaults(command=_check)
 
     replay = commands.add_parser("replay", help="look again at a batch that was not finite")
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
-    replay.add_argument("--script", type=Path, default=Path("train.py"), help="default: train.py")
     replay.set_defaults(command=_replay)
 
     export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
@@ -75,7 +73,6 @@ def _check(options: argparse.Namespace) -> int:
     return check_file(
         options.yaml,
         options.overrides,
-        script=options.script,
         target=options.target,
         untrusted=options.untrusted,
         as_json=options.json,
@@ -83,10 +80,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from sbkit.check.command import load_recipe
     from sbkit.check.replay import replay_file
 
-    return replay_file(options.file, load_recipe(options.script))
+    return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:

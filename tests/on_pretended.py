@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sbkit
-from recipes.CommonVoice.brain import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.check.replay import trace
 from sbkit.checkpoint.rng import random_state, restore_random_state
@@ -81,7 +81,7 @@ def train_there(workplace: Workplace, run: Path, *options: str, **more: Any) -> 
 
 def figures(run: Path) -> list[float]:
     """List what a run logged of its losses and scores."""
-    names = ("loss", "dev_loss", "cer", "wer")
+    names = ("loss", "valid_loss", "CER", "WER")
     records = read_log(run / "train_log.jsonl")
     return [each[name] for each in records for name in names if name in each]
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 import train
-from recipes.CommonVoice.brain import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.distributed.ranks import process_group, rank, world_size
 
 ACCUMULATIONS = (1, 2, 4)
@@ -28,7 +28,7 @@ ACCUMULATIONS = (1, 2, 4)
 def run(*arguments: str) -> None:
     """Run train.py within the group that is there."""
     with (
-        patch("train.process_group", lambda device: nullcontext()),
+        patch("sbkit.training.process_group", lambda device: nullcontext()),
         patch.object(sys, "argv", ["train.py", *arguments]),
     ):
         train.main()

@@ -24,6 +24,7 @@ LAYERS = (
     "train",
     "inference",
     "check",
+    "training",
     "cli",
 )
 LONGEST = 45  # lines

@@ -15,13 +15,10 @@ import soundfile
 import torch
 import torchaudio.functional
 
-from recipes.CommonVoice.brain import AsrBrain
-from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
-from sbkit.config.hparams import load_hparams, parse_command, read_knobs
-from sbkit.distributed.device import resolve
+from sbkit.config.hparams import parse_command
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
@@ -102,19 +99,19 @@ def test_its_log_tells_every_step_every_epoch_and_the_test(finished: Path) -> No
     assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
     assert len(steps) > 4 * 2
     assert epochs[-1]["loss"] < epochs[0]["loss"]
-    assert all(each["cer"] is not None and each["dev_loss"] > 0 for each in epochs)
+    assert all(each["CER"] is not None and each["valid_loss"] > 0 for each in epochs)
     assert len(figures(finished, "test")) == 1
 
 
 @pytest.mark.slow
 def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Workplace) -> None:
     summary = read_json(finished / "summary.json")
-    test, (logged,) = summary["test"], figures(finished, "test")
+    test, (logged,) = summary["test"]["test"], figures(finished, "test")
     rows = rows_of(workplace.release / "test.tsv")
     assert test["utterances"] == len(rows) == 4
     assert test["words"] == sum(len(normalize(row["sentence"], "en").split()) for row in rows)
-    assert 0 < test["cer"] <= 1.5
-    assert (test["cer"], test["wer"]) == (logged["cer"], logged["wer"])
+    assert 0 < test["CER"] <= 1.5
+    assert (test["CER"], test["WER"]) == (logged["CER"], logged["WER"])
     assert summary["parameters"] == sum(
         value.numel()
         for name, value in last_parameters(finished).items()
@@ -199,7 +196,7 @@ def learned(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.slow
 def test_it_learns_eight_utterances_by_heart(learned: Path) -> None:
-    assert read_json(learned / "run" / "summary.json")["test"]["cer"] < 0.05
+    assert read_json(learned / "run" / "summary.json")["test"]["test"]["CER"] < 0.05
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +279,7 @@ def test_pieces_of_words_are_tokens_as_well(workplace: Workplace, tmp_path: Path
     assert workplace.train_here(tmp_path, *options) == 0
     parameters = last_parameters(tmp_path)
     assert parameters["3.weight"].shape == (50, 32)  # ctc_lin
-    assert read_json(tmp_path / "summary.json")["test"]["utterances"] == 4
+    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4
 
 
 @pytest.mark.slow
@@ -312,23 +309,15 @@ def test_every_yaml_takes_a_step(
     folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path}")
     pieces = () if read_document(yaml).root["token_type"] == "char" else ("--vocab_size=50",)
     file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
-    knobs = read_knobs(file, overrides)
-    placement = resolve(knobs["device"], knobs["precision"])
-    splits = prepare_splits(knobs)
-    tokenizer = prepare_tokenizer(knobs, splits)
-    hparams = load_hparams(file, overrides)
-    loaders = make_loaders(hparams, splits, tokenizer, placement)
+    run = Run(file, overrides)
+    hparams = run.hparams
     before = [value.detach().clone() for value in hparams["model"].parameters()]
-    brain = AsrBrain(
-        modules={"model": hparams["model"]},
-        opt_class=hparams["opt_class"],
-        hparams={**hparams, "lr_schedule": lambda progress: 0.1},
-        run_opts={"device": placement.device, "optimizer_step_limit": 1},
-        measure_set=loaders.measure,
-    )
-    brain.fit(hparams["epoch_counter"], loaders.train)
+    run.hparams = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}
+    brain = run.make_brain(optimizer_step_limit=1)
+    brain.loaders = run.loaders
+    brain.fit(hparams["epoch_counter"], run.loaders.train)
     assert brain.optimizer_step == 1
-    assert 0 < brain.metrics.so_far.loss < 1000
+    assert 0 < brain.training_metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     still = [pair for pair in zip(before, after, strict=True) if torch.equal(*pair)]
@@ -350,4 +339,4 @@ def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> N
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")
     done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
     assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "summary.json")["test"]["utterances"] == 4
+    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import train as script
+from recipes.asr.brain import AsrBrain
 from recipes.CommonVoice import prepare
-from recipes.CommonVoice.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.log import Record, read_log
@@ -139,7 +139,7 @@ def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]
         ((script, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
         ((prepare, "_read_clip"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
         ((prepare, "_read_clip"), signal.SIGINT, INTERRUPTED),
-        ((script, "prepare_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
+        ((script, "prepare_labels"), signal.SIGUSR1, ASKED_TO_STOP),
         ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else str(value),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.logs.report import write_summary
+from sbkit.logs.summary import write_summary
+from sbkit.logs.wer_report import error_figures
 from sbkit.text.wer import score, total_scores
 from tests.runs import ROOT, TINY
 from tools import show
@@ -36,7 +37,7 @@ def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
     scores = total_scores([score("a", "one two", "one too"), score("b", "three", "three")])
     write_summary(
         tmp_path / "summary.json",
-        test=scores,
+        test={"test": error_figures(scores)},
         parameters=2_690_000,
         train_seconds=90.0,
         audio_seconds=9000.0,

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from recipes.CommonVoice.brain import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.data.batch import Batch
 from tests.runs import ROOT, Workplace, make_workplace
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from recipes.asr.recipe import ASR
 from sbkit.check.alignment import check_alignment
 from sbkit.check.labels import check_labels
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.speech import check_speech
-from sbkit.data.splits import SPLITS, Splits
+from sbkit.data.splits import Splits
 from sbkit.data.store import Utterance, open_store, write_store
-from train import RECIPE
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards boldly mix many potions"
 SHARES = {"train": 0.96, "dev": 0.02, "test": 0.02}
@@ -36,7 +36,7 @@ def main() -> None:
         def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
             return splits
 
-        recipe = replace(RECIPE, prepare_splits=prepare_splits)
+        recipe = replace(ASR, prepare_splits=prepare_splits)
         overrides = {"output_folder": str(Path(folder, "run"))}
         with PlannedRun(yaml, overrides, recipe=recipe) as planned:
             _ = planned.hparams
@@ -53,12 +53,13 @@ def make_splits(folder: Path, rows: int) -> Splits:
         write_store(folder / split, utterances(split, round(share * rows)))
         stores[split] = open_store(folder / split)
     kept = np.flatnonzero(np.arange(len(stores["train"])) % 100)
-    return Splits(**stores | {"train": stores["train"].select(kept)})
+    train, dev, test = stores["train"].select(kept), stores["dev"], stores["test"]
+    return Splits(train, {"dev": dev}, {"test": test})
 
 
 def utterances(split: str, rows: int) -> Iterator[Utterance]:
     """Make up utterances of about 50 characters and 5 s, fifty a speaker."""
-    random = np.random.default_rng(SPLITS.index(split))
+    random = np.random.default_rng(list(SHARES).index(split))
     words = random.choice(WORDS.split(), (rows, 10))
     samples = random.integers(60_000, 100_000, rows)
     for row in range(rows):

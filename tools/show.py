@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from recipes.CommonVoice.prepare import find_release
@@ -31,8 +32,11 @@ def folder(arguments: Sequence[str]) -> str:
 def scores(arguments: Sequence[str]) -> str:
     """Say how many words and characters of the test split came out wrong."""
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
-    test = summary["test"]
-    return f"\ntest WER {test['wer']:.1%}, CER {test['cer']:.1%} ({test['utterances']} utterances)"
+    lines = (
+        f"{name} WER {test['WER']:.1%}, CER {test['CER']:.1%} ({test['utterances']} utterances)"
+        for name, test in summary["test"].items()
+    )
+    return "\n" + "\n".join(lines)
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -49,14 +53,18 @@ def clip(arguments: Sequence[str]) -> str:
 
 
 def row(arguments: Sequence[str]) -> str:
-    """Write a run's line of the README's table of results."""
+    """Write a run's line of the README's table of results, for each test set."""
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
-    test, machine = summary["test"], summary["machine"]
+    return "\n".join(_row(summary, test) for test in summary["test"].values())
+
+
+def _row(summary: dict[str, Any], test: dict[str, Any]) -> str:
+    machine = summary["machine"]
     errors = {name: sum(test[f"{name}_errors"].values()) for name in ("character", "word")}
     cells = [
         f"{summary['parameters'] / 1e6:.1f} M",
-        f"{test['cer']:.1%} ({errors['character']} / {test['characters']})",
-        f"{test['wer']:.1%} ({errors['word']} / {test['words']})",
+        f"{test['CER']:.1%} ({errors['character']} / {test['characters']})",
+        f"{test['WER']:.1%} ({errors['word']} / {test['words']})",
         f"{summary['train_seconds'] / 60:.1f} min",
         f"{summary['rtfx']:.0f}",
         f"{machine['accelerator'] or machine['cpu']}, {machine['cores']} cores",

@@ -23,10 +23,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.data.manifest import Clip, Manifest, read_manifest
-from sbkit.data.splits import SPLITS, Excluded, read_left_out, write_left_out
+from sbkit.data.splits import Excluded, read_excluded, write_excluded
 from sbkit.data.store import Utterance, sample_counts, write_store
 from sbkit.text.normalize import normalize
 
+SPLITS = ("train", "dev", "test")
 PREPARE_VERSION = 1  # raise it when the same release would give another store
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
 CLIPS_AHEAD = 512  # clips decoded before they are written; about 80 MB of audio
@@ -62,7 +63,7 @@ def prepare(
         if not folder.is_dir():
             _prepare_split(folder, split, language, manifest)
         stores[split] = folder / "store"
-        left_out += read_left_out(folder / "left_out.tsv")
+        left_out += read_excluded(folder / "left_out.tsv")
     return Prepared(stores, left_out)
 
 
@@ -124,7 +125,7 @@ def _prepare_split(folder: Path, split: str, language: str, manifest: Manifest) 
         utterances = _utterances(manifest.clips, split, language, lost=lost, silent=silent)
         write_store(beside / "store", utterances)
         _refuse_heavy_loss(split, lost, total=len(manifest.clips) + len(manifest.bad_rows))
-        write_left_out(beside / "left_out.tsv", lost + silent)
+        write_excluded(beside / "left_out.tsv", lost + silent)
 
 
 def _utterances(

@@ -17,14 +17,14 @@ WINDOW_SAMPLES = 400  # 25 ms
 SHIFT_SAMPLES = 160  # 10 ms
 
 
-def seconds_to_samples(seconds: float) -> int:
+def seconds_to_samples(seconds: float, sample_rate: int = SAMPLE_RATE) -> int:
     """Round a duration to the nearest sample."""
-    return round(seconds * SAMPLE_RATE)
+    return round(seconds * sample_rate)
 
 
-def samples_to_seconds(samples: int) -> float:
-    """Give the exact duration of a number of samples."""
-    return samples / SAMPLE_RATE
+def samples_to_seconds(samples: int, sample_rate: int = SAMPLE_RATE) -> float:
+    """Return the exact duration of a number of samples."""
+    return samples / sample_rate
 
 
 def samples_to_frames(samples: int) -> int:

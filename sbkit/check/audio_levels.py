@@ -9,7 +9,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.utterances import Rows, named, notice
-from sbkit.data.splits import SPLITS, Excluded
+from sbkit.data.splits import Excluded
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 AT_ONCE = 50  # of them in memory; about 8 MB
@@ -30,7 +30,7 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     """Find clips without a sound, and clips that are cut at full scale."""
     silent: list[Excluded] = []
     clipped: list[Excluded] = []
-    for name in SPLITS:
+    for name in planned.splits.named():
         rows = sampled_rows(len(getattr(planned.splits, name)))
         heard = list(_listen(planned, name, rows))
         quiet = np.array([audio.peak < SILENT for audio in heard])

@@ -2,9 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.alignment import check_alignment
@@ -15,7 +14,7 @@ from sbkit.check.labels import check_labels
 from sbkit.check.ownership import check_ownership
 from sbkit.check.param_groups import check_groups
 from sbkit.check.placement import check_placement, check_shares
-from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun, Recipe
+from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.ranges import check_ranges
 from sbkit.check.shapes import check_shapes
 from sbkit.check.speech import check_speech
@@ -24,6 +23,7 @@ from sbkit.check.unused import check_unused
 from sbkit.config.document import walk
 from sbkit.distributed.ranks import alone
 from sbkit.logs.log import say
+from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
@@ -63,12 +63,12 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     return [*reversed(told.values())]  # two parts, or a check, may fail over one fault
 
 
-def check_before_training(yaml_file: Path, overrides: Mapping[str, object], recipe: Recipe) -> None:
+def check_before_training(run: Run) -> None:
     """Check a run before its first step, tell what is found, and refuse to start over a fault.
 
     Raises SbkitError when a finding stops the run.
     """
-    with alone(), PlannedRun(yaml_file, overrides, recipe=recipe) as planned:
+    with alone(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:

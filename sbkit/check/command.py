@@ -1,7 +1,5 @@
 """`sbkit check`: a YAML on the command line, its findings on the screen."""
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +10,9 @@ from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as PREDICTION
 from sbkit.check.cost import Prediction, as_table
 from sbkit.check.finding import Finding
-from sbkit.check.planned_run import PlannedRun, Recipe
+from sbkit.check.planned_run import PlannedRun
 from sbkit.check.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
-from sbkit.logs.log import say
 
 FINDINGS = 1  # exit code
 
@@ -24,7 +21,6 @@ def check_file(
     yaml_file: Path,
     arguments: Sequence[str],
     *,
-    script: Path,
     target: str | None = None,
     untrusted: bool = False,
     as_json: bool = False,
@@ -34,9 +30,8 @@ def check_file(
         findings = _check_foreign(yaml_file, arguments)
         _tell(findings, None, as_json=as_json)
         return FINDINGS if findings else 0
-    recipe = load_recipe(script)
     overrides = parse_overrides(arguments)
-    with PlannedRun(yaml_file, overrides, recipe=recipe, target=target) as planned:
+    with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
         prediction = planned.parts.get(PREDICTION)
     _tell(findings, prediction, as_json=as_json)
@@ -50,26 +45,6 @@ def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
             "no value is looked at, only what would be built."
         )
     return check_untrusted(yaml_file)
-
-
-def load_recipe(script: Path) -> Recipe | None:
-    """Take RECIPE from a training script; None where there is no such script.
-
-    Its folder is where it imports from, as when it is run.
-    """
-    if not script.is_file():
-        say(f"{script} is not here: what needs its recipe (data, steps) is not checked.")
-        return None
-    sys.path.insert(0, str(script.resolve().parent))
-    spec = importlib.util.spec_from_file_location("sbkit_checked_script", script)
-    if spec is None or spec.loader is None:
-        raise SbkitError(
-            f"--script must be a Python file, but {script} is not. Name a training script."
-        )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    recipe = getattr(module, "RECIPE", None)
-    return recipe if isinstance(recipe, Recipe) else None
 
 
 def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:

@@ -110,10 +110,11 @@ def write_prediction(planned: PlannedRun) -> None:
 def _predict(planned: PlannedRun) -> Prediction:
     loaders = planned.loaders
     plan, accumulation = _plan(planned)
-    evaluated = list(loaders.dev.batch_sampler)
+    valid = next(iter(loaders.valid.values()))
+    evaluated = [batch for each in loaders.valid.values() for batch in each.batch_sampler]
     with _brain_in_place(planned) as brain, unchanged(brain.modules):
         memory = measure_step_memory(brain, loaders.train, plan)
-        validation = measure_evaluation_memory(brain, loaders.dev, evaluated)
+        validation = measure_evaluation_memory(brain, valid, list(valid.batch_sampler))
         optimizer_bytes, update = _try_optimizer(planned)
         seconds = (
             None if planned.target else _seconds_of_epoch(brain, loaders, plan, evaluated, update)
@@ -173,7 +174,8 @@ def _seconds_of_epoch(
     update: float,
 ) -> float:
     training = time_steps(brain, loaders.train, plan)([size_of(batch) for batch in plan])
-    validation = time_evaluation(brain, loaders.dev, evaluated)
+    valid = next(iter(loaders.valid.values()))
+    validation = time_evaluation(brain, valid, list(valid.batch_sampler))
     seconds = training.sum() + validation([size_of(batch) for batch in evaluated]).sum()
     return round(float(seconds) + update * len(plan), 2)
 

@@ -23,7 +23,7 @@ from sbkit.check.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.check.watch import UseWatch
 from sbkit.config.document import Keys
-from sbkit.data.batch import Collate, UtteranceDataset
+from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.normalize import GlobalNorm
 from sbkit.train.step import ForwardLoss, as_loss
 
@@ -157,7 +157,7 @@ def small_batch(planned: PlannedRun) -> Any:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
     except MissingPartError:
-        data, collate = UtteranceDataset(planned.splits.train), Collate(planned.tokenizer)
+        data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.tokenizer)
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
     return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])
 

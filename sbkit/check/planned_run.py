@@ -7,7 +7,6 @@ Everything is built in a folder of its own, so that a check leaves no trace in t
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,32 +20,14 @@ from sbkit.check.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import apply_overrides
-from sbkit.config.ranges import Range
 from sbkit.distributed.device import Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
+from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.run import Run
 
 Value = TypeVar("Value")
 
-TOKENIZER = "tokenizer.model"
-PARTS = ("placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What a training script does with its YAML, in its order.
-
-    prepare_splits(knobs) gives `train`, `dev` and `test` stores; prepare_tokenizer(knobs, splits);
-    make_loaders(hparams, splits, tokenizer, placement) gives a loader a split and `measure`; brain:
-    the recipe's Brain; script: the file that reads the knobs; ranges: what the recipe's own numbers
-    may be.
-    """
-
-    prepare_splits: Callable[..., Any]
-    prepare_tokenizer: Callable[..., Any]
-    make_loaders: Callable[..., Any]
-    brain: Callable[..., Any]
-    script: Path | None = None
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+PARTS = ("recipe", "placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
 
 
 class MissingPartError(Exception):
@@ -90,13 +71,15 @@ class PlannedRun:
         target: str | None = None,
     ) -> None:
         self.yaml_file, self.overrides = yaml_file, dict(overrides)
-        self.recipe, self.target = recipe, target
+        self.target = target
         self.document: Document = read_document(yaml_file)
         self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
         self.parts: dict[str, Any] = {}
         self.moved = MoveWatch()  # of the Brain
         self.faults: dict[str, SbkitError] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="sbkit-check-")
+        self.has_recipe = recipe is not None or "recipe" in self.knobs
+        self._recipe = recipe
 
     def __enter__(self) -> "PlannedRun":
         """Use the planned within a `with`, after which its folder is gone."""
@@ -106,29 +89,41 @@ class PlannedRun:
         """Remove the folder it was built in."""
         self._scratch.cleanup()
 
+    @cached_property
+    def run(self) -> Run:
+        """Return the run that is checked, in the folder of the check."""
+        return Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
+
     # -- the parts, in the order of a run ------------------------------------------------------
 
     @part
+    def recipe(self) -> Recipe:
+        """Import the recipe that the YAML names; SpeechBrain's YAMLs name none."""
+        if not self.has_recipe:
+            raise MissingPartError("recipe")
+        return self._recipe or load_recipe(self.knobs, self.yaml_file)
+
+    @part
     def placement(self) -> Placement:
-        """Give the device and the precision that the run would take."""
-        device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
-        return resolve(device, precision, count=self.count)
+        """Return the device and the precision that the run would take."""
+        return self.run.placement
 
     @part
     def splits(self) -> Any:
         """Prepare the data as training does, and open it."""
-        return self._script.prepare_splits(self.knobs)
+        return self.recipe.prepare_splits(self.knobs)
 
     @part
     def tokenizer(self) -> Any:
-        """Train or open the tokenizer; a new one stays in the folder of the check."""
-        return self._script.prepare_tokenizer(self.building_knobs, self.splits)
+        """Make or open what turns labels into ids; a new one stays in the folder of the check."""
+        self.run.splits, _ = self.splits, self.recipe
+        return self.run.labels
 
     @part
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, in a folder that is thrown away."""
         elsewhere = self._elsewhere.get("output_folder")
-        if self.recipe and elsewhere and not Path(elsewhere, TOKENIZER).exists():
+        if self.has_recipe and not Path(str(elsewhere), self.recipe.label_file).exists():
             _ = self.tokenizer  # its file is what the YAML opens
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.knobs.get("seed", 0))
@@ -138,7 +133,7 @@ class PlannedRun:
     def model(self) -> nn.ModuleList:
         """Give the one ModuleList."""
         model = self.hparams.get("model")
-        if model is None and self.recipe is None:
+        if model is None and not self.has_recipe:
             raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
         if not isinstance(model, nn.ModuleList):
             raise SbkitError(
@@ -152,7 +147,7 @@ class PlannedRun:
     def loaders(self) -> Any:
         """Plan the batches of every split."""
         with quiet():  # training will say it of its own
-            return self._script.make_loaders(
+            return self.recipe.make_loaders(
                 self.hparams, self.splits, self.tokenizer, resolve("cpu", "fp32")
             )
 
@@ -162,21 +157,16 @@ class PlannedRun:
         return self.make_brain(resolve("cpu", "fp32"))
 
     def make_brain(self, placement: Placement) -> Any:
-        """Make the recipe's Brain for a device."""
-        options: dict[str, Any] = {
-            "modules": {"model": self.model},
-            "opt_class": self.hparams["opt_class"],
-            "hparams": self.hparams,
-            "run_opts": {
-                "device": placement.device,
-                "precision": placement.precision,
-                "eval_precision": "fp32",
-            },
-            "checkpointer": self.hparams["checkpointer"],
-            "measure_set": (),
-        }
+        """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
+        self.run.hparams = self.hparams | {"model": self.model}
+        evaluation = self.knobs.get("eval_precision", "fp32")
+        is_meant = placement == self.parts.get("placement")
         with self.moved:
-            return self._script.brain(**options)
+            return self.run.make_brain(
+                device=placement.device,
+                precision=placement.precision,
+                eval_precision=evaluation if is_meant else "fp32",
+            )
 
     @property
     def count(self) -> Count:
@@ -223,19 +213,14 @@ class PlannedRun:
     # -- inside --------------------------------------------------------------------------------
 
     @property
-    def _script(self) -> Recipe:
-        if self.recipe is None:
-            raise MissingPartError("a training script")
-        return self.recipe
-
-    @property
     def _elsewhere(self) -> dict[str, Any]:
         if self.run_folder is None:
             return {}
         scratch = Path(self._scratch.name)
-        tokenizer = self.run_folder / TOKENIZER
-        if tokenizer.is_file() and not (scratch / tokenizer.name).exists():
-            shutil.copy(tokenizer, scratch)
+        if self.has_recipe and "recipe" not in self.faults:
+            labels = self.run_folder / self.recipe.label_file
+            if labels.is_file() and not (scratch / labels.name).exists():
+                shutil.copy(labels, scratch)
         return {"output_folder": str(scratch)}
 
 
@@ -243,6 +228,6 @@ def _as_sentence(error: Exception, name: str) -> SbkitError:
     if isinstance(error, SbkitError):
         return error
     return SbkitError(
-        f"The recipe's `{name}` must come about, but failed ({type(error).__name__}: {error}). "
-        "Correct what it is made of."
+        f"`{name}` of the run must be made without an error, but {type(error).__name__} was "
+        f"raised: {error}. Correct the part of the YAML that it is made of."
     )

@@ -17,10 +17,10 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.planned_run import MissingPartError, PlannedRun, Recipe
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import TorchState, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
-from sbkit.data.batch import Batch
+from sbkit.data.batch import Batch, TextBatch
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.step import as_loss
@@ -44,7 +44,7 @@ class Trace:
         return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
 
 
-def replay_file(file: Path, recipe: Recipe | None) -> int:
+def replay_file(file: Path) -> int:
     """Print which utterance and which module were first not finite; give 1 if any was.
 
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
@@ -52,7 +52,7 @@ def replay_file(file: Path, recipe: Recipe | None) -> int:
     record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
     here = {"output_folder": str(run_folder)}
-    with PlannedRun(run_folder / "hyperparams.yaml", here, recipe=recipe) as planned:
+    with PlannedRun(run_folder / "hyperparams.yaml", here) as planned:
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
@@ -82,8 +82,10 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
 
 def one_line(batch: Batch, row: int) -> str:
     """Give an utterance's lengths and text."""
-    samples, count = int(batch.samples[row]), int(batch.token_lengths[row])
-    return f"{samples} samples, {count} labels, {batch.texts[row]!r}"
+    samples = f"{int(batch.audio_lengths[row])} samples"
+    if isinstance(batch, TextBatch):
+        return f"{samples}, {int(batch.token_lengths[row])} labels, {batch.texts[row]!r}"
+    return samples
 
 
 def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
@@ -196,7 +198,11 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchSt
         record = json.loads(file.read_text())
         saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
         micro_batches = [
-            (Batch.from_plain(each["batch"]), each["random"]) for each in saved["micro_batches"]
+            (
+                (TextBatch if "tokens" in each["batch"] else Batch).from_plain(each["batch"]),
+                each["random"],
+            )
+            for each in saved["micro_batches"]
         ]
         return f"its {record['what']}, step {record['step']}", {**saved["modules"]}, micro_batches
     except UNREADABLE as error:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sbkit.base import version
-from sbkit.check.planned_run import Recipe
+from sbkit.train.recipe import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
@@ -97,9 +97,8 @@ def _holder(node: ast.AST) -> str:
 
 
 def _first(recipe: Recipe) -> Iterator[Path]:
-    if recipe.script is not None:
-        yield recipe.script.resolve()
-    for part in (recipe.prepare_splits, recipe.prepare_tokenizer, recipe.make_loaders):
+    yield SBKIT / "training.py"
+    for part in (recipe.prepare_splits, recipe.prepare_labels, recipe.make_loaders):
         yield from _files([part.__module__])
     brains = inspect.getmro(recipe.brain) if inspect.isclass(recipe.brain) else [recipe.brain]
     yield from _files(each.__module__ for each in brains)

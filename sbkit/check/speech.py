@@ -37,7 +37,7 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_left_out(planned: PlannedRun) -> Iterator[Finding]:
-    left_out = sorted(planned.splits.left_out, key=lambda item: item.reason)
+    left_out = sorted(planned.splits.excluded, key=lambda item: item.reason)
     for reason, found in groupby(left_out, key=lambda item: item.reason):
         yield from notice(
             planned,
@@ -53,7 +53,7 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
     shortest, longest = (planned.knobs.get(name) for name in ("min_seconds", "max_seconds"))
     if shortest is None or longest is None:
         return
-    outside = planned.splits.outside
+    outside = planned.splits.out_of_range
     if len(outside) > MANY_OUTSIDE * (len(outside) + len(planned.splits.train)):
         yield from notice(
             planned,

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.utterances import notice, tables
-from sbkit.data.splits import SPLITS, Excluded
+from sbkit.data.splits import Excluded
 
 CROSSINGS = (("train", "dev"), ("train", "test"), ("dev", "test"))
 
@@ -28,7 +28,7 @@ def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
     """Tell of speakers in two splits, unless there is only one speaker, whom no split can part."""
     speakers = {
         speaker
-        for name in SPLITS
+        for name in planned.splits.named()
         for table in tables(planned, name, "client_id")
         for speaker in pc.unique(table["client_id"]).to_pylist()
     }

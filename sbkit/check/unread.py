@@ -25,7 +25,7 @@ from sbkit.config.references import REFERENCE, key_parts, text_of
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that nobody reads, where there is a script to tell."""
-    if planned.recipe is None:
+    if not planned.has_recipe:
         return
     reading = read_by(planned.recipe)
     known = {*RunOptions().as_dict(), *reading.asked} - set(planned.document.root)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.splits import SPLITS, Excluded, report_left_out
+from sbkit.data.splits import Excluded, report_excluded
 from sbkit.data.transcripts import Transcripts, read_columns, read_transcripts
 
 SHOWN = 5  # ids; more of them go into a file
@@ -24,21 +24,21 @@ Rows = npt.NDArray[np.int64]
 def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
     """Read the transcripts of all splits, or give what was read before."""
     splits, tokenizer = planned.splits, planned.tokenizer
-    return {name: read_transcripts(getattr(splits, name), tokenizer) for name in SPLITS}
+    return {name: read_transcripts(split, tokenizer) for name, split in splits.named().items()}
 
 
 def named(
     planned: PlannedRun, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
 ) -> Iterator[Excluded]:
     """Name the utterances of some rows."""
-    ids = getattr(planned.splits, split).select(rows)["id"][:] if len(rows) else []
+    ids = planned.splits.named()[split].select(rows)["id"][:] if len(rows) else []
     for utterance, detail in zip(ids, details or [""] * len(rows), strict=True):
         yield Excluded(split, utterance, reason, detail)
 
 
 def tables(planned: PlannedRun, split: str, *columns: str) -> Iterator[pa.Table]:
     """Give some columns of a split, run after run of rows."""
-    return read_columns(getattr(planned.splits, split), *columns, title=f"Reading {split}")
+    return read_columns(planned.splits.named()[split], *columns, title=f"Reading {split}")
 
 
 def about(
@@ -73,7 +73,7 @@ def notice(planned: PlannedRun, key: str = "data_folder", **words: Any) -> Itera
 def _count(planned: PlannedRun, found: Sequence[Excluded]) -> str:
     """Write how many there are, split by split: "3 of 419 in train and 1 of 55 in dev"."""
     counts = Counter(item.split for item in found)
-    sizes = {name: len(getattr(planned.splits, name)) for name in counts}
+    sizes = {name: len(planned.splits.named()[name]) for name in counts}
     return " and ".join(f"{count} of {sizes[name]} in {name}" for name, count in counts.items())
 
 
@@ -82,5 +82,5 @@ def _list(planned: PlannedRun, found: Sequence[Excluded]) -> str | None:
         return None
     name = re.sub(r"\W+", "_", found[0].reason).strip("_")
     file = planned.run_folder / LISTINGS / f"{name}.tsv"
-    report_left_out(found, file)
+    report_excluded(found, file)
     return str(file)

@@ -7,10 +7,10 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import datasets
 import numpy as np
@@ -20,85 +20,100 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
+OWN = ("id", "text", "audio", "samples", "percent", "weight")  # of a row; the rest are columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Utterances side by side, with absolute lengths.
+    """Audio side by side, with absolute lengths. A recipe adds its labels in a class of its own.
 
     Attributes:
-        ids, texts: the clips' ids and normalized transcripts.
+        ids: the utterances' ids.
+        columns: what else the manifest says of each utterance, by the name of the column.
         audio: (B, S) int16, zero past each length; it becomes float on the device.
-        samples: (B,) lengths of the audio, on the CPU like all lengths.
-        tokens: (B, L) label ids, the blank past each length.
-        token_lengths: (B,) lengths of the labels.
+        audio_lengths: (B,) samples, on the CPU like all lengths.
         weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
         speed_groups: who is to be played at which speed, in the order of the rows.
         seconds: audio in the batch, without padding and what has no weight.
     """
 
+    ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # tensors that are no lengths
+
     ids: list[str]
-    texts: list[str]
+    columns: Mapping[str, list[str]]
     audio: Tensor
-    samples: Tensor
-    tokens: Tensor
-    token_lengths: Tensor
+    audio_lengths: Tensor
     weights: Tensor
     speed_groups: tuple[SpeedGroup, ...]
     seconds: float
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> Self:
         """Move the tensors but for the lengths; the host does not wait when they are pinned."""
-        names = ("audio", "tokens", "weights")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        moved = {n: getattr(self, n).to(device, non_blocking=True) for n in self.ON_DEVICE}
         return replace(self, **moved)
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> Self:
         """Pin the tensors; DataLoader calls this when there is a GPU."""
-        names = ("audio", "tokens", "weights")
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+        return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
 
     def to_plain(self) -> dict[str, Any]:
-        """Give lists and tensors, which `torch.load(weights_only=True)` reads back."""
+        """Return lists and tensors, which `torch.load(weights_only=True)` reads back."""
         return vars(self) | {"speed_groups": [astuple(group) for group in self.speed_groups]}
 
-    @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> "Batch":
-        """Take what `to_plain` gave."""
-        return Batch(
-            **{
-                **plain,
-                "speed_groups": tuple(SpeedGroup(*group) for group in plain["speed_groups"]),
-            }
-        )
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Take what `to_plain` returned."""
+        groups = tuple(SpeedGroup(*group) for group in plain["speed_groups"])
+        return cls(**{**plain, "speed_groups": groups})
 
-    def select(self, row: int) -> "Batch":
-        """Give one utterance alone, without the padding of the others."""
+    def select(self, row: int) -> Self:
+        """Return one utterance alone, without the padding of the others."""
         one = slice(row, row + 1)
-        samples, count = int(self.samples[row]), int(self.token_lengths[row])
-        percent = [group.percent for group in self.speed_groups for _ in range(group.utterances)][
-            row
-        ]
-        return Batch(
-            ids=self.ids[one],
-            texts=self.texts[one],
-            audio=self.audio[one, :samples],
-            samples=self.samples[one],
-            tokens=self.tokens[one, :count],
-            token_lengths=self.token_lengths[one],
-            weights=self.weights[one],
-            speed_groups=(SpeedGroup(percent, utterances=1, longest=samples),),
-            seconds=samples_to_seconds(samples * int(self.weights[row])),
+        samples = int(self.audio_lengths[row])
+        percents = [each.percent for each in self.speed_groups for _ in range(each.utterances)]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        rows: dict[str, Any] = {
+            n: v[one] for n, v in values.items() if isinstance(v, Tensor | list)
+        }
+        share = self.seconds / max(1, int((self.audio_lengths * self.weights.cpu()).sum()))
+        return replace(
+            self,
+            **rows | {"audio": self.audio[one, :samples]},
+            columns={name: column[one] for name, column in self.columns.items()},
+            speed_groups=(SpeedGroup(percents[row], utterances=1, longest=samples),),
+            seconds=share * samples * int(self.weights[row]),
         )
 
     def __len__(self) -> int:
         """Count the utterances."""
         return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBatch(Batch):
+    """Audio and its transcripts.
+
+    Attributes:
+        texts: the normalized transcripts.
+        tokens: (B, L) label ids, the blank past each length.
+        token_lengths: (B,) labels of each.
+    """
+
+    ON_DEVICE = (*Batch.ON_DEVICE, "tokens")
+
+    texts: list[str]
+    tokens: Tensor
+    token_lengths: Tensor
+
+    def select(self, row: int) -> Self:
+        """Return one utterance alone, without the padding of the others."""
+        one = super().select(row)
+        return replace(one, tokens=one.tokens[:, : int(one.token_lengths[0])])
 
 
 class UtteranceDataset(Dataset[dict[str, Any]]):
@@ -125,8 +140,13 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
 
 
 def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
-    """Put rows one after the other."""
-    return {
+    """Put rows one after the other; columns in which they differ are joined by "+"."""
+    columns = {
+        name: "+".join(dict.fromkeys(str(row[name]) for row in rows))
+        for name in rows[0]
+        if name not in OWN
+    }
+    return columns | {
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(row["text"] for row in rows),
         "audio": b"".join(row["audio"] for row in rows),
@@ -136,27 +156,36 @@ def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
     }
 
 
-class Collate:
+def collate_audio(rows: Sequence[Mapping[str, Any]], sample_rate: int) -> dict[str, Any]:
+    """Return the fields of a `Batch`, for a collate function that adds its labels."""
+    audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in rows]
+    counted = sum(row["samples"] * row["weight"] for row in rows)
+    return {
+        "ids": [row["id"] for row in rows],
+        "columns": {name: [row[name] for row in rows] for name in rows[0] if name not in OWN},
+        "audio": pad_sequence(audio, batch_first=True),
+        "audio_lengths": torch.tensor([len(clip) for clip in audio]),
+        "weights": torch.tensor([row["weight"] for row in rows]),
+        "speed_groups": tuple(_speed_groups(rows)),
+        "seconds": samples_to_seconds(counted, sample_rate),
+    }
+
+
+class TextCollate:
     """Put utterances side by side and turn their text into ids that the losses can take."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
+        self._tokenizer, self._sample_rate = tokenizer, sample_rate
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> Batch:
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> TextBatch:
         """Make one batch; an id that no loss may see is refused here, on the CPU."""
-        audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in rows]
         tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
         blank = self._tokenizer.vocabulary.blank
-        return Batch(
-            ids=[row["id"] for row in rows],
+        return TextBatch(
+            **collate_audio(rows, self._sample_rate),
             texts=[row["text"] for row in rows],
-            audio=pad_sequence(audio, batch_first=True),
-            samples=torch.tensor([len(clip) for clip in audio]),
             tokens=pad_sequence(tokens, batch_first=True, padding_value=blank),
-            token_lengths=torch.tensor([len(labels) for labels in tokens]),
-            weights=torch.tensor([row["weight"] for row in rows]),
-            speed_groups=tuple(_speed_groups(rows)),
-            seconds=samples_to_seconds(sum(row["samples"] * row["weight"] for row in rows)),
+            token_lengths=torch.tensor([len(ids) for ids in tokens]),
         )
 
     def _encode(self, row: dict[str, Any]) -> list[int]:
@@ -165,7 +194,7 @@ class Collate:
         return ids
 
 
-def _speed_groups(rows: Sequence[dict[str, Any]]) -> Iterator[SpeedGroup]:
+def _speed_groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[SpeedGroup]:
     for percent, run in groupby(rows, key=lambda row: row["percent"]):
         lengths = [row["samples"] for row in run]
         yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))
@@ -175,7 +204,7 @@ def make_loader(
     store: datasets.Dataset,
     *,
     sampler: TrainSampler | EvalSampler,
-    tokenizer: Tokenizer,
+    collate: Callable[[Sequence[Any]], Any],
     num_workers: int,
     pin_memory: bool,
 ) -> DataLoader[dict[str, Any]]:
@@ -186,7 +215,7 @@ def make_loader(
     return DataLoader(
         UtteranceDataset(store),
         batch_sampler=sampler,
-        collate_fn=Collate(tokenizer),
+        collate_fn=collate,
         num_workers=num_workers,
         worker_init_fn=_leave_signals_alone,
         pin_memory=pin_memory,

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
+from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 
 LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
-LONG_ENOUGH = seconds_to_samples(10.0)  # what is joined grows no further; attention is quadratic
+LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
 
@@ -60,15 +60,17 @@ class TrainSampler(Sampler[MicroBatch]):
         rank: int = 0,
         world_size: int = 1,
         accumulation: int = 1,
+        sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)
-        self._capacity = seconds_to_samples(batch_seconds)
+        self._capacity = seconds_to_samples(batch_seconds, sample_rate)
+        self._long_enough = seconds_to_samples(LONG_ENOUGH, sample_rate)
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._accumulation = accumulation
         self._concat_prob, self._percents = concat_prob, to_percents(speeds)
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, list[MicroBatch]] = (-1, [])
-        _check_capacity(self._samples, batch_seconds)
+        _check_capacity(self._samples, batch_seconds, sample_rate)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch, and how many of its micro-batches were already seen."""
@@ -121,7 +123,7 @@ class TrainSampler(Sampler[MicroBatch]):
     def _joined(self, example: Example, row: int) -> Example | None:
         """Play a row after an example, unless that is long enough or would be too long."""
         samples = example.samples + at_speed(int(self._samples[row]), example.percent)
-        if example.samples >= LONG_ENOUGH or samples > self._capacity:
+        if example.samples >= self._long_enough or samples > self._capacity:
             return None
         return replace(example, rows=(*example.rows, row), samples=samples)
 
@@ -135,11 +137,17 @@ class EvalSampler(Sampler[MicroBatch]):
     """Share out a split: every utterance once, whole batches, the same for any world size."""
 
     def __init__(
-        self, *, samples: Lengths, batch_seconds: float, rank: int = 0, world_size: int = 1
+        self,
+        *,
+        samples: Lengths,
+        batch_seconds: float,
+        rank: int = 0,
+        world_size: int = 1,
+        sample_rate: int = SAMPLE_RATE,
     ) -> None:
         lengths = np.asarray(samples)
         longest = int(lengths.max(initial=0))
-        capacity = max(seconds_to_samples(batch_seconds), longest)
+        capacity = max(seconds_to_samples(batch_seconds, sample_rate), longest)
         order = np.argsort(lengths, kind="stable").tolist()
         batches = make_batches((Example((row,), int(lengths[row])) for row in order), capacity)
         self._batches = batches[rank::world_size]
@@ -195,14 +203,14 @@ def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
     return [by_length[part::parts] or [filler] for part in range(parts)]
 
 
-def _check_capacity(samples: Lengths, batch_seconds: float) -> None:
+def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
     if len(samples) == 0:
         raise SbkitError(
             "The training set must hold at least one utterance, but holds none. Check "
             "--data_folder, min_seconds and max_seconds."
         )
     longest = int(np.argmax(samples))
-    seconds = samples_to_seconds(int(samples[longest]))
+    seconds = samples_to_seconds(int(samples[longest]), sample_rate)
     if seconds > batch_seconds:
         raise SbkitError(
             f"`batch_seconds` must be at least the longest utterance ({seconds:.1f} s, row "

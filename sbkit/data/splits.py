@@ -1,16 +1,14 @@
-"""The utterances of a run, and those that it does without."""
+"""The splits of a run by name, and the utterances that it does without."""
 
 import csv
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 import datasets
 
 from sbkit.base.files import write_text_atomically
-
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -25,34 +23,44 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Splits:
-    """The stores of a run.
+    """The data of a run: one training set, and validation and test sets by their names.
 
-    left_out: what could not be used; outside: what the declared limits keep out of train.
+    excluded: what could not be used; out_of_range: what `min_seconds` and `max_seconds` keep out of
+    train; fingerprints: a hash of what each split holds.
     """
 
     train: datasets.Dataset
-    dev: datasets.Dataset
-    test: datasets.Dataset
-    left_out: list[Excluded] = field(default_factory=list)
-    outside: list[Excluded] = field(default_factory=list)
+    valid: Mapping[str, datasets.Dataset]
+    test: Mapping[str, datasets.Dataset]
+    excluded: list[Excluded] = field(default_factory=list)
+    out_of_range: list[Excluded] = field(default_factory=list)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self) -> dict[str, datasets.Dataset]:
+        """Return every split by its name; the training set is `train`."""
+        return {"train": self.train, **self.valid, **self.test}
+
+    def evaluated(self) -> dict[str, datasets.Dataset]:
+        """Return the validation and test sets by their names."""
+        return {**self.valid, **self.test}
 
 
-def report_left_out(left_out: Iterable[Excluded], file: Path) -> dict[tuple[str, str], int]:
-    """List what is left out in a TSV, and count it by split and reason."""
-    left_out = list(left_out)
+def report_excluded(excluded: Iterable[Excluded], file: Path) -> dict[tuple[str, str], int]:
+    """Write what is left out as a TSV, and count it by split and reason."""
+    excluded = list(excluded)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_left_out(file, left_out)
-    return dict(Counter((item.split, item.reason) for item in left_out))
+    write_excluded(file, excluded)
+    return dict(Counter((item.split, item.reason) for item in excluded))
 
 
-def write_left_out(file: Path, left_out: Iterable[Excluded]) -> None:
+def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
     """Write a TSV, one utterance a line."""
-    rows = [tuple(field.name for field in fields(Excluded)), *map(astuple, left_out)]
+    rows = [tuple(field.name for field in fields(Excluded)), *map(astuple, excluded)]
     lines = ("\t".join(" ".join(value.split()) for value in row) for row in rows)
     write_text_atomically(file, "\n".join(lines) + "\n")
 
 
-def read_left_out(file: Path) -> list[Excluded]:
+def read_excluded(file: Path) -> list[Excluded]:
     """Read such a TSV."""
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -1,22 +1,25 @@
-"""Pictures of a run: losses, learning rate and error rates, drawn from ``train_log.jsonl``."""
+"""Pictures of a run: losses, learning rate and metrics, drawn from ``train_log.jsonl``."""
 
 import io
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.log import Record, read_log
+from sbkit.logs.metric import Metrics, base_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Points = tuple[list[float], list[float]]  # xs, ys
 
-TRAINING, DEV, CER, WER, RATE = "tab:blue", "tab:orange", "tab:purple", "tab:red", "tab:green"
+TRAINING, VALID, RATE = "tab:blue", "tab:orange", "tab:green"
+METRICS = ("tab:purple", "tab:red", "tab:brown", "tab:pink", "tab:gray", "tab:olive", "tab:cyan")
 
 
-def draw_curves(log_file: Path, png: Path) -> None:
+def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw what the log holds so far; a panel without figures says so."""
     from matplotlib.figure import Figure  # 0.7 s to import; without pyplot it is always Agg
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -29,7 +32,7 @@ def draw_curves(log_file: Path, png: Path) -> None:
     _draw_training_loss(panels[0, 0], steps)
     _draw_learning_rate(panels[0, 1], steps)
     _draw_epoch_losses(panels[1, 0], epochs)
-    _draw_error_rates(panels[1, 1], epochs, tests)
+    _draw_metrics(panels[1, 1], epochs, tests, metrics)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_bytes_atomically(png, picture.getvalue())
@@ -51,23 +54,41 @@ def _draw_learning_rate(axes: "Axes", steps: Sequence[Record]) -> None:
 
 def _draw_epoch_losses(axes: "Axes", epochs: Sequence[Record]) -> None:
     _curve(axes, _points(epochs, "epoch", "loss"), "training", color=TRAINING, marker="o")
-    _curve(axes, _points(epochs, "epoch", "dev_loss"), "dev", color=DEV, marker="o")
+    _curve(axes, _points(epochs, "epoch", "valid_loss"), "validation", color=VALID, marker="o")
     _widen(axes, epochs)
     _finish(axes, title="Loss by epoch", x="epoch", y="loss (nats)")
 
 
-def _draw_error_rates(axes: "Axes", epochs: Sequence[Record], tests: Sequence[Record]) -> None:
-    for name, color in (("wer", WER), ("cer", CER)):
-        points = _points(epochs, "epoch", name, scale=100)
-        label = f"dev {name.upper()}" + (f", best {min(points[1]):.1f} %" if points[1] else "")
+def _draw_metrics(
+    axes: "Axes", epochs: Sequence[Record], tests: Sequence[Record], metrics: Metrics
+) -> None:
+    """Draw every metric of the validation sets by epoch, and those of the test sets as lines."""
+    colors = cycle(METRICS)
+    latest = {test["split"]: test for test in tests}
+    unit = "%" if all(metric.is_fraction for metric in metrics.values()) else "value"
+    for name in _names(epochs, metrics):
+        metric, color = metrics[base_name(name)], next(colors)
+        points = _points(epochs, "epoch", name, scale=100 if metric.is_fraction else 1)
+        best = min if metric.lower_is_better else max
+        label = f"valid {name}" + (f", best {best(points[1]):.4g}" if points[1] else "")
         _curve(axes, points, label, color=color, marker="o")
-        for test in tests[-1:]:
-            rate = 100 * test[name]
-            label = f"test {name.upper()}, {rate:.1f} %"
-            axes.axhline(rate, label=label, color=color, linestyle="--", linewidth=1)
+        for split, test in latest.items():
+            if test.get(name) is not None:
+                value = (100 if metric.is_fraction else 1) * test[name]
+                label = f"{split} {name}, {value:.4g}"
+                axes.axhline(value, label=label, color=color, linestyle="--", linewidth=1)
     axes.set_ylim(bottom=0)
     _widen(axes, epochs)
-    _finish(axes, title="Error rates", x="epoch", y="error rate (%)")
+    _finish(axes, title="Metrics", x="epoch", y=f"metric ({unit})")
+
+
+def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
+    """List the metrics that were logged, in the recipe's order; those of one set follow all's."""
+    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
+    return [
+        *(name for name in metrics if name in logged),
+        *(name for name in logged if name not in metrics and base_name(name) in metrics),
+    ]
 
 
 def _of_kind(records: Iterable[Record], kind: str) -> list[Record]:
@@ -76,7 +97,7 @@ def _of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 
 def _points(records: Iterable[Record], x: str, y: str, *, scale: float = 1) -> Points:
     """Pick the finite points of a curve (what was not finite was logged as null)."""
-    chosen = [record for record in records if record[y] is not None]
+    chosen = [record for record in records if record.get(y) is not None]
     return [record[x] for record in chosen], [scale * record[y] for record in chosen]
 
 

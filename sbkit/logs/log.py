@@ -47,18 +47,18 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured at a step; ``others`` takes the figures that only one recipe knows."""
+    """What was measured at a step; ``metrics`` are those of the recipe, by their names."""
 
     kind: ClassVar[str]
     epoch: int
     step: int
-    others: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
         """Flatten to one line of the log."""
         named = asdict(self)
-        others = named.pop("others")
-        return {"kind": self.kind, **named, **others}
+        metrics = named.pop("metrics")
+        return {"kind": self.kind, **named, **metrics}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,24 +75,21 @@ class StepFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochFigures(Figures):
-    """Figures of a whole epoch; the dev ones are None when it was not validated."""
+    """Figures of a whole epoch; ``valid_loss`` is None when it was not validated."""
 
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch
     rtfx: float
     skipped: int = 0
-    dev_loss: float | None = None
-    cer: float | None = None  # fractions
-    wer: float | None = None
+    valid_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinalFigures(Figures):
-    """Figures of the test split, as fractions."""
+    """Metrics of a test set."""
 
     kind: ClassVar[str] = "test"
-    cer: float
-    wer: float
+    split: str
 
 
 def read_log(path: Path) -> list[Record]:

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sbkit.logs.log import EpochFigures, Figures, StepFigures, is_first_rank
+from sbkit.logs.metric import Metrics, as_words
 
 
 class Progress:
@@ -23,6 +24,7 @@ class Progress:
         *,
         total_epochs: int,
         total_steps: int,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Print nothing yet: the live line appears with the first step."""
@@ -37,7 +39,7 @@ class Progress:
             transient=True,
             redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays where it was sent
         )
-        self._total_epochs = total_epochs
+        self._total_epochs, self._metrics = total_epochs, metrics or {}
         self._time_left = TimeLeft(total_steps=total_steps)
         self._clock = clock
 
@@ -50,7 +52,7 @@ class Progress:
 
     def epoch(self, figures: EpochFigures) -> None:
         """Print the line that stays."""
-        line = self._join(_epoch_words(figures), figures)
+        line = self._join(_epoch_words(figures, self._metrics), figures)
         self._live.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -102,13 +104,11 @@ def _step_words(figures: StepFigures) -> list[str]:
     ]
 
 
-def _epoch_words(figures: EpochFigures) -> list[str]:
-    dev_loss, cer, wer = figures.dev_loss, figures.cer, figures.wer
+def _epoch_words(figures: EpochFigures, metrics: Metrics) -> list[str]:
     return [
         f"loss {figures.loss:.3f}",
-        *([] if dev_loss is None else [f"dev loss {dev_loss:.3f}"]),
-        *([] if cer is None else [f"CER {100 * cer:.1f} %"]),
-        *([] if wer is None else [f"WER {100 * wer:.1f} %"]),
+        *([] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]),
+        *as_words(metrics, figures.metrics),
         f"{figures.rtfx:.0f} RTFx",
         *_skipped_words(figures.skipped),
     ]

@@ -6,13 +6,14 @@ counts, or a plain mean as in SpeechBrain.
 """
 
 import json
-import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import speechbrain as sb
 import torch
 import torch.distributed as dist
@@ -28,12 +29,23 @@ from torch.utils.data import DataLoader
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, torch_state
+from sbkit.data.batch import Batch
+from sbkit.data.loaders import Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import resolve
-from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.log import say
+from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
+from sbkit.train.cost import CostRecorder
+from sbkit.train.evaluation import (
+    best_keys,
+    gather_results,
+    mean_over_ranks,
+    measure_splits,
+    report_test,
+)
 from sbkit.train.gradients import clip, normalize_by_tokens, step_unless
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
@@ -55,7 +67,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
     Raises SbkitError when device and precision do not go together here.
+
+    Attributes:
+        metrics: what `measure` computes, by name; the first one chooses the best checkpoint.
+        loaders: those of the run, where a `Run` made the Brain.
+        split: the name of the split that is being evaluated.
+        results: what `score` returned of each split so far.
     """
+
+    metrics: ClassVar[Metrics] = {}
+    loaders: Loaders | None = None
 
     def __init__(
         self,
@@ -75,7 +96,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.scaler = placement.grad_scaler()
         if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        self.metrics = TrainingMetrics(self.device)
+        self.training_metrics = TrainingMetrics(self.device)
+        self.cost = CostRecorder(self.modules, self.device)
+        self.split, self.results = "", dict[str, list[Any]]()
         self.nonfinite_count = 0  # bad steps of this epoch
         self.signals, self.consensus = StopSignals(), RankConsensus()
         self.watchdog = NullWatchdog()
@@ -85,6 +108,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
         self._steps_of_epoch, self._last_save = 0, time.monotonic()
         self._is_last = False  # micro-batch of its epoch
+        self._is_planned = False  # the epoch, by sbkit's sampler
         # Of the current step, on this rank: its labels, and its losses that were not finite.
         self._counts = torch.zeros(2, device=self.device)
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
@@ -107,14 +131,17 @@ class Brain(sb.Brain):  # type: ignore[misc]
         train_loader_kwargs: dict[str, Any] | None = None,
         valid_loader_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Train and validate epoch after epoch, from wherever the last checkpoint stands."""
+        """Train and validate epoch after epoch, from wherever the last checkpoint stands.
+
+        ``valid_set`` is one set, or several by their names.
+        """
         if self.test_only:
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
-        valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
+        valid_set = self._named_loaders(valid_set, Stage.VALID, valid_loader_kwargs)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            with self._watchdog() as self.watchdog:
+            with self._watchdog() as self.watchdog, self.cost:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
@@ -124,7 +151,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 with self.signals:
                     self._fit_epochs(epoch_counter, train_set, valid_set, enable)
         finally:
-            self.metrics.close()
+            self.training_metrics.close()
             self._unwrap_distributed()
 
     def _fit_epochs(
@@ -145,8 +172,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
         progressbar: bool | None = None,
         test_loader_kwargs: dict[str, Any] | None = None,
     ) -> float:
-        """Load the best checkpoint, evaluate, and give the mean loss."""
-        test_set = self._loader(test_set, Stage.TEST, test_loader_kwargs)
+        """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
+
+        Without a key the first of `metrics` says which checkpoint is best.
+        """
+        test_set = self._named_loaders(test_set, Stage.TEST, test_loader_kwargs)
+        if self.metrics and max_key is None and min_key is None:
+            keys = best_keys(self.metrics)
+            max_key, min_key = next(iter(keys.max_keys), None), next(iter(keys.min_keys), None)
         self.on_evaluate_start(max_key=max_key, min_key=min_key)
         with self.signals, self._watchdog() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
@@ -155,9 +188,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
+        self.cost.begin_epoch(self.optimizer_step)
         if self.step == 0:
             self.nonfinite_count = 0
-        self.metrics.start_epoch(afresh=self.step == 0)
+        self.training_metrics.start_epoch(afresh=self.step == 0)
         self.modules.train()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
@@ -167,7 +201,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
-        for batch, is_last in self.metrics.meter.timed(marked):
+        for batch, is_last in self.training_metrics.meter.timed(marked):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
@@ -176,7 +210,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
-            self.metrics.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
+            self.training_metrics.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
             has_stepped = self.optimizer_step > steps_before
             if has_stepped and self.optimizer_step % log_every == 0:
                 self._log_step(epoch, live=enable)
@@ -188,7 +222,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._read()
         self.zero_grad(set_to_none=True)
         self._steps_of_epoch = self.step
-        self.on_stage_end(Stage.TRAIN, self.metrics.so_far.loss, epoch)
+        self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
     @property
@@ -202,14 +236,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
         The counters stay those of the whole run.
         """
         counters = {name: getattr(self, name) for name in (*COUNTERS, "_recovered")}
-        figures = self.metrics.state()
+        figures = self.training_metrics.state()
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         count = int(self._declared("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.load_average(count, max_key=max_key, min_key=min_key)
         for name, value in counters.items():
             setattr(self, name, value)
-        self.metrics.restore(figures)
+        self.training_metrics.restore(figures)
 
     def fit_batch(self, batch: Any) -> Any:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
@@ -220,6 +254,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         placed = self._placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.buffers.save()
+        self._begin_step(placed)
         self.on_fit_batch_start(placed, self.should_step)
         random = torch_state(self.device)
         with self.no_sync(not self.should_step):
@@ -235,8 +270,31 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._counts.zero_()
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
+        self.cost.end_step()
         self.on_fit_batch_end(placed, outputs, objective, self.should_step)
         return objective.detach()
+
+    def _begin_step(self, batch: Any) -> None:
+        """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
+
+        The rate where the YAML has `lr_schedule`, a function of the progress of the run; the seed
+        where sbkit's sampler plans the batches.
+        """
+        epochs, schedule = (
+            self._declared("epoch_counter", None),
+            self._declared("lr_schedule", None),
+        )
+        if schedule is not None:
+            rate = self.hparams.lr * schedule(
+                (epochs.current - 1 + self.epoch_share) / epochs.limit
+            )
+            for optimizer in self._active_optimizers():
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+        if self._is_planned:
+            place = (self.hparams.seed, epochs.current, self.step, rank())
+            torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        self.cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
 
     def optimizers_step(self) -> None:
         """Unscale, clip by one norm, step unless the norm is not finite, update."""
@@ -260,7 +318,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _look_for_bad_steps(self) -> None:
         """Count the steps that were skipped, and stop when too many of them were bad."""
         skipped, bad = self.nonfinite.flush(overflow_is_usual=self.scaler.is_enabled())
-        self.metrics.meter.skipped += skipped
+        self.training_metrics.meter.skipped += skipped
         self.nonfinite_count += bad
         self.nonfinite.refuse_more(self.nonfinite_count, self.nonfinite_patience)
 
@@ -275,38 +333,81 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
         """Validate. A recipe may override this, to do it less often; hence the arguments."""
         if valid_set is not None:
+            self.cost.begin_validation()
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
+        self.cost.end_epoch(self.optimizer_step)
 
     @torch.no_grad()
-    def _evaluate_stage(self, loader: Any, stage: Stage, epoch: int | None) -> float:
+    def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
+        self.results = {name: [] for name in loaders}
         self.on_stage_start(stage, epoch)
         self.modules.eval()
         average_statistics(self.modules)
-        losses = []
-        for batch in self.pinging(loader, stage.name.lower()):
-            if self.signals.heard:
-                break
-            self.step += 1
-            losses.append(as_loss(self.evaluate_batch(batch, stage)))
-            if self.debug and self.step >= self.debug_batches:
-                break
+        losses: list[Loss] = []
+        for self.split in loaders:
+            losses += self._evaluate(loaders[self.split], stage)
         steps, self.step = self.step, 0
         if any(gather_over_ranks(self.signals.heard is not None)):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
+        self.cost.end_step()
         self.on_stage_end(stage, mean, epoch)
         self.step = 0
         return mean
 
+    def _evaluate(self, loader: Any, stage: Stage) -> Iterator[Loss]:
+        """Evaluate one split; after a signal nothing more."""
+        for batch in self.pinging(loader, stage.name.lower()):
+            if self.signals.heard:
+                return
+            self.step += 1
+            yield as_loss(self.evaluate_batch(batch, stage))
+            if self.debug and self.step >= self.debug_batches:
+                return
+
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
-        """Give what `compute_objectives` gives of one batch, a Loss or a mean, on the CPU."""
+        """Return what `compute_objectives` makes of one batch, a Loss or a mean, on the CPU."""
         batch = self._placed(batch)
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)
+        if self.metrics:
+            self.results.setdefault(self.split, []).extend(self.score(outputs, batch))
         return objective.detach().cpu()
+
+    # -- what a recipe with `metrics` defines -----------------------------------------------------
+
+    def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
+        """Return a result for every utterance of an evaluated batch, plain data that travels."""
+        raise NotImplementedError("a Brain with `metrics` defines `score`")
+
+    def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
+        """Return the value of each of `metrics` over the results of a split."""
+        raise NotImplementedError("a Brain with `metrics` defines `measure`")
+
+    def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
+        """Write a test set's report into the run folder; return its entry in `summary.json`."""
+        return self.measure(results)
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """Log, show and save after validation, report after the test, where there are `metrics`."""
+        if not self.metrics or stage is Stage.TRAIN:
+            return
+        results = gather_results(self.results)
+        if stage is Stage.TEST:
+            report_test(self, results)
+            return
+        values = measure_splits(self.measure, results)
+        self.training_metrics.log_epoch(
+            epoch or 0, self.optimizer_step, valid_loss=stage_loss, values=values
+        )
+        self.checkpointer.save_and_keep_only(
+            meta={**values, "epoch": epoch},
+            num_to_keep=self.hparams.average_checkpoints,
+            **asdict(best_keys(self.metrics)),
+        )
 
     # -- parts of the loop --------------------------------------------------------------------
 
@@ -319,6 +420,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _choose_epoch(self, train_set: Any, epoch: int) -> None:
         """Tell the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
+        self._is_planned = isinstance(sampler, TrainSampler)
         if isinstance(sampler, TrainSampler):
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
@@ -331,27 +433,24 @@ class Brain(sb.Brain):  # type: ignore[misc]
         rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]
         rate = rates[0] if rates else 0.0
         reading = self._read()
-        self.metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
+        self.training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
     def _read(self) -> MetricTotals:
         """Ask the device what was lost since the last reading, and which steps were bad."""
         self._look_for_bad_steps()
-        reading = self.metrics.read()
-        self.avg_train_loss = self.metrics.so_far.loss
+        reading = self.training_metrics.read()
+        self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
-
-    def log_epoch(self, epoch: int, *, dev_loss: float, cer: float, wer: float) -> None:
-        """Write an epoch's figures to the log and the screen; recipes call it after validation."""
-        self.metrics.log_epoch(epoch, self.optimizer_step, dev_loss=dev_loss, cer=cer, wer=wer)
 
     def _open_metrics(self, epochs: Any, train_set: Any) -> None:
         total_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        self.metrics.open(
+        self.training_metrics.open(
             self._run_folder,
             resume_step=self.optimizer_step,
             total_epochs=total_epochs,
             total_steps=total_epochs * steps,
+            metrics=self.metrics,
             within_epoch=self.step > 0,
         )
 
@@ -407,6 +506,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
         folder = self._declared("output_folder", None)
         return None if folder is None else Path(folder)
 
+    def _named_loaders(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> Any:
+        """Return the loader of each split by its name; a set without one is named as the stage."""
+        if data is None:
+            return None
+        named = data if isinstance(data, Mapping) else {stage.name.lower(): data}
+        return {name: self._loader(each, stage, options) for name, each in named.items()}
+
     def _loader(self, data: Any, stage: Stage, options: dict[str, Any] | None) -> Any:
         if data is None or isinstance(data, DataLoader | LoopedLoader):
             return data
@@ -453,13 +559,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _save_intra_epoch_ckpt(self) -> None:
         """Save, also what the device was not yet asked for."""
-        with self.metrics.unread_kept():
+        with self.training_metrics.unread_kept():
             super()._save_intra_epoch_ckpt()
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
         state = {name: getattr(self, name) for name in COUNTERS}
-        state |= self.metrics.state()
+        state |= self.training_metrics.state()
         state["random"] = random_state(self.device)
         Path(path).write_text(json.dumps(state))
 
@@ -470,7 +576,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
         for name in COUNTERS:
             setattr(self, name, state.get(name, getattr(self, name)))
-        self.metrics.restore(state)
+        self.training_metrics.restore(state)
         self._recovered = state.get("random")
 
     def _resume_random(self) -> None:
@@ -478,14 +584,3 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if self._recovered is not None:
             restore_random_state(self._recovered, self.device)
             self._recovered = None
-
-
-def mean_over_ranks(losses: Iterable[Loss]) -> float:
-    """Divide all sums by all counts, the same to the last digit however they were shared out."""
-    losses = list(losses)
-    sums = [value for loss in losses for value in loss.sums.tolist()]
-    counts = [value for loss in losses for value in loss.counts.tolist()]
-    everyone = gather_over_ranks((sums, counts))
-    total = math.fsum(value for sums, _ in everyone for value in sums)
-    labels = math.fsum(value for _, counts in everyone for value in counts)
-    return total / labels if labels else math.nan

@@ -25,7 +25,7 @@ def measure_features(
         return
     sums = FeatureSums(n_mels=len(fresh[0].mean), device=device)
     moved = (batch.to(device) for batch in batches)
-    sums.add(asr_model.features(batch.audio.float(), batch.samples) for batch in moved)
+    sums.add(asr_model.features(batch.audio.float(), batch.audio_lengths) for batch in moved)
     sum_over_ranks(sums.total)
     sum_over_ranks(sums.frames)
     for norm in fresh:

@@ -10,6 +10,7 @@ import torch
 from sbkit.base.errors import BAD_INPUT
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import EpochFigures, Figures, QuietLog, RunLog, StepFigures
+from sbkit.logs.metric import Metrics
 from sbkit.logs.progress import Progress
 from sbkit.train.meter import ZERO, Meter, MetricTotals
 
@@ -37,6 +38,7 @@ class TrainingMetrics:
         resume_step: int,
         total_epochs: int,
         total_steps: int,
+        metrics: Metrics | None = None,
         within_epoch: bool = False,
     ) -> None:
         """Open the log where the run stands: behind the checkpoint that it starts from.
@@ -46,7 +48,9 @@ class TrainingMetrics:
         with _together():
             if rank() == 0 and folder is not None:
                 self._log = RunLog(folder, resume_step=resume_step, within_epoch=within_epoch)
-        self._progress = Progress(total_epochs=total_epochs, total_steps=total_steps)
+        self._progress = Progress(
+            total_epochs=total_epochs, total_steps=total_steps, metrics=metrics
+        )
 
     def close(self) -> None:
         """Finish the log, and give the terminal back."""
@@ -86,7 +90,9 @@ class TrainingMetrics:
         if live:
             self._progress.step(figures)
 
-    def log_epoch(self, epoch: int, step: int, *, dev_loss: float, cer: float, wer: float) -> None:
+    def log_epoch(
+        self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
+    ) -> None:
         """Write an epoch's figures to the log and the screen; every rank calls it."""
         figures = EpochFigures(
             epoch=epoch,
@@ -94,9 +100,8 @@ class TrainingMetrics:
             loss=self.so_far.loss,
             rtfx=self.so_far.rtfx,
             skipped=int(self.so_far.skipped),
-            dev_loss=dev_loss,
-            cer=cer,
-            wer=wer,
+            valid_loss=valid_loss,
+            metrics=values,
         )
         self._write(figures)
         self._progress.epoch(figures)

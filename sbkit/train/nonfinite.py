@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.rng import TorchState
-from sbkit.data.batch import Batch
+from sbkit.data.batch import Batch, TextBatch
 from sbkit.distributed.ranks import rank
 
 FOLDER = "nonfinite"
@@ -147,10 +147,7 @@ def replay_command(file: Path) -> str:
 
     It goes where the run was started, from where the YAML's relative paths lead.
     """
-    started = vars(sys.modules["__main__"])
     command = ["sbkit", "replay", str(file)]
-    if "RECIPE" in started and "__file__" in started:
-        command.append(f"--script={Path(started['__file__']).resolve()}")
     return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"
 
 
@@ -163,6 +160,7 @@ def describe(batch: Any) -> dict[str, Any]:
     """Name the utterances of a batch and their lengths, as far as its kind tells."""
     described: dict[str, Any] = {"ids": ids_of(batch)}
     if isinstance(batch, Batch):
-        described["seconds"] = [samples_to_seconds(each) for each in batch.samples.tolist()]
+        described["seconds"] = [samples_to_seconds(each) for each in batch.audio_lengths.tolist()]
+    if isinstance(batch, TextBatch):
         described["labels"] = batch.token_lengths.tolist()
     return described

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.check.check import check_planned_run
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun, Recipe
@@ -82,7 +82,7 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
     if mutation.run is not None:
         run.mkdir()
         mutation.run(run)
-    recipe = train.RECIPE if mutation.recipe is None else mutation.recipe(train.RECIPE)
+    recipe = ASR if mutation.recipe is None else mutation.recipe(ASR)
     command = workplace.arguments(run, *mutation.options, yaml=str(yaml))
     with (
         patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),

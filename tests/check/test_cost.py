@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.check import cost
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import as_table, check_cost, predict
@@ -37,7 +37,7 @@ def planned(
 ) -> Iterator[PlannedRun]:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     command = parse_command(workplace.arguments(tmp_path / "run"))
-    with one_thread(), PlannedRun(*command, recipe=train.RECIPE) as made:
+    with one_thread(), PlannedRun(*command, recipe=ASR) as made:
         yield made
 
 

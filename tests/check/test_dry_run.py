@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.check.dry_run import ShapeMismatch, ShapeTracer, dry_run, unchanged
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
@@ -25,7 +25,7 @@ def planned(
     command = parse_command(workplace.arguments(folder / "run"))
     with (
         patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
-        PlannedRun(*command, recipe=train.RECIPE) as planned,
+        PlannedRun(*command, recipe=ASR) as planned,
     ):
         yield planned
 

@@ -9,14 +9,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.check.alignment import check_alignment
 from sbkit.check.audio_levels import SAMPLED, measure_audio, sampled_rows
 from sbkit.check.check import check_planned_run
 from sbkit.check.labels import check_labels
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.speech import check_speech
-from sbkit.data.splits import Splits, read_left_out
+from sbkit.data.splits import Splits, read_excluded
 from sbkit.data.store import Utterance, open_store, write_store
 from tests.runs import ROOT
 from tools import bench_check
@@ -41,7 +41,7 @@ def said(split: str, count: int, *, speaker: str = "", audio: np.ndarray = TONE)
 
 
 def subject_of(splits: Splits, run: Path, **overrides: object) -> PlannedRun:
-    recipe = replace(train.RECIPE, prepare_splits=lambda knobs: splits)
+    recipe = replace(ASR, prepare_splits=lambda knobs: splits)
     knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2, **overrides}
     return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
 
@@ -61,7 +61,7 @@ def test_a_long_list_goes_into_a_file_of_the_run(folder: Path) -> None:
     assert "9 of 9 in dev have the sentence" in finding.effect
     assert "dev4 and 4 more (all in " in finding.effect
     assert finding.listing == str(folder / "run/check/sentence_in_another_split.tsv")
-    listed = read_left_out(Path(finding.listing))
+    listed = read_excluded(Path(finding.listing))
     assert tuple(item.id for item in listed) == finding.ids == tuple(f"dev{n}" for n in range(9))
     assert listed[0].detail == f"train: {train_rows[0].text}"
 
@@ -125,7 +125,7 @@ def test_levels_are_measured(samples: np.ndarray, peak: int, at_top: float) -> N
 def test_the_default_corpus_has_nothing_to_tell(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_speech)
-    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=train.RECIPE) as planned:
+    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
         assert check_planned_run(planned, checks) == []
 
 

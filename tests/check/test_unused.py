@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.check.sources import read_by, reading_of, sources
 from sbkit.check.unread import unread
 from sbkit.check.unused import off_limits
@@ -54,17 +54,17 @@ def test_a_key_that_nobody_reads_is_found(yaml: str, expected: list[str], tmp_pa
 
 
 def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
-    files = {str(file.relative_to(ROOT)) for file in sources(train.RECIPE) if ROOT in file.parents}
+    files = {str(file.relative_to(ROOT)) for file in sources(ASR) if ROOT in file.parents}
     assert {"train.py", "recipes/CommonVoice/prepare.py", "sbkit/train/brain.py"} <= files
     assert not any(file.startswith("tests/") for file in files)
-    assert all(ROOT in file.parents for file in sources(train.RECIPE))
+    assert all(ROOT in file.parents for file in sources(ASR))
 
 
 @pytest.mark.parametrize(
     "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda yaml: yaml.stem
 )
 def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
-    reading = read_by(train.RECIPE)
+    reading = read_by(ASR)
     assert list(unread(read_document(yaml), reading)) == []
     odd = tmp_path / "odd.yaml"
     odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")

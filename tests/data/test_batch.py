@@ -11,7 +11,7 @@ import torch
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
-from sbkit.data.batch import Batch, Collate, UtteranceDataset, make_loader
+from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -46,10 +46,10 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: TEXTS)
 
 
-def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> Batch:
+def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
     """Read rows and put them side by side."""
     examples = [Example((row,), SAMPLES[row]) for row in rows]
-    return Collate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
+    return TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
 
 
 def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -58,7 +58,7 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
     assert len(batch) == 3
     assert batch.audio.shape == (3, 32_000)
     assert batch.audio.dtype == torch.int16
-    assert batch.samples.tolist() == [32_000, 8_000, 100]
+    assert batch.audio_lengths.tolist() == [32_000, 8_000, 100]
     for row, clip_row in zip(batch.audio, (3, 1, 2), strict=True):
         assert np.array_equal(row[: SAMPLES[clip_row]], clip(clip_row))
         assert not row[SAMPLES[clip_row] :].any()
@@ -68,7 +68,7 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
     assert batch.weights.tolist() == [1, 1, 1]
     assert batch.seconds == 40_100 / 16_000
     types = {
-        batch.samples.dtype,
+        batch.audio_lengths.dtype,
         batch.tokens.dtype,
         batch.token_lengths.dtype,
         batch.weights.dtype,
@@ -79,7 +79,7 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
 def test_a_placeholder_is_a_row_without_weight(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
-    batch = Collate(tokenizer)(
+    batch = TextCollate(tokenizer)(
         UtteranceDataset(store).__getitems__([Example((0,), SAMPLES[0], weight=0)])
     )
     assert batch.weights.tolist() == [0]
@@ -101,7 +101,7 @@ def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: 
 
 def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     row = {**UtteranceDataset(store)[1], "text": "thrée"}
-    assert tokenizer.vocabulary.unk in Collate(tokenizer)([row]).tokens
+    assert tokenizer.vocabulary.unk in TextCollate(tokenizer)([row]).tokens
 
 
 def test_an_id_outside_the_labels_is_refused(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -173,10 +173,10 @@ def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((0, 2, 1), 24_100), Example((3,), 35_555, 90), Example((1,), 8_888, 90)]
-    batch = Collate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
+    batch = TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
     assert batch.ids == ["clip3", "clip1", "clip0+clip2+clip1"]
     assert batch.texts[2] == "one two  three"
-    heard = batch.audio[2, : batch.samples[2]]
+    heard = batch.audio[2, : batch.audio_lengths[2]]
     assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
     assert batch.speed_groups == (SpeedGroup(90, 2, 32_000), SpeedGroup(100, 1, 24_100))
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
@@ -187,13 +187,13 @@ def test_one_utterance_of_a_batch_is_the_batch_of_it_alone(
 ) -> None:
     examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
     rows = UtteranceDataset(store).__getitems__(examples)
-    batch = Collate(tokenizer)(rows)
+    batch = TextCollate(tokenizer)(rows)
     for row, alone in enumerate(rows):
-        assert_same(batch.select(row), Collate(tokenizer)([alone]))
-    assert_same(Batch.from_plain(batch.to_plain()), batch)
+        assert_same(batch.select(row), TextCollate(tokenizer)([alone]))
+    assert_same(TextBatch.from_plain(batch.to_plain()), batch)
 
 
-def assert_same(one: Batch, other: Batch) -> None:
+def assert_same(one: TextBatch, other: TextBatch) -> None:
     """Compare every field, and the shapes and types of tensors."""
     for name, value in vars(other).items():
         if isinstance(value, torch.Tensor):

@@ -10,15 +10,19 @@ from matplotlib.backend_bases import RendererBase
 from sbkit.base.files import to_json
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import EpochFigures, Figures, FinalFigures, StepFigures
+from sbkit.logs.metric import Metric
 
 STEPS = [
     StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=200.0, waiting=0.0)
     for step in range(1, 100)
 ]
 UNVALIDATED = EpochFigures(epoch=1, step=99, loss=1.0, rtfx=200.0)
-VALIDATED = EpochFigures(epoch=2, step=99, loss=1.0, rtfx=200.0, dev_loss=1.2, cer=0.3, wer=0.7)
+VALIDATED = EpochFigures(
+    epoch=2, step=99, loss=1.0, rtfx=200.0, valid_loss=1.2, metrics={"CER": 0.3, "WER": 0.7}
+)
 DIVERGED = StepFigures(epoch=1, step=100, loss=float("nan"), learning_rate=1, rtfx=1, waiting=0)
-TEST = FinalFigures(epoch=2, step=99, cer=0.25, wer=0.625)
+TEST = FinalFigures(epoch=2, step=99, split="test", metrics={"CER": 0.25, "WER": 0.625})
+METRICS = {"CER": Metric(), "WER": Metric()}
 
 Drawn = dict[str, list[str]]
 
@@ -80,7 +84,7 @@ def test_panels(
     assert drawn["Training loss"] == training
     assert len(drawn["Learning rate"]) == bool(training)
     assert drawn["Loss by epoch"] == by_epoch
-    assert drawn["Error rates"] == error_rates
+    assert drawn["Metrics"] == error_rates
     assert _size(tmp_path / "curves.png") == (1440, 960)
 
 

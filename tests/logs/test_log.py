@@ -21,21 +21,23 @@ from tests.shortage import largest_file
 
 def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigures:
     return StepFigures(
-        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, others=others
+        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, metrics=others
     )
 
 
 def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.write(step_figures(10, ctc_loss=1.5))
-    log.write(EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, cer=0.5, wer=0.9))
-    log.write(FinalFigures(epoch=1, step=10, cer=0.4, wer=0.8))
+    log.write(
+        EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, metrics={"CER": 0.5, "WER": 0.9})
+    )
+    log.write(FinalFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
     lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
     log.close()
     step, epoch, test = map(json.loads, lines)
     assert (step["kind"], step["step"], step["ctc_loss"]) == ("step", 10, 1.5)
-    assert (epoch["kind"], epoch["cer"], epoch["dev_loss"]) == ("epoch", 0.5, None)
-    assert (test["kind"], test["wer"]) == ("test", 0.8)
+    assert (epoch["kind"], epoch["CER"], epoch["valid_loss"]) == ("epoch", 0.5, None)
+    assert (test["kind"], test["WER"]) == ("test", 0.8)
 
 
 def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:

@@ -32,7 +32,14 @@ def show_an_epoch() -> None:
         )
     print("saved", flush=True)
     progress.epoch(
-        EpochFigures(epoch=1, step=20, loss=1.234, rtfx=250.0, dev_loss=1.5, cer=0.321, wer=0.71)
+        EpochFigures(
+            epoch=1,
+            step=20,
+            loss=1.234,
+            rtfx=250.0,
+            valid_loss=1.5,
+            metrics={"CER": 0.321, "WER": 0.71},
+        )
     )
     progress.close()
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.CommonVoice.data import leave_out_impossible
+from recipes.asr.data import leave_out_impossible
 from recipes.CommonVoice.prepare import find_release, prepare, select_train
 from sbkit.base.errors import SbkitError
-from sbkit.data.splits import Excluded, Splits, report_left_out
+from sbkit.data.splits import Excluded, Splits, report_excluded
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -280,7 +280,7 @@ def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
         Excluded("dev", "c", "unreadable audio", "gone"),
     ]
     file = tmp_path / "run" / "left_out.tsv"
-    assert report_left_out(left_out, file) == {
+    assert report_excluded(left_out, file) == {
         ("train", "empty transcript"): 2,
         ("dev", "unreadable audio"): 1,
     }

@@ -23,7 +23,7 @@ def opened(folder: Path | None, **options: int) -> TrainingMetrics:
 def test_an_epoch_is_logged_once_whenever_the_run_was_killed(tmp_path: Path) -> None:
     for within_epoch in (False, True):
         metrics = opened(tmp_path, resume_step=10, within_epoch=within_epoch)
-        metrics.log_epoch(1, 10, dev_loss=1.0, cer=0.5, wer=0.5)
+        metrics.log_epoch(1, 10, valid_loss=1.0, values={"CER": 0.5})
         metrics.close()
     assert len(read_log(tmp_path / "train_log.jsonl")) == 1
 

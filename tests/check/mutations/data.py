@@ -11,8 +11,8 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from sbkit.check.planned_run import Recipe
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, Expected, Mutation
 from tests.runs import rows_of
 
@@ -137,10 +137,10 @@ class Misled(Tokenizer):
 
 def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
     def edit(recipe: Recipe) -> Recipe:
-        def prepare_tokenizer(knobs: Any, splits: Any) -> Tokenizer:
-            return tokenizer(model_file=recipe.prepare_tokenizer(knobs, splits).model_file)
+        def prepare_labels(knobs: Any, splits: Any) -> Tokenizer:
+            return tokenizer(model_file=recipe.prepare_labels(knobs, splits).model_file)
 
-        return replace(recipe, prepare_tokenizer=prepare_tokenizer)
+        return replace(recipe, prepare_labels=prepare_labels)
 
     return edit
 

@@ -8,10 +8,10 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.CommonVoice.brain import AsrBrain, Predictions
-from sbkit.check.planned_run import Recipe
+from recipes.asr.brain import AsrBrain, Predictions
 from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
+from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 
-from recipes.CommonVoice.brain import AsrBrain
-from sbkit.check.planned_run import Recipe
+from recipes.asr.brain import AsrBrain
+from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation
 
 EIGHT = {"target": "cuda:8"}

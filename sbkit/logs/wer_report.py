@@ -1,14 +1,10 @@
-"""What a finished run leaves to read: every utterance with its errors, and one page of figures."""
+"""A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.provenance import cpu_name, git_commit, versions
+from sbkit.base.files import write_text_atomically
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
 
 
@@ -18,36 +14,6 @@ def write_wer(path: Path, scored: Iterable[Scored]) -> None:
     head = _describe_scores(total_scores(worst_first))
     bodies = map(_describe_utterance, worst_first)
     write_text_atomically(path, "\n".join([head, *bodies]))
-
-
-def write_summary(
-    path: Path,
-    *,
-    test: Scores,
-    parameters: int,
-    train_seconds: float,
-    audio_seconds: float,
-    device: torch.device,
-    cost: Mapping[str, Any],
-) -> None:
-    """Write the run's figures as JSON.
-
-    ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
-    epoch and every rank counted; ``rtfx`` is their quotient, null for a run that did not train.
-    ``cost`` is what was predicted beside what was taken.
-    """
-    summary = {
-        "test": _test_figures(test),
-        "parameters": parameters,
-        "train_seconds": round(train_seconds, 1),
-        "audio_seconds": round(audio_seconds, 1),
-        "rtfx": round(audio_seconds / train_seconds, 1) if train_seconds > 0 else None,
-        "cost": cost,
-        "versions": versions(),
-        "git_commit": git_commit(Path(__file__).parent),
-        "machine": _machine(device),
-    }
-    write_text_atomically(path, to_json(summary, indent=2) + "\n")
 
 
 def _badness(utterance: Scored) -> tuple[int, float, str]:
@@ -91,10 +57,11 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def _test_figures(test: Scores) -> dict[str, float | int | dict[str, int]]:
+def error_figures(test: Scores) -> dict[str, Any]:
+    """Return the rates of a split, with the counts that they are made of."""
     return {
-        "wer": test.wer,
-        "cer": test.cer,
+        "WER": test.wer,
+        "CER": test.cer,
         "utterances": test.utterances,
         "words": test.words.total,
         "characters": test.characters.total,
@@ -108,13 +75,4 @@ def _edits(counts: ErrorCounts) -> dict[str, int]:
         "substitutions": counts.substitutions,
         "deletions": counts.deletions,
         "insertions": counts.insertions,
-    }
-
-
-def _machine(device: torch.device) -> dict[str, str | int | None]:
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "device": str(device),
-        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }

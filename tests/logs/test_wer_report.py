@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sbkit.logs.report import write_summary, write_wer
+from sbkit.logs.summary import write_summary
+from sbkit.logs.wer_report import error_figures, write_wer
 from sbkit.text.wer import Scores, score, total_scores
 
 SPLIT = [
@@ -63,9 +64,9 @@ def test_an_empty_split_is_reported(tmp_path: Path) -> None:
 
 def test_summary(tmp_path: Path) -> None:
     summary = _summarize(tmp_path, total_scores(SPLIT), train_seconds=100.0)
-    assert summary["test"] == {
-        "wer": 5 / 9,
-        "cer": 13 / 42,
+    assert summary["test"]["clean"] == {
+        "WER": 5 / 9,
+        "CER": 13 / 42,
         "utterances": 4,
         "words": 9,
         "characters": 42,
@@ -94,7 +95,7 @@ def _summarize(folder: Path, test: Scores, *, train_seconds: float) -> dict[str,
     path = folder / "summary.json"
     write_summary(
         path,
-        test=test,
+        test={"clean": error_figures(test)},
         parameters=2_000_000,
         train_seconds=train_seconds,
         audio_seconds=25_000.0,

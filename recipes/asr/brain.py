@@ -1,0 +1,117 @@
+"""The recipe's Brain: what is predicted, what it loses, and what is reported.
+
+Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from speechbrain import Stage
+from torch import Tensor
+
+from sbkit.audio.augment import speed_perturb
+from sbkit.data.batch import TextBatch
+from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.wer_report import error_figures, write_wer
+from sbkit.models.asr import AsrModel
+from sbkit.models.decoding import greedy
+from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.text.wer import Scored, score, total_scores
+from sbkit.train.brain import Brain
+from sbkit.train.feature_statistics import measure_features
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the model says of a batch.
+
+    log_probs (B, U, V) of CTC and, if asked for, from the intermediate of the encoder; frames (B,);
+    logits (B, L + 1, V) of the decoder if it was run.
+    """
+
+    log_probs: Tensor
+    intermediate: Tensor | None
+    frames: Tensor
+    logits: Tensor | None
+
+
+class AsrBrain(Brain):
+    """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
+
+    metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
+
+    def __init__(self, **options: Any) -> None:
+        """Take SpeechBrain's options."""
+        super().__init__(**options)
+        self.tokenizer = self.hparams.tokenizer
+        seq_lin: Any = getattr(self.hparams, "seq_lin", None)  # of the decoder, if there is one
+        self.asr_model = AsrModel(
+            model=self.modules["model"],
+            compute_features=self.hparams.compute_features.to(self.device),
+            CNN=self.hparams.CNN,
+            Transformer=self.hparams.Transformer,
+            ctc_lin=self.hparams.ctc_lin,
+            seq_lin=seq_lin,
+            vocabulary=self.tokenizer.vocabulary,
+        )
+
+    def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
+        """Walk from the audio to the scores of every label at every frame."""
+        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
+        audio = audio.float()
+        if stage is Stage.TRAIN and hasattr(self.hparams, "wave_augment"):
+            audio = self.hparams.wave_augment(audio, lengths)
+        features, frames = self.asr_model.features(audio, lengths)
+        if stage is Stage.TRAIN:
+            features = self.hparams.spec_augment(features, frames)
+        encoded = self.asr_model.run(
+            features,
+            frames,
+            tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
+            return_intermediate=stage is Stage.TRAIN and self.hparams.inter_ctc_weight > 0,
+        )
+        log_probs = self.asr_model.ctc_log_probs
+        intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
+        return Predictions(log_probs(encoded.states), intermediate, encoded.frames, encoded.logits)
+
+    def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
+        """Sum the losses of each utterance."""
+        vocabulary = self.tokenizer.vocabulary
+        tokens, counts = batch.tokens, batch.token_lengths
+        loss = ctc(predictions.log_probs, predictions.frames, tokens, counts, vocabulary.blank)
+        if predictions.intermediate is not None:
+            intermediate = ctc(
+                predictions.intermediate, predictions.frames, tokens, counts, vocabulary.blank
+            )
+            loss = intermediate.interpolate(loss, self.hparams.inter_ctc_weight)
+        if predictions.logits is not None:
+            smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
+            decoder = attention_loss(predictions.logits, tokens, counts, vocabulary.eos, smoothing)
+            loss = loss.interpolate(decoder, self.hparams.ctc_weight)
+        return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, measure the features first."""
+        super().on_fit_start()
+        if self.loaders is not None:
+            batches = self.pinging(self.loaders.measure, "measure")
+            measure_features(self.modules, self.asr_model, batches, self.device)
+
+    # -- evaluation ---------------------------------------------------------------------------
+
+    def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
+        """Decode the best path of every utterance and count its errors."""
+        best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
+        return list(map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best)))
+
+    def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
+        """Divide the errors of all utterances by what was said."""
+        scores = total_scores(results)
+        return {"CER": scores.cer, "WER": scores.wer}
+
+    def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
+        """Write every utterance with its aligned errors; return the counts."""
+        write_wer(folder / f"wer_{split}.txt", results)
+        return error_figures(total_scores(results))

@@ -1,0 +1,33 @@
+"""How a metric of a recipe is read: which direction is better, and how it is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that a recipe computes of a split.
+
+    lower_is_better: the direction, as of an error rate; is_fraction: it is shown in percent.
+    """
+
+    lower_is_better: bool = True
+    is_fraction: bool = True
+
+    def as_text(self, value: float) -> str:
+        """Write a value for a person."""
+        return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"
+
+
+Metrics = Mapping[str, Metric]  # by name; the first one chooses the best checkpoint
+
+
+def base_name(name: str) -> str:
+    """Return the metric of a figure's name: that of `dev-clean/WER` is `WER`."""
+    return name.rpartition("/")[2]
+
+
+def as_words(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
+    """Write figures for a person, each with its name."""
+    known = {**{base_name(name): Metric(is_fraction=False) for name in values}, **metrics}
+    return [f"{name} {known[base_name(name)].as_text(value)}" for name, value in values.items()]

@@ -1,0 +1,80 @@
+"""A recipe: what a task prepares, how it is loaded, and the Brain that trains it.
+
+    prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
+
+A YAML names its recipe, `recipe: recipes.asr.recipe.ASR`: any object of this class that can be
+imported, also from a file beside the YAML.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import Range
+from sbkit.data.loaders import Loaders
+from sbkit.data.splits import Splits
+from sbkit.distributed.device import Placement
+
+Knobs = Mapping[str, Any]  # the plain values of a YAML
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The steps of a task, in the order in which a run takes them.
+
+    Attributes:
+        prepare_splits: from the knobs to the prepared data of every split.
+        prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
+            list of classes); it leaves `label_file` in the run folder, which the YAML opens.
+        make_loaders: from the built hparams, the data, the labels and the device to batches.
+        brain: the `sbkit.Brain` of the task.
+        label_file: the name of the file that `prepare_labels` writes.
+        ranges: what the recipe's own numbers may be.
+    """
+
+    prepare_splits: Callable[[Knobs], Splits]
+    prepare_labels: Callable[[Knobs, Splits], Any]
+    make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
+    brain: Callable[..., Any]
+    label_file: str = "tokenizer.model"
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
+    """Import the recipe that a YAML names; its own folder is searched last.
+
+    Raises:
+        SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
+    """
+    name = knobs.get("recipe")
+    if not isinstance(name, str) or "." not in name:
+        raise SbkitError(
+            f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
+            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it."
+        )
+    search_beside(yaml_file)
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise SbkitError(
+            f"`recipe` in {yaml_file} must name something importable, but {name} is not "
+            f"({error}). Correct the name, or put its file beside the YAML."
+        ) from error
+    if not isinstance(found, Recipe):
+        raise SbkitError(
+            f"`recipe` in {yaml_file} must name a sbkit.train.recipe.Recipe, but {name} is "
+            f"{'not there' if found is None else type(found).__name__}. Correct the name."
+        )
+    return found
+
+
+def search_beside(yaml_file: Path) -> None:
+    """Let modules beside a YAML be imported, unless one of that name is found elsewhere first."""
+    folder = str(yaml_file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)

@@ -1,0 +1,110 @@
+"""A run: the steps from a YAML and its overrides to a Brain, each taken once, when it is needed.
+
+Training, `sbkit check`, `sbkit replay` and the tests take the same steps here.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.data.loaders import Loaders
+from sbkit.data.splits import Splits
+from sbkit.distributed.device import Count, Placement, count_here, resolve
+from sbkit.train.brain import Brain
+from sbkit.train.recipe import Recipe, load_recipe
+
+
+class Run:
+    """A YAML with its overrides, and what training makes of it, step by step.
+
+    Raises:
+        SbkitError: the YAML cannot be read.
+    """
+
+    def __init__(
+        self,
+        yaml_file: Path,
+        overrides: Mapping[str, object],
+        *,
+        recipe: Recipe | None = None,
+        count: Count = count_here,
+    ) -> None:
+        """Take the recipe that the YAML names, unless another one is given."""
+        self.yaml_file, self.overrides = yaml_file, dict(overrides)
+        self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
+        self._recipe, self._count = recipe, count
+
+    @property
+    def folder(self) -> Path:
+        """Name the folder that the run writes to."""
+        return Path(self.knobs["output_folder"])
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Import the recipe that the YAML names."""
+        return self._recipe or load_recipe(self.knobs, self.yaml_file)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Choose the device and the precision."""
+        device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
+        return resolve(device, precision, count=self._count)
+
+    def refuse_out_of_range(self) -> None:
+        """Refuse a number that no run of this recipe can have."""
+        refuse_out_of_range(self.knobs, {**RANGES, **self.recipe.ranges})
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Prepare the data that is not prepared yet."""
+        return self.recipe.prepare_splits(self.knobs)
+
+    @cached_property
+    def labels(self) -> Any:
+        """Open what turns labels into ids; make it where the run folder has none."""
+        make_folder(self.folder)
+        return self.recipe.prepare_labels(self.knobs, self.splits)
+
+    @cached_property
+    def hparams(self) -> dict[str, Any]:
+        """Build the objects of the YAML, with the random numbers of its seed."""
+        _ = self.recipe, self.labels  # their modules and file are what the YAML opens
+        torch.manual_seed(self.knobs["seed"])
+        return load_hparams(self.yaml_file, self.overrides)
+
+    @cached_property
+    def loaders(self) -> Loaders:
+        """Plan the batches of every split."""
+        return self.recipe.make_loaders(self.hparams, self.splits, self.labels, self.placement)
+
+    def make_brain(self, **run_opts: Any) -> Brain:
+        """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""
+        brain: Brain = self.recipe.brain(
+            modules={"model": self.hparams["model"]},
+            opt_class=self.hparams["opt_class"],
+            hparams=self.hparams,
+            run_opts={"device": self.placement.device, **run_opts},
+            checkpointer=self.hparams["checkpointer"],
+        )
+        return brain
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run folder.
+
+    Raises:
+        SbkitError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SbkitError(
+            f"`output_folder` must be a folder to write to, but {folder} is not "
+            f"({error.strerror}). Choose another one."
+        ) from error
