@@ -22,6 +22,7 @@ from sbkit.config.hparams import parse_command
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
+from sbkit.train.run import Run
 from tests.runs import (
     PYTHON,
     ROOT,

@@ -31,7 +31,7 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     silent: list[Excluded] = []
     clipped: list[Excluded] = []
     for name in planned.splits.named():
-        rows = sampled_rows(len(getattr(planned.splits, name)))
+        rows = sampled_rows(len(planned.splits.named()[name]))
         heard = list(_listen(planned, name, rows))
         quiet = np.array([audio.peak < SILENT for audio in heard])
         loud = np.array([audio.at_top > CLIPPED for audio in heard])
@@ -60,7 +60,7 @@ def sampled_rows(count: int) -> Rows:
 
 
 def _listen(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
-    clips = getattr(planned.splits, split).select_columns(["audio"])
+    clips = planned.splits.named()[split].select_columns(["audio"])
     for start in range(0, len(rows), AT_ONCE):
         for content in clips[rows[start : start + AT_ONCE]]["audio"]:
             yield measure_audio(np.frombuffer(content, "<i2"))

@@ -88,7 +88,7 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
 def _refused(planned: PlannedRun, split: str) -> Iterator[Excluded]:
     labels, encode = planned.tokenizer.vocabulary, planned.tokenizer.encode
     rows = np.flatnonzero(transcripts_of(planned)[split].refused)
-    texts = getattr(planned.splits, split).select(rows)["text"]
+    texts = planned.splits.named()[split].select(rows)["text"]
     wrong = ({id for id in encode(text) if labels.refuses(id)} for text in texts)
     details = (", ".join(map(str, sorted(ids))) for ids in wrong)
     return named(planned, split, rows, "label out of range", details)
@@ -100,7 +100,7 @@ def _check_alphabet(planned: PlannedRun) -> Iterator[Finding]:
     seen = transcripts["train"].alphabet
     counts: Counter[str] = Counter()
     found: list[Excluded] = []
-    for name in ("dev", "test"):
+    for name in planned.splits.evaluated():
         unseen = transcripts[name].alphabet - seen
         if unseen:
             found += _with_characters(planned, name, unseen, counts)
@@ -120,7 +120,7 @@ def _check_alphabet(planned: PlannedRun) -> Iterator[Finding]:
 def _with_characters(
     planned: PlannedRun, split: str, characters: frozenset[str], counts: Counter[str]
 ) -> Iterator[Excluded]:
-    columns = read_columns(getattr(planned.splits, split), "id", "text", title="Reading text")
+    columns = read_columns(planned.splits.named()[split], "id", "text", title="Reading text")
     for table in columns:
         pairs = zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
         for utterance, text in pairs:

@@ -158,6 +158,7 @@ class PlannedRun:
 
     def make_brain(self, placement: Placement) -> Any:
         """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
+        _ = self.recipe
         self.run.hparams = self.hparams | {"model": self.model}
         evaluation = self.knobs.get("eval_precision", "fp32")
         is_meant = placement == self.parts.get("placement")

@@ -63,7 +63,9 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             effect="are left out of it",
             fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
-    beyond = [item for name in ("dev", "test") for item in _beyond(planned, name, longest)]
+    beyond = [
+        item for name in planned.splits.evaluated() for item in _beyond(planned, name, longest)
+    ]
     yield from notice(
         planned,
         "max_seconds",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,7 +129,8 @@ def test_gradients_that_pile_up_are_counted(planned: PlannedRun) -> None:
 
 
 def test_without_data_nothing_is_predicted() -> None:
-    with PlannedRun(ROOT / "hparams" / "ctc.yaml", {}) as planned:
+    recipe = replace(ASR, prepare_splits=lambda knobs: None)
+    with PlannedRun(ROOT / "hparams" / "ctc.yaml", {}, recipe=recipe) as planned:
         check_planned_run(planned, [check_cost])
         with pytest.raises(MissingPartError):
             predict(planned)

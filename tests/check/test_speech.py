@@ -28,7 +28,8 @@ TONE = (3000 * np.sin(np.arange(24_000) / 5)).astype("<i2")
 def splits_of(folder: Path, **rows: list[Utterance]) -> Splits:
     for split, utterances in rows.items():
         write_store(folder / split, utterances)
-    return Splits(**{split: open_store(folder / split) for split in rows})
+    stores = {split: open_store(folder / split) for split in rows}
+    return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
 def said(split: str, count: int, *, speaker: str = "", audio: np.ndarray = TONE) -> list[Utterance]:

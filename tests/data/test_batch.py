@@ -91,7 +91,7 @@ def test_a_placeholder_is_a_row_without_weight(
 def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     rows = UtteranceDataset(store)
     assert len(rows) == 5
-    heard = {name: store[4][name] for name in ("id", "text", "audio", "samples")}
+    heard = {name: store[4][name] for name in store.column_names}
     assert rows[4] == {**heard, "percent": 100, "weight": 1}
 
 
@@ -129,7 +129,7 @@ def test_the_loader_follows_the_sampler(
         loader = make_loader(
             store,
             sampler=sampler,
-            tokenizer=tokenizer,
+            collate=TextCollate(tokenizer),
             num_workers=num_workers,
             pin_memory=False,
         )
@@ -146,7 +146,7 @@ def test_the_loader_follows_the_sampler(
 READING = """
 import sys
 from pathlib import Path
-from sbkit.data.batch import make_loader
+from sbkit.data.batch import TextCollate, make_loader
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.store import open_store
 from sbkit.text.tokenizer import Tokenizer
@@ -154,7 +154,7 @@ from sbkit.text.tokenizer import Tokenizer
 store, sampler = open_store(Path(sys.argv[1])), EvalSampler(samples=[1] * 5, batch_seconds=1e-4)
 tokenizer = Tokenizer(model_file=sys.argv[2])
 batches = iter(make_loader(
-    store, sampler=sampler, tokenizer=tokenizer, num_workers=2, pin_memory=False
+    store, sampler=sampler, collate=TextCollate(tokenizer), num_workers=2, pin_memory=False
 ))
 next(batches)
 sys.exit(75)

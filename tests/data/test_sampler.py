@@ -201,7 +201,10 @@ def test_utterances_are_joined_until_they_are_long_enough() -> None:
     assert max(len(each.rows) for batch in batches for each in batch) <= 10
     assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
     (everything,) = micro_batches(samples, concat_prob=1.0)
-    assert {each.samples for batch in everything for each in batch} == {LONG_ENOUGH, 9 * SECOND}
+    assert {each.samples for batch in everything for each in batch} == {
+        LONG_ENOUGH * SECOND,
+        9 * SECOND,
+    }
     (apart,) = micro_batches(samples, concat_prob=0.0)
     assert {len(each.rows) for batch in apart for each in batch} == {1}
 

@@ -54,18 +54,18 @@ LOSSES = ["as logged", "running mean"]
         (
             [*STEPS, VALIDATED],
             LOSSES,
-            ["training", "dev"],
-            ["dev WER, best 70.0 %", "dev CER, best 30.0 %"],
+            ["training", "validation"],
+            ["valid CER, best 30", "valid WER, best 70"],
         ),
         (
             [*STEPS, UNVALIDATED, VALIDATED, TEST],
             LOSSES,
-            ["training", "dev"],
+            ["training", "validation"],
             [
-                "dev WER, best 70.0 %",
-                "test WER, 62.5 %",
-                "dev CER, best 30.0 %",
-                "test CER, 25.0 %",
+                "valid CER, best 30",
+                "test CER, 25",
+                "valid WER, best 70",
+                "test WER, 62.5",
             ],
         ),
     ],
@@ -80,7 +80,7 @@ def test_panels(
 ) -> None:
     log = tmp_path / "train_log.jsonl"
     log.write_text("".join(to_json(each.as_record()) + "\n" for each in figures))
-    draw_curves(log, tmp_path / "curves.png")
+    draw_curves(log, tmp_path / "curves.png", METRICS)
     assert drawn["Training loss"] == training
     assert len(drawn["Learning rate"]) == bool(training)
     assert drawn["Loss by epoch"] == by_epoch
@@ -89,7 +89,7 @@ def test_panels(
 
 
 def test_a_run_without_a_log_gets_an_empty_picture(tmp_path: Path) -> None:
-    draw_curves(tmp_path / "train_log.jsonl", tmp_path / "curves.png")
+    draw_curves(tmp_path / "train_log.jsonl", tmp_path / "curves.png", METRICS)
     assert _size(tmp_path / "curves.png") == (1440, 960)
 
 

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from sbkit.logs.log import EpochFigures, StepFigures
+from sbkit.logs.metric import Metric
 from sbkit.logs.progress import Progress, TimeLeft, format_clock
 
 LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:20 left"
-EPOCH = "epoch 1/2 step 20 loss 1.234 dev loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
+EPOCH = "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
 
 
 class Terminal(io.StringIO):
@@ -23,7 +24,12 @@ class Terminal(io.StringIO):
 def show_an_epoch() -> None:
     """Train two logged points of ten steps and ten seconds each, then validate."""
     seconds = itertools.count(step=10)
-    progress = Progress(total_epochs=2, total_steps=40, clock=lambda: float(next(seconds)))
+    progress = Progress(
+        total_epochs=2,
+        total_steps=40,
+        metrics={"CER": Metric(), "WER": Metric()},
+        clock=lambda: float(next(seconds)),
+    )
     for step in (10, 20):
         progress.step(
             StepFigures(

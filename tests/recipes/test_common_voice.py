@@ -257,7 +257,8 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
     for split in ("train", "dev", "test"):
         write_store(tmp_path / split, rows)
-    splits = Splits(**{split: open_store(tmp_path / split) for split in ("train", "dev", "test")})
+    train, dev, test = (open_store(tmp_path / split) for split in ("train", "dev", "test"))
+    splits = Splits(train, {"dev": dev}, {"test": test})
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
@@ -266,11 +267,11 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     assert left.train["id"][:] == ["abcd", "abcde"]
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
     assert left.train["id"][:] == ["abcd"]
-    assert left.left_out == [
+    assert left.excluded == [
         Excluded("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
         Excluded("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
     ]
-    assert (left.dev, left.test) == (splits.dev, splits.test)
+    assert (left.valid, left.test) == (splits.valid, splits.test)
 
 
 def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:

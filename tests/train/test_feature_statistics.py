@@ -52,11 +52,9 @@ def batch(audio: list[Tensor]) -> Batch:
     zeros = torch.zeros(len(audio), dtype=torch.int64)
     return Batch(
         ids=[""] * len(audio),
-        texts=[""] * len(audio),
         audio=pad_sequence(audio, batch_first=True),
-        samples=torch.tensor([len(clip) for clip in audio]),
-        tokens=zeros.unsqueeze(1),
-        token_lengths=zeros,
+        columns={},
+        audio_lengths=torch.tensor([len(clip) for clip in audio]),
         weights=zeros + 1,
         speed_groups=(SpeedGroup(100, len(audio), max(map(len, audio))),),
         seconds=0.0,
