@@ -249,7 +249,7 @@ def test_transcripts_that_no_model_could_write(
     (row,) = rows_of(tmp_path / "run" / "left_out.tsv")
     assert row["id"] == clip
     assert re.fullmatch(r"\d+ frames, \d+ needed", row["detail"])
-    assert read_json(tmp_path / "run" / "summary.json")["test"]["utterances"] == 4
+    assert read_json(tmp_path / "run" / "summary.json")["test"]["test"]["utterances"] == 4
 
 
 # -- runs and bundles ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sbkit.check.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import apply_overrides
-from sbkit.distributed.device import Count, Placement, count_here, count_on, resolve
+from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.run import Run
@@ -160,13 +160,14 @@ class PlannedRun:
         """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
         _ = self.recipe
         self.run.hparams = self.hparams | {"model": self.model}
-        evaluation = self.knobs.get("eval_precision", "fp32")
-        is_meant = placement == self.parts.get("placement")
+        evaluation = str(self.knobs.get("eval_precision", "fp32"))
+        if evaluation not in SUPPORTED[placement.device.type]:
+            evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
         with self.moved:
             return self.run.make_brain(
                 device=placement.device,
                 precision=placement.precision,
-                eval_precision=evaluation if is_meant else "fp32",
+                eval_precision=evaluation,
             )
 
     @property

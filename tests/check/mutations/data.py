@@ -132,7 +132,7 @@ class Misled(Tokenizer):
 
     def __init__(self, *, model_file: Path) -> None:
         super().__init__(model_file=model_file)
-        self.labels = replace(self.labels, blank=self.pieces().index("e"))
+        self.vocabulary = replace(self.vocabulary, blank=self.pieces().index("e"))
 
 
 def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:

@@ -389,7 +389,7 @@ UNUSED = [
         text=(("\nspeeds: ", "\nspeedz: "),),
         expected=(
             Expected("unused", "speedz", ("Did you mean `speeds`?",)),
-            Expected("loaders", ".yaml:1", ("KeyError: 'speeds'",)),
+            Expected("loaders", ".yaml:1", ("KeyError was raised: 'speeds'",)),
         ),
     ),
     Mutation(
