@@ -1,0 +1,103 @@
+"""Classify whole utterances: which language, which speaker, any column of the manifest.
+
+Legend: B utterances, V classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from speechbrain import Stage
+from torch import Tensor
+
+from recipes.classification.confusion import Result, count, draw, write_table
+from sbkit.audio.augment import speed_perturb
+from sbkit.data.batch import Batch, collate_audio
+from sbkit.logs.metric import Metric, Metrics
+from sbkit.models.classifier import UtteranceClassifier
+from sbkit.models.loss import Loss
+from sbkit.text.labels import ClassLabels
+from sbkit.train.brain import Brain
+from sbkit.train.feature_statistics import measure_features
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelBatch(Batch):
+    """Audio and the class of each utterance; classes (B,)."""
+
+    ON_DEVICE = (*Batch.ON_DEVICE, "classes")
+
+    classes: Tensor
+
+
+@dataclass(frozen=True)
+class LabelCollate:
+    """Put utterances side by side, and take their class from a column."""
+
+    labels: ClassLabels
+    column: str
+    sample_rate: int
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> LabelBatch:
+        """Make one batch."""
+        fields = collate_audio(rows, self.sample_rate)
+        ids = [self.labels.encode(row[self.column], of=row["id"]) for row in rows]
+        return LabelBatch(**fields, classes=fields["audio_lengths"].new_tensor(ids))
+
+
+class ClassificationBrain(Brain):
+    """Train the log-probability of the right class."""
+
+    metrics: ClassVar[Metrics] = {"accuracy": Metric(lower_is_better=False)}
+
+    def __init__(self, **options: Any) -> None:
+        """Take SpeechBrain's options."""
+        super().__init__(**options)
+        self.classifier = UtteranceClassifier(
+            model=self.modules["model"],
+            compute_features=self.hparams.compute_features.to(self.device),
+            CNN=self.hparams.CNN,
+            Transformer=self.hparams.Transformer,
+            pooling=self.hparams.pooling,
+            label_lin=self.hparams.label_lin,
+            classes=self.hparams.labels.size,
+        )
+
+    def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
+        """Walk from the audio to the log-probability of every class: -> (B, V)."""
+        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
+        features, frames = self.classifier.features(audio.float(), lengths)
+        if stage is Stage.TRAIN:
+            features = self.hparams.spec_augment(features, frames)
+        return self.classifier.classify(features, frames)
+
+    def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
+        """Sum the negative log-likelihood of the right classes; each utterance counts once."""
+        sums = -log_probs.gather(1, batch.classes.unsqueeze(1)).squeeze(1)
+        return Loss(sums * batch.weights, batch.weights)
+
+    def on_fit_start(self) -> None:
+        """Find the last checkpoint; without one, measure the features first."""
+        super().on_fit_start()
+        if self.loaders is not None:
+            batches = self.pinging(self.loaders.measure, "measure")
+            measure_features(self.modules, self.classifier, batches, self.device)
+
+    def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Result]:
+        """Compare the most probable class with the right one."""
+        names = self.hparams.labels.names
+        pairs = zip(batch.ids, batch.classes.tolist(), log_probs.argmax(1).tolist(), strict=True)
+        return [Result(id, names[right], names[found]) for id, right, found in pairs]
+
+    def measure(self, results: Sequence[Result]) -> Mapping[str, float]:
+        """Divide the right answers by all."""
+        return {"accuracy": sum(each.is_right for each in results) / max(1, len(results))}
+
+    def report(self, split: str, results: Sequence[Result], folder: Path) -> Mapping[str, Any]:
+        """Write the confusion matrix as a table and a picture; return the counts."""
+        matrix = count(results, self.hparams.labels.names)
+        write_table(folder / f"confusion_{split}.tsv", matrix)
+        draw(folder / f"confusion_{split}.png", matrix)
+        right = sum(each.is_right for each in results)
+        return {**self.measure(results), "right": right, "utterances": len(results)}

@@ -1,0 +1,46 @@
+"""Classification of utterances by any column of the manifest: `--label=speaker`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.classification.brain import ClassificationBrain, LabelCollate
+from recipes.prepare import prepare_audio
+from sbkit.base.errors import SbkitError
+from sbkit.data.loaders import Loaders, make_loaders
+from sbkit.data.splits import Splits
+from sbkit.data.store import take_columns
+from sbkit.distributed.device import Placement
+from sbkit.text.labels import ClassLabels, ensure_labels
+from sbkit.train.recipe import Recipe
+
+LABEL_FILE = "labels.txt"
+
+
+def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
+    """List the classes of the training set."""
+    column = knobs["label"]
+    if column not in splits.train.column_names:
+        raise SbkitError(
+            f"`label` must name a column of the manifest ({', '.join(splits.train.column_names)}), "
+            f"but is {column!r}. Choose one of them."
+        )
+    names = take_columns(splits.train, column)[column].to_pylist()
+    return ensure_labels(Path(knobs["output_folder"]) / LABEL_FILE, names)
+
+
+def make_label_loaders(
+    hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
+) -> Loaders:
+    """Plan the batches of every split."""
+    collate = LabelCollate(labels, hparams["label"], hparams["sample_rate"])
+    return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+
+CLASSIFICATION = Recipe(
+    prepare_splits=prepare_audio,
+    prepare_labels=prepare_labels,
+    make_loaders=make_label_loaders,
+    brain=ClassificationBrain,
+    label_file=LABEL_FILE,
+)

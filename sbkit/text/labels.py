@@ -1,0 +1,70 @@
+"""The classes of a classification task: names to ids and back, a line each in a text file."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_text_atomically
+
+
+class ClassLabels:
+    """The names of the classes, in the order of their ids.
+
+    Raises:
+        SbkitError: the file cannot be read, or holds fewer than two names or one twice.
+    """
+
+    def __init__(self, *, file: str | Path) -> None:
+        self.file = Path(file)
+        try:
+            self.names = self.file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SbkitError(
+                f"{self.file} must list the classes, a line each, but cannot be read ({error}). "
+                "Restore it, or choose another output_folder."
+            ) from error
+        if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
+            raise SbkitError(
+                f"{self.file} must list two classes or more, each once, but holds "
+                f"{len(self.names)} lines of which {len(set(self.names))} differ. Restore it."
+            )
+        self._ids = {name: id for id, name in enumerate(self.names)}
+
+    @property
+    def size(self) -> int:
+        """Count the classes."""
+        return len(self.names)
+
+    def encode(self, name: str, *, of: str) -> int:
+        """Return the id of a class.
+
+        Raises:
+            SbkitError: no utterance of the training set has this class.
+        """
+        if name not in self._ids:
+            shown = ", ".join(self.names[:10])
+            raise SbkitError(
+                f"Every label must be one of the {self.size} classes of the training set "
+                f"({shown}), but {of} has {name!r}. Correct it, or take it out."
+            )
+        return self._ids[name]
+
+
+def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
+    """Write the classes in alphabetical order, unless the run folder has them; refuse others.
+
+    Raises:
+        SbkitError: the run folder lists other classes, or there are fewer than two.
+    """
+    wanted = sorted(set(names))
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(file, "".join(f"{name}\n" for name in wanted))
+    labels = ClassLabels(file=file)
+    if labels.names != wanted:
+        raise SbkitError(
+            f"The classes of the training set must be those that {file} lists "
+            f"({', '.join(labels.names[:10])}), but are {', '.join(wanted[:10])}. Choose another "
+            "output_folder."
+        )
+    return labels
