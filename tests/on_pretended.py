@@ -21,7 +21,7 @@ from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.cli import run as command
 from sbkit.data.batch import Batch
 from sbkit.logs.log import read_log
-from sbkit.train.nonfinite import Watch
+from sbkit.train.nonfinite import NonFiniteRecorder
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits
@@ -189,20 +189,25 @@ def test_a_bad_batch_is_named_and_replayed(
 
 
 def test_a_replay_draws_what_the_step_drew(workplace: Workplace, tmp_path: Path) -> None:
-    see, fit_batch, brains, replayed = Watch.see, AsrBrain.fit_batch, list[Any](), list[Tensor]()
+    see, fit_batch, brains, replayed = (
+        NonFiniteRecorder.record,
+        AsrBrain.fit_batch,
+        list[Any](),
+        list[Tensor](),
+    )
 
     def remembering(brain: AsrBrain, batch: Batch) -> Any:
         brains.append(brain)
         return fit_batch(brain, batch)
 
-    def replaying(watch: Watch, batch: Batch, random: Any, lost: Tensor) -> None:
+    def replaying(watch: NonFiniteRecorder, batch: Batch, random: Any, lost: Tensor) -> None:
         see(watch, batch, random, lost)
         sums = torch.tensor(trace(brains[-1], batch, random).losses)
         replayed.append(sums.sum() - lost.detach().cpu())
 
     with (
         patch.object(AsrBrain, "fit_batch", remembering),
-        patch.object(Watch, "see", replaying),
+        patch.object(NonFiniteRecorder, "record", replaying),
     ):
         assert workplace.train_here(tmp_path, *THERE, *UNREAD, "--number_of_epochs=1") == 0
     assert torch.stack(replayed).abs().max() < 1e-3  # of about 100

@@ -19,7 +19,7 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.rng import torch_state
 from sbkit.cli import run as sbkit
-from sbkit.data.batch import Batch
+from sbkit.data.batch import TextBatch
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import NonFiniteRecorder
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
@@ -161,11 +161,12 @@ def test_the_command_in_a_record_works_from_anywhere(
 
 def a_bad_step(watch: NonFiniteRecorder, step: int) -> int:
     """Let a loss be lost; give how many bad steps are seen."""
-    batch = Batch(
+    batch = TextBatch(
         ids=["clip"],
+        columns={},
         texts=["hello"],
         audio=torch.zeros(1, 160, dtype=torch.int16),
-        samples=torch.tensor([160]),
+        audio_lengths=torch.tensor([160]),
         tokens=torch.ones(1, 2, dtype=torch.int64),
         token_lengths=torch.tensor([2]),
         weights=torch.ones(1),

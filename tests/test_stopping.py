@@ -11,12 +11,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import train as script
+from recipes.asr import data as asr_data
 from recipes.asr.brain import AsrBrain
 from recipes.CommonVoice import prepare
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.log import Record, read_log
+from sbkit.train import run as run_steps
 from tests.runs import (
     Workplace,
     last_parameters,
@@ -136,10 +137,10 @@ def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]
 @pytest.mark.parametrize(
     ("place", "sent", "code"),
     [
-        ((script, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
+        ((run_steps, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
         ((prepare, "_read_clip"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
         ((prepare, "_read_clip"), signal.SIGINT, INTERRUPTED),
-        ((script, "prepare_labels"), signal.SIGUSR1, ASKED_TO_STOP),
+        ((asr_data, "ensure_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
         ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else str(value),

@@ -6,12 +6,11 @@ counts, or a plain mean as in SpeechBrain.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import speechbrain as sb
@@ -26,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, torch_state
 from sbkit.data.batch import Batch
@@ -37,7 +35,6 @@ from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.log import say
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
-from sbkit.train.buffers import RunningStatistics
 from sbkit.train.cost import CostRecorder
 from sbkit.train.evaluation import (
     best_keys,
@@ -46,13 +43,13 @@ from sbkit.train.evaluation import (
     measure_splits,
     report_test,
 )
-from sbkit.train.gradients import clip, normalize_by_tokens, step_unless
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
-from sbkit.train.nonfinite import NonFiniteRecorder, ids_of
+from sbkit.train.nonfinite import ids_of
+from sbkit.train.optimizer_step import OptimizerStep
 from sbkit.train.options import declared_options
+from sbkit.train.save_or_leave import SaveOrLeave, leave
 from sbkit.train.step import DdpStep, ForwardLoss, as_loss, average_statistics
-from sbkit.train.stopping import RankConsensus, StopSignals
 from sbkit.train.walk import length_of, mark_last, share_of_steps
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 
@@ -99,19 +96,17 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_metrics = TrainingMetrics(self.device)
         self.cost = CostRecorder(self.modules, self.device)
         self.split, self.results = "", dict[str, list[Any]]()
-        self.nonfinite_count = 0  # bad steps of this epoch
-        self.signals, self.consensus = StopSignals(), RankConsensus()
+        self.global_step = OptimizerStep(self.modules, self.device, self.scaler, self._run_folder)
+        self.between = SaveOrLeave(
+            minutes=self.ckpt_interval_minutes, steps=self.ckpt_interval_steps
+        )
+        self.signals = self.between.signals
         self.watchdog = NullWatchdog()
-        self.nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
-        self.buffers = RunningStatistics(self.modules)
         self.epoch_share = 0.0  # of the current epoch, before the current step
         self.step, self.optimizer_step = 0, 0  # micro-batches of the epoch, steps of the run
-        self._steps_of_epoch, self._last_save = 0, time.monotonic()
+        self._steps_of_epoch = 0
         self._is_last = False  # micro-batch of its epoch
         self._is_planned = False  # the epoch, by sbkit's sampler
-        # Of the current step, on this rank: its labels, and its losses that were not finite.
-        self._counts = torch.zeros(2, device=self.device)
-        self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
         self._recovered: State | None = None  # random generators, until they are set
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
@@ -189,13 +184,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
         self.cost.begin_epoch(self.optimizer_step)
-        if self.step == 0:
-            self.nonfinite_count = 0
+        self.global_step.begin_epoch(afresh=self.step == 0)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         self.modules.train()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
-        self._counts.zero_()
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
         batches = iter(train_set)
@@ -253,21 +246,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         placed = self._placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
-            self.buffers.save()
+            self.global_step.begin()
         self._begin_step(placed)
         self.on_fit_batch_start(placed, self.should_step)
         random = torch_state(self.device)
         with self.no_sync(not self.should_step):
             with self.training_ctx:
                 outputs, objective = self._ddp_step(placed)
-            loss = as_loss(objective)
-            total = loss.sums.sum()
-            torch.autograd.backward(self.scaler.scale(total))
-        self.nonfinite.record(batch, random, total)
-        self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
+            self.global_step.backward(as_loss(objective), batch, random)
         if self.should_step:
-            self._lost = normalize_by_tokens(self._active_optimizers(), self._counts)
-            self._counts.zero_()
+            self.global_step.normalize(self._active_optimizers())
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
         self.cost.end_step()
@@ -297,30 +285,27 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
 
     def optimizers_step(self) -> None:
-        """Unscale, clip by one norm, step unless the norm is not finite, update."""
+        """Take the step, unless its gradient is not finite."""
         optimizers = self._active_optimizers()
         if not optimizers:
             return
-        for optimizer in optimizers:
-            self.scaler.unscale_(optimizer)
-        skipped = ~clip(optimizers, self.max_grad_norm).isfinite()
-        for optimizer in optimizers:
-            step_unless(skipped, optimizer, self.scaler)
-        self.buffers.restore(skipped)
-        self.scaler.update()
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.global_step.take(optimizers, self.max_grad_norm, self.optimizer_step + 1)
         self.optimizer_step += 1
-        self.nonfinite.end_step(self.optimizer_step, torch.stack([self._lost, skipped]))
         if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
-            self._look_for_bad_steps()
+            self._read_skipped()
 
-    def _look_for_bad_steps(self) -> None:
-        """Count the steps that were skipped, and stop when too many of them were bad."""
-        skipped, bad = self.nonfinite.flush(overflow_is_usual=self.scaler.is_enabled())
-        self.training_metrics.meter.skipped += skipped
-        self.nonfinite_count += bad
-        self.nonfinite.refuse_more(self.nonfinite_count, self.nonfinite_patience)
+    def _read_skipped(self) -> None:
+        self.training_metrics.meter.skipped += self.global_step.read(self.nonfinite_patience)
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Count the bad steps of this epoch, by SpeechBrain's name."""
+        return self.global_step.bad_steps
+
+    @nonfinite_count.setter
+    def nonfinite_count(self, count: int) -> None:
+        if hasattr(self, "global_step"):  # SpeechBrain's own constructor sets it to 0 before
+            self.global_step.bad_steps = count
 
     def _active_optimizers(self) -> list[Optimizer]:
         """List the optimizers that step now: `init_optimizers` makes several, one, or none."""
@@ -437,7 +422,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _read(self) -> MetricTotals:
         """Ask the device what was lost since the last reading, and which steps were bad."""
-        self._look_for_bad_steps()
+        self._read_skipped()
         reading = self.training_metrics.read()
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
@@ -457,25 +442,17 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- between two steps --------------------------------------------------------------------
 
     def _save_or_leave(self, is_last: bool) -> None:
-        """Save within the epoch where it is time; save and leave where any rank was asked to."""
-        by_steps, minutes = self.ckpt_interval_steps, self.ckpt_interval_minutes
-        passed = time.monotonic() - self._last_save
-        agreed = self.consensus.ask(
-            stop=self.signals.heard is not None,
-            save=minutes > 0 and passed > 60 * minutes,
-            at_once=is_last,
-        )
-        by_step = by_steps > 0 and self.optimizer_step % by_steps == 0
-        if agreed.stop or ((by_step or agreed.save) and not is_last):
+        decision = self.between.decide(self.optimizer_step, is_last=is_last)
+        if decision.save:
             self._save_here()
-        if agreed.stop:
-            self._leave()
+        if decision.stop:
+            leave(self.optimizer_step, is_saved=self.checkpointer is not None)
 
     def _save_here(self) -> None:
-        self._last_save = time.monotonic()
+        self.between.note_save()
         if self.checkpointer is not None:
             self.watchdog.ping("checkpoint", self.optimizer_step)
-            self._look_for_bad_steps()
+            self._read_skipped()
             self._save_intra_epoch_ckpt()
 
     def _leave_evaluation(self, stage: Stage) -> None:
@@ -483,14 +460,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if stage is Stage.VALID:
             self.step = self._steps_of_epoch
             self._save_here()
-        self._leave()
-
-    def _leave(self) -> NoReturn:
-        say(
-            f"Asked to stop after step {self.optimizer_step}. "
-            + ("It is saved; the same command goes on." if self.checkpointer else "Nothing saves.")
-        )
-        raise SystemExit(ASKED_TO_STOP)
+        leave(self.optimizer_step, is_saved=self.checkpointer is not None)
 
     def _watchdog(self) -> NullWatchdog:
         seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder

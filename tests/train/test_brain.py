@@ -281,7 +281,7 @@ def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain
     for name in ("scale", "unscale_", "step", "update"):
         monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
     monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
-    monkeypatch.setattr("sbkit.train.brain.clip", noted("clip", gradients.clip))
+    monkeypatch.setattr("sbkit.train.optimizer_step.clip", noted("clip", gradients.clip))
     return brain
 
 

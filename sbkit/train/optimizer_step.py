@@ -1,0 +1,83 @@
+"""One step of the optimizer: the gradients of its micro-batches, clipped, taken or skipped.
+
+The host does not wait for the device: whether a step was skipped is read once in a while.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from sbkit.checkpoint.rng import TorchState
+from sbkit.models.loss import Loss
+from sbkit.train.buffers import RunningStatistics
+from sbkit.train.gradients import clip, normalize_by_tokens, step_unless
+from sbkit.train.nonfinite import NonFiniteRecorder
+
+
+class OptimizerStep:
+    """The step at hand.
+
+    bad_steps: steps of this epoch whose loss or gradient was not finite, as far as they were read.
+    """
+
+    def __init__(
+        self, modules: nn.Module, device: torch.device, scaler: GradScaler, folder: Path | None
+    ) -> None:
+        self._device, self._scaler = device, scaler
+        self._buffers = RunningStatistics(modules)
+        self.nonfinite = NonFiniteRecorder(folder, modules)
+        self.bad_steps = 0
+        # On this rank: the labels of the step, and its losses that were not finite.
+        self._counts = torch.zeros(2, device=device)
+        self._lost = torch.zeros((), device=device)  # such losses over all ranks
+
+    def begin_epoch(self, *, afresh: bool) -> None:
+        """Forget the counts of a step that an epoch left open."""
+        self._counts.zero_()
+        if afresh:
+            self.bad_steps = 0
+
+    def begin(self) -> None:
+        """Save what a skipped step must not change, before its first micro-batch."""
+        self._buffers.save()
+
+    def backward(self, loss: Loss, batch: Any, random: TorchState) -> None:
+        """Add the gradient of a micro-batch; ``random`` is the state that it was computed from."""
+        total = loss.sums.sum()
+        torch.autograd.backward(self._scaler.scale(total))
+        self.nonfinite.record(batch, random, total)
+        self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
+
+    def normalize(self, optimizers: Sequence[Optimizer]) -> None:
+        """Turn the gradient of the sum into that of the mean over all labels of all ranks."""
+        self._lost = normalize_by_tokens(optimizers, self._counts)
+        self._counts.zero_()
+
+    def take(self, optimizers: Sequence[Optimizer], max_grad_norm: float, number: int) -> None:
+        """Unscale, clip by one norm, step unless the norm is not finite, update."""
+        for optimizer in optimizers:
+            self._scaler.unscale_(optimizer)
+        skipped: Tensor = ~clip(optimizers, max_grad_norm).isfinite()
+        for optimizer in optimizers:
+            step_unless(skipped, optimizer, self._scaler)
+        self._buffers.restore(skipped)
+        self._scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.nonfinite.end_step(number, torch.stack([self._lost, skipped]))
+
+    def read(self, patience: int) -> int:
+        """Read which steps were skipped, and return their number.
+
+        Raises:
+            SbkitError: more than ``patience`` steps of the epoch were bad.
+        """
+        skipped, bad = self.nonfinite.flush(overflow_is_usual=self._scaler.is_enabled())
+        self.bad_steps += bad
+        self.nonfinite.refuse_more(self.bad_steps, patience)
+        return skipped
