@@ -96,7 +96,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_metrics = TrainingMetrics(self.device)
         self.cost = CostRecorder(self.modules, self.device)
         self.split, self.results = "", dict[str, list[Any]]()
-        self.global_step = OptimizerStep(self.modules, self.device, self.scaler, self._run_folder)
+        self.global_step = OptimizerStep(self.modules, self.device, self._run_folder)
         self.between = SaveOrLeave(
             minutes=self.ckpt_interval_minutes, steps=self.ckpt_interval_steps
         )
@@ -253,7 +253,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         with self.no_sync(not self.should_step):
             with self.training_ctx:
                 outputs, objective = self._ddp_step(placed)
-            self.global_step.backward(as_loss(objective), batch, random)
+            self.global_step.backward(as_loss(objective), self.scaler, batch, random)
         if self.should_step:
             self.global_step.normalize(self._active_optimizers())
             self.optimizers_step()
@@ -289,13 +289,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
         optimizers = self._active_optimizers()
         if not optimizers:
             return
-        self.global_step.take(optimizers, self.max_grad_norm, self.optimizer_step + 1)
+        self.global_step.take(
+            optimizers,
+            self.scaler,
+            max_grad_norm=self.max_grad_norm,
+            number=self.optimizer_step + 1,
+        )
         self.optimizer_step += 1
         if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
             self._read_skipped()
 
     def _read_skipped(self) -> None:
-        self.training_metrics.meter.skipped += self.global_step.read(self.nonfinite_patience)
+        skipped = self.global_step.read(self.nonfinite_patience, self.scaler)
+        self.training_metrics.meter.skipped += skipped
 
     @property
     def nonfinite_count(self) -> int:

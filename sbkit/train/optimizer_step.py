@@ -25,10 +25,7 @@ class OptimizerStep:
     bad_steps: steps of this epoch whose loss or gradient was not finite, as far as they were read.
     """
 
-    def __init__(
-        self, modules: nn.Module, device: torch.device, scaler: GradScaler, folder: Path | None
-    ) -> None:
-        self._device, self._scaler = device, scaler
+    def __init__(self, modules: nn.Module, device: torch.device, folder: Path | None) -> None:
         self._buffers = RunningStatistics(modules)
         self.nonfinite = NonFiniteRecorder(folder, modules)
         self.bad_steps = 0
@@ -46,10 +43,10 @@ class OptimizerStep:
         """Save what a skipped step must not change, before its first micro-batch."""
         self._buffers.save()
 
-    def backward(self, loss: Loss, batch: Any, random: TorchState) -> None:
+    def backward(self, loss: Loss, scaler: GradScaler, batch: Any, random: TorchState) -> None:
         """Add the gradient of a micro-batch; ``random`` is the state that it was computed from."""
         total = loss.sums.sum()
-        torch.autograd.backward(self._scaler.scale(total))
+        torch.autograd.backward(scaler.scale(total))
         self.nonfinite.record(batch, random, total)
         self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
 
@@ -58,26 +55,33 @@ class OptimizerStep:
         self._lost = normalize_by_tokens(optimizers, self._counts)
         self._counts.zero_()
 
-    def take(self, optimizers: Sequence[Optimizer], max_grad_norm: float, number: int) -> None:
+    def take(
+        self,
+        optimizers: Sequence[Optimizer],
+        scaler: GradScaler,
+        *,
+        max_grad_norm: float,
+        number: int,
+    ) -> None:
         """Unscale, clip by one norm, step unless the norm is not finite, update."""
         for optimizer in optimizers:
-            self._scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)
         skipped: Tensor = ~clip(optimizers, max_grad_norm).isfinite()
         for optimizer in optimizers:
-            step_unless(skipped, optimizer, self._scaler)
+            step_unless(skipped, optimizer, scaler)
         self._buffers.restore(skipped)
-        self._scaler.update()
+        scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.nonfinite.end_step(number, torch.stack([self._lost, skipped]))
 
-    def read(self, patience: int) -> int:
+    def read(self, patience: int, scaler: GradScaler) -> int:
         """Read which steps were skipped, and return their number.
 
         Raises:
             SbkitError: more than ``patience`` steps of the epoch were bad.
         """
-        skipped, bad = self.nonfinite.flush(overflow_is_usual=self._scaler.is_enabled())
+        skipped, bad = self.nonfinite.flush(overflow_is_usual=scaler.is_enabled())
         self.bad_steps += bad
         self.nonfinite.refuse_more(self.bad_steps, patience)
         return skipped
