@@ -461,3 +461,33 @@ def test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on(
         assert job.end() == 0, job.output.read_text()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
     assert_same(run, undisturbed)
+
+
+@pytest.mark.parametrize("has_environment", [True, False])
+def test_a_launcher_finds_the_environment_of_the_checkout(
+    has_environment: bool, tmp_path: Path
+) -> None:
+    """Where the Python of the shell has no torch; the script may be one's own."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "bin").mkdir()
+    write_script(tmp_path / "bin/python", "exit 1")
+    if has_environment:
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        write_script(tmp_path / ".venv/bin/python", '[ "$1" = -c ] && echo 1; echo "$@" >&2')
+    done = subprocess.run(
+        [tmp_path / "tools/launch/one_node.sh", "own.py", "own.yaml", "--seed=1"],
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    if has_environment:
+        assert done.stderr.endswith("--standalone own.py own.yaml --seed=1\n"), done.stderr
+    else:
+        assert done.returncode == BAD_INPUT
+        assert "Make it with tools/test" in done.stderr
+
+
+def write_script(file: Path, text: str) -> None:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)

@@ -15,19 +15,19 @@ fail() {
 }
 
 supported() {
-    "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null
+    "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' 2>/dev/null
 }
 
 find_python() {
     local name
-    for name in python3 python3.12 python3.11; do
+    for name in python3 python3.13 python3.12 python3.11; do
         if supported "$name"; then
             printf '%s\n' "$name"
             return
         fi
     done
-    fail "sbkit needs Python 3.11 or 3.12, but here is" \
-        "$(python3 --version 2>/dev/null || echo 'no python3'). Install one of them, on Debian or Ubuntu: apt-get install python3.11-venv"
+    fail "sbkit needs Python 3.11, 3.12 or 3.13, but here is" \
+        "$(python3 --version 2>/dev/null || echo 'no python3'). Install one of them, on Debian or Ubuntu: apt-get install python3-venv"
 }
 
 # A copied or moved checkout holds a .venv whose scripts still call the old place.

@@ -7,4 +7,4 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
 [ $# -ge 1 ] || fail "usage: tools/launch/one_node.sh YAML [--knob=value ...]"
-start --standalone train.py "$@"
+start --standalone -- "$@"
