@@ -57,7 +57,7 @@ class AsrBrain(Brain):
             CNN=self.hparams.CNN,
             Transformer=self.hparams.Transformer,
             ctc_lin=self.hparams.ctc_lin,
-            seq_lin=self.hparams.seq_lin,
+            seq_lin=getattr(self.hparams, "seq_lin", None),
             vocabulary=self.tokenizer.vocabulary,
         )
 
@@ -76,7 +76,9 @@ class AsrBrain(Brain):
         )
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
-        return Predictions(log_probs(encoded.states), intermediate, encoded.frames, encoded.logits)
+        return Predictions(
+            log_probs(encoded.states), intermediate, encoded.frame_lengths, encoded.logits
+        )
 
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
         """Sum the losses per utterance; outside training, also score the best path."""
