@@ -74,7 +74,9 @@ class AsrBrain(Brain):
         )
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
-        return Predictions(log_probs(encoded.states), intermediate, encoded.frames, encoded.logits)
+        return Predictions(
+            log_probs(encoded.states), intermediate, encoded.frame_lengths, encoded.logits
+        )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Sum the losses of each utterance."""

@@ -53,8 +53,8 @@ def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Ten
         return audio.float(), lengths
     faster = resampler(percent, audio.device)(audio.float())
     lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
-    inside = length_mask(lengths, faster.shape[1], faster.device)
-    return faster * inside, lengths  # the filter rings beyond
+    mask = length_mask(lengths, faster.shape[1], faster.device)  # true within
+    return faster * mask, lengths  # the filter rings beyond
 
 
 @lru_cache
@@ -63,6 +63,24 @@ def resampler(percent: int, device: torch.device) -> nn.Module:
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
     made: nn.Module = Resample(percent, 100, dtype=torch.float32)
     return made.to(device, non_blocking=True)
+
+
+class Compose(nn.Module):
+    """Apply augmentations of audio one after another: (B, S), (B,) -> (B, S), (B,).
+
+    Each part has forward(audio, lengths) -> (audio, lengths), keeps the shape, and leaves what
+    lies past the end of an utterance zero.
+    """
+
+    def __init__(self, *, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the parts in their order."""
+        for part in self.parts:
+            audio, lengths = part(audio, lengths)
+        return audio, lengths
 
 
 class SpecAugment(nn.Module):
@@ -99,9 +117,9 @@ class SpecAugment(nn.Module):
         widest, whole = torch.full_like(lengths, self.freq_width), torch.full_like(lengths, bins)
         bands = [_random_spans(widest, whole, bins, device) for _ in range(self.freq_masks)]
         hidden = _any(times, device).unsqueeze(2) | _any(bands, device).unsqueeze(1)
-        inside = length_mask(lengths, frames, device).unsqueeze(2)
-        mean = (features * inside).sum((0, 1)) / lengths.sum()
-        return torch.where(hidden & inside, mean, features)
+        mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within
+        mean = (features * mask).sum((0, 1)) / lengths.sum()
+        return torch.where(hidden & mask, mean, features)
 
 
 def _any(masks: list[Tensor], device: torch.device) -> Tensor:

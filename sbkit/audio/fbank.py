@@ -14,70 +14,85 @@ from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import length_mask
-from sbkit.base.units import SAMPLE_RATE, SHIFT_SAMPLES, WINDOW_SAMPLES
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
-FFT_SAMPLES = 512  # the window, rounded up to a power of two
 PREEMPHASIS = 0.97
 LOWEST_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
+SLOWEST = 1000  # samples per second; below, no mel filter is left above LOWEST_HZ
 EPSILON = torch.finfo(torch.float32).eps  # floor under the logarithm
 
 
 class Fbank(nn.Module):
-    """Compute log-mel filterbanks: (B, S), (B,) samples -> (B, T, M), (B,) frames.
+    """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
 
     Holds no tensors of its own: window and filters follow from the definition, so there is nothing
     that could be left behind on another device or missing from a checkpoint.
     """
 
-    def __init__(self, *, n_mels: int = 80) -> None:
+    def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
+        if sample_rate < SLOWEST:
+            raise SbkitError(
+                f"`sample_rate` of Fbank must be at least {SLOWEST} samples per second, but is "
+                f"{sample_rate}. Write it in hertz, such as 16000."
+            )
         self.n_mels = n_mels
+        self.sample_rate = sample_rate
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; the frames past a length are zero."""
         with torch.autocast(audio.device.type, enabled=False):
-            features = self._log_mel(pad_to_window(audio.float()))
-        frames = frame_counts(lengths)
-        inside = length_mask(frames, features.shape[1], features.device)
-        return features * inside.unsqueeze(-1), frames
+            features = self._log_mel(pad_to_window(audio.float(), self.sample_rate))
+        frames = frame_counts(lengths, self.sample_rate)
+        mask = length_mask(frames, features.shape[1], features.device)  # true within
+        return features * mask.unsqueeze(-1), frames
 
     def _log_mel(self, audio: Tensor) -> Tensor:
-        windows = audio.unfold(-1, WINDOW_SAMPLES, SHIFT_SAMPLES)  # (B, S) -> (B, T, 400)
+        rate = self.sample_rate
+        windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         windows = windows - windows.mean(-1, keepdim=True)
         before = torch.cat([windows[..., :1], windows[..., :-1]], dim=-1)
-        windows = (windows - PREEMPHASIS * before) * povey_window(audio.device)
-        power = torch.fft.rfft(windows, n=FFT_SAMPLES).abs().pow(2.0)  # (B, T, 257)
-        mel = power @ mel_filters(self.n_mels, audio.device)  # (B, T, M)
+        windows = (windows - PREEMPHASIS * before) * povey_window(rate, audio.device)
+        power = torch.fft.rfft(windows, n=fft_samples(rate)).abs().pow(2.0)  # (B, T, 257)
+        mel = power @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
         log_mel: Tensor = mel.clamp(min=EPSILON).log()
         return log_mel
 
 
-def frame_counts(samples: Tensor) -> Tensor:
+def fft_samples(sample_rate: int) -> int:
+    """Round the window up to a power of two: 512 at 16 kHz."""
+    return 1 << (window_samples(sample_rate) - 1).bit_length()
+
+
+def frame_counts(audio_lengths: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
     """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
-    windows = torch.div(samples - WINDOW_SAMPLES, SHIFT_SAMPLES, rounding_mode="floor") + 1
+    window, shift = window_samples(sample_rate), shift_samples(sample_rate)
+    windows = torch.div(audio_lengths - window, shift, rounding_mode="floor") + 1
     return windows.clamp(min=0)
 
 
-def pad_to_window(audio: Tensor) -> Tensor:
+def pad_to_window(audio: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
     """Lengthen audio that is shorter than one window with zeros, so that a frame exists."""
-    missing = WINDOW_SAMPLES - audio.shape[-1]
+    missing = window_samples(sample_rate) - audio.shape[-1]
     return nn.functional.pad(audio, (0, missing)) if missing > 0 else audio
 
 
 @lru_cache(maxsize=8)
-def povey_window(device: torch.device) -> Tensor:
-    """Give Kaldi's default window, a Hann window to the power 0.85: (400,)."""
-    return torch.hann_window(WINDOW_SAMPLES, periodic=False).pow(0.85).to(device, non_blocking=True)
+def povey_window(sample_rate: int, device: torch.device) -> Tensor:
+    """Return Kaldi's default window, a Hann window to the power 0.85: (400,) at 16 kHz."""
+    window = torch.hann_window(window_samples(sample_rate), periodic=False).pow(0.85)
+    return window.to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=8)
-def mel_filters(n_mels: int, device: torch.device) -> Tensor:
-    """Give triangles of equal width on Kaldi's mel scale, as a matrix: (257, M).
+def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
+    """Return triangles of equal width on Kaldi's mel scale, as a matrix: (257, M) at 16 kHz.
 
     Window and filters are made in float32 as torchaudio makes them: in float64 they differ by one
     part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
     """
-    highest, no_warping = SAMPLE_RATE / 2, (100.0, -500.0, 1.0)
-    filters, _ = get_mel_banks(n_mels, FFT_SAMPLES, SAMPLE_RATE, LOWEST_HZ, highest, *no_warping)
+    size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
+    filters, _ = get_mel_banks(n_mels, size, sample_rate, LOWEST_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
     return filters.T.contiguous().to(device, non_blocking=True)

@@ -1,7 +1,8 @@
 """Seconds, samples and frames: the only file that turns one into another.
 
 Rates are those of Kaldi's filterbanks, which deployed runtimes compute:
-16 kHz audio, a window of 25 ms every 10 ms, and only windows that lie wholly inside the audio.
+a window of 25 ms every 10 ms, and only windows that lie wholly within the audio, which has 16 kHz
+unless a YAML says otherwise.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -12,9 +13,23 @@ if TYPE_CHECKING:
 
 Samples = TypeVar("Samples", "int", "npt.NDArray[np.int64]")  # one count, or an array of them
 
-SAMPLE_RATE = 16_000  # samples per second
-WINDOW_SAMPLES = 400  # 25 ms
-SHIFT_SAMPLES = 160  # 10 ms
+SAMPLE_RATE = 16_000  # samples per second, unless a YAML says otherwise
+WINDOW_MS = 25
+SHIFT_MS = 10
+
+
+def window_samples(sample_rate: int = SAMPLE_RATE) -> int:
+    """Count the samples of an analysis window, rounded down as Kaldi does."""
+    return sample_rate * WINDOW_MS // 1000
+
+
+def shift_samples(sample_rate: int = SAMPLE_RATE) -> int:
+    """Count the samples from one analysis window to the next, rounded down as Kaldi does."""
+    return sample_rate * SHIFT_MS // 1000
+
+
+WINDOW_SAMPLES = window_samples()  # 400
+SHIFT_SAMPLES = shift_samples()  # 160
 
 
 def seconds_to_samples(seconds: float, sample_rate: int = SAMPLE_RATE) -> int:
@@ -27,9 +42,9 @@ def samples_to_seconds(samples: int, sample_rate: int = SAMPLE_RATE) -> float:
     return samples / sample_rate
 
 
-def samples_to_frames(samples: int) -> int:
+def samples_to_frames(samples: int, sample_rate: int = SAMPLE_RATE) -> int:
     """Count the whole analysis windows in a number of samples (Kaldi's ``snip_edges``)."""
-    return max(0, 1 + (samples - WINDOW_SAMPLES) // SHIFT_SAMPLES)
+    return max(0, 1 + (samples - window_samples(sample_rate)) // shift_samples(sample_rate))
 
 
 def at_speed(samples: Samples, percent: int) -> Samples:

@@ -4,8 +4,6 @@ A strided layer makes floor((n + a) / s) frames of n, and so does a stack of suc
 numbers say it all, whoever wrote the layers.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -15,14 +13,12 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.models.asr import front_end, run_features
+from sbkit.base.units import SAMPLE_RATE
+from sbkit.models.feature_extractor import FeatureExtractor
+from sbkit.models.frontend_adapter import FrontEnd
+from sbkit.models.striding import measure_striding
 
 Counts = npt.NDArray[np.int64]
-
-SHORT = seconds_to_samples(1.0)  # long enough for any kernel and its mirrored padding
-WIDEST = seconds_to_samples(0.64)  # a frame
-CONTROLS = tuple(map(seconds_to_samples, (2.4, 3.1013, 9.87)))
 
 
 @dataclass(frozen=True)
@@ -37,46 +33,31 @@ class Subsampling:
         return np.maximum(0, (samples + self.offset) // self.stride)
 
     def halved(self) -> "Subsampling":
-        """Give that of a front-end which strides half as far."""
+        """Return that of a front-end which strides half as far."""
         return Subsampling(self.stride // 2, self.offset // 2)
 
 
-def measure_subsampling(compute_features: nn.Module, CNN: nn.Module) -> Subsampling:
-    """Run silence of some thirty lengths through features and CNN, and see when a frame is added.
+def measure_subsampling(
+    compute_features: nn.Module, CNN: nn.Module, sample_rate: int = SAMPLE_RATE
+) -> Subsampling:
+    """Run silence of some twenty lengths through features and CNN, and see when a frame is added.
 
     Raises SbkitError when the CNN does not take the features, or keeps no constant stride.
     """
-    count = _counter(deepcopy(compute_features).eval(), deepcopy(CNN).eval())
-    lengths = range(SHORT, SHORT + 2 * WIDEST)
-    first = count(SHORT)
-    one, two = (SHORT + bisect_left(lengths, first + more, key=count) for more in (1, 2))
-    stride = max(two - one, 1)
-    found = Subsampling(stride, (first + 1) * stride - one)
-    for samples in CONTROLS:
-        expected = int(found.frames(np.array(samples)))
-        if count(samples) != expected:
-            raise SbkitError(
-                "`CNN` must stride evenly through the audio, so that it is known how many frames "
-                f"an utterance has, but gives {count(samples)} frames of "
-                f"{samples_to_seconds(samples):g} s where {expected} were expected. Give its "
-                "layers constant strides."
-            )
-    return found
-
-
-def _counter(compute_features: nn.Module, CNN: nn.Module) -> Callable[[int], int]:
-    subsample = front_end(CNN)
+    features = FeatureExtractor(deepcopy(compute_features).eval())
+    front_end = FrontEnd(deepcopy(CNN).eval())
 
     @torch.no_grad()
     def count(samples: int) -> int:
-        silence = torch.zeros(1, samples)
-        features, frames = run_features(compute_features, silence, torch.tensor([samples]))
+        computed, lengths = features(torch.zeros(1, samples), torch.tensor([samples]))
         try:
-            return int(subsample(features, frames)[1])
-        except RuntimeError as error:
+            return int(front_end(computed, lengths)[1])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise SbkitError(
-                f"`CNN` must take features of {features.shape[-1]} values a frame, but fails "
-                f"({error}). Give it and `compute_features` the same number of mel bins."
+                f"`CNN` must take features of {computed.shape[-1]} values a frame, but fails "
+                f"({type(error).__name__}: {error}). Give it and `compute_features` the same "
+                "number of mel bins, or correct it."
             ) from error
 
-    return count
+    found = measure_striding(count, part="CNN", unit="samples", shortest=sample_rate)
+    return Subsampling(found.stride, found.offset)

@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
 
 from sbkit.audio.fbank import Fbank, frame_counts
+from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_frames
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
@@ -37,6 +38,23 @@ def test_noise_is_as_kaldi_has_it(n_mels: int) -> None:
     features, _ = Fbank(n_mels=n_mels)(*batch(clips))
     for row, clip in zip(features, clips, strict=True):
         torch.testing.assert_close(row, kaldi(clip, n_mels), **CLOSE)
+
+
+@pytest.mark.parametrize("rate", [8000, 22_050, 24_000, 44_100, 48_000])
+def test_other_sample_rates_are_as_kaldi_has_them(rate: int) -> None:
+    torch.manual_seed(0)
+    clip = 1000 * torch.randn(rate)
+    features, frames = Fbank(n_mels=40, sample_rate=rate)(clip[None], torch.tensor([rate]))
+    expected = kaldi_fbank(
+        clip.unsqueeze(0), num_mel_bins=40, dither=0.0, sample_frequency=float(rate)
+    )
+    assert frames.tolist() == [len(expected)] == [samples_to_frames(rate, rate)]
+    torch.testing.assert_close(features[0], expected, **CLOSE)
+
+
+def test_a_rate_in_kilohertz_is_refused() -> None:
+    with pytest.raises(SbkitError, match="`sample_rate` of Fbank .* but is 16"):
+        Fbank(sample_rate=16)
 
 
 def test_digital_silence_has_kaldis_floor() -> None:

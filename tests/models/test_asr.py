@@ -23,9 +23,6 @@ from sbkit.text.vocabulary import Vocabulary
 LABELS = Vocabulary(size=11)
 Parts = dict[str, nn.Module]
 
-# SpeechBrain's decoder gives PyTorch a bool and a float mask.
-pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
-
 
 def ours(encoder_module: str = "conformer", decoder_layers: int = 1) -> Parts:
     """Make sbkit's parts."""
@@ -117,7 +114,7 @@ def test_every_family_of_parts_trains(
         features, frames = model.features(audio, samples)
         if decoder_layers:
             encoded = model.run(features, frames, tokens=tokens, return_intermediate=False)
-            states, frames, logits = encoded.states, encoded.frames, encoded.logits
+            states, frames, logits = encoded.states, encoded.frame_lengths, encoded.logits
             assert logits is not None
             assert logits.shape == (2, 5, LABELS.size)
         else:
@@ -191,7 +188,7 @@ def test_the_decoder_starts_with_bos_and_reads_the_labels_after_it() -> None:
     model = asr_model(parts)
     out = model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
     read = torch.tensor([[LABELS.bos, 4, 5, 6, 6], [LABELS.bos, 7, 8, 0, 0]])
-    decoded = cast(Transformer, parts["Transformer"]).decode(read, out.states, out.frames)
+    decoded = cast(Transformer, parts["Transformer"]).decode(read, out.states, out.frame_lengths)
     torch.testing.assert_close(parts["seq_lin"](decoded), out.logits)
 
 
@@ -248,3 +245,42 @@ def test_an_embedding_of_another_size_is_refused_with_both_numbers(
     heads = {name: nn.Linear(16, 15) for name in ("ctc_lin", "seq_lin")}
     with pytest.raises(SbkitError, match=r"`Transformer` .* \(15\), but has 11"):
         asr_model(family() | heads, vocabulary=Vocabulary(size=15))
+
+
+def test_ctc_alone_needs_neither_a_decoder_nor_its_head() -> None:
+    parts = ours() | {"Transformer": nn.LSTM(16, 16, batch_first=True)}
+    del parts["seq_lin"]
+    model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=LABELS, **parts)
+    audio, samples, tokens, _ = speech()
+    computed = model.features(audio, samples)
+    out = model.run(*computed, tokens=None, return_intermediate=False)
+    assert out.states.shape == (2, 25, 16)
+    assert model.unused_modules(1.0) == ()
+    with pytest.raises(SbkitError, match="LSTM has none. Add it, or set --ctc_weight=1.0"):
+        model.run(*computed, tokens=tokens, return_intermediate=False)
+
+
+def test_a_decoder_without_its_head_is_refused() -> None:
+    parts = ours()
+    del parts["seq_lin"]
+    model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=LABELS, **parts)
+    audio, samples, tokens, _ = speech()
+    with pytest.raises(SbkitError, match="`seq_lin` must be declared"):
+        model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+
+
+@pytest.mark.parametrize("family", [ours, speechbrains])
+def test_what_rests_with_ctc_alone_is_what_gets_no_gradient(family: Callable[..., Parts]) -> None:
+    model = asr_model(family())
+    features, frames = model.features(*speech()[:2])
+    out = model.run(features, frames, tokens=None, return_intermediate=False)
+    (model.ctc_log_probs(out.states)[..., 1].sum() + out.states.square().sum()).backward()
+    resting = {id(each) for part in model.unused_modules(1.0) for each in part.parameters()}
+    assert resting == {id(each) for each in model.model.parameters() if each.grad is None}
+    assert model.unused_modules(0.7) == ()
+
+
+def test_an_embedding_of_positions_may_have_any_size() -> None:
+    parts = ours()
+    parts["Transformer"].positions = nn.Embedding(500, 16)
+    asr_model(parts)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
-from sbkit.models.asr import front_end, run_features
+from sbkit.models.feature_extractor import FeatureExtractor
 from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.frontend_adapter import FrontEnd
 from sbkit.models.normalize import GlobalNorm
 from sbkit.models.subsampling import Subsampling, measure_subsampling
 
@@ -67,11 +68,11 @@ def test_frames_are_those_that_the_parts_give(
     found = measure_subsampling(features, cnn)
     assert found.stride == 16 * milliseconds
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
-    subsample = front_end(cnn.eval())
+    subsample, compute = FrontEnd(cnn.eval()), FeatureExtractor(features)
     with torch.no_grad():
         for samples, expected in zip(lengths, found.frames(lengths), strict=True):
             audio = torch.zeros(1, int(samples))
-            _, frames = subsample(*run_features(features, audio, torch.tensor([samples])))
+            _, frames = subsample(*compute(audio, torch.tensor([samples])))
             assert int(frames) == expected
 
 
@@ -99,7 +100,7 @@ def test_the_parts_stay_as_they_are() -> None:
     ("features", "cnn", "words"),
     [
         (Fbank(n_mels=40), ours(), "must take features of 40 values a frame"),
-        (Fbank(), Squeezed(), "must stride evenly"),
+        (Fbank(), Squeezed(), "must leave frames in proportion"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(features: nn.Module, cnn: nn.Module, words: str) -> None:

@@ -1,0 +1,178 @@
+"""Noise and reverberation from folders of the user's, on the device of the audio.
+
+Legend: B utterances, S samples, N clips of a folder.
+
+All draws come from torch's generator, which the Brain seeds before every micro-batch, so a resumed
+run hears the same. The files are read once, when the first utterance is to be augmented, and stay
+on the device as int16; after that the host waits for nothing. In a YAML:
+
+    add_noise: !new:sbkit.audio.noise.AddNoise
+        folder: /data/musan/noise
+        snr_db: [5, 20]
+        prob: 0.5
+    add_reverb: !new:sbkit.audio.noise.AddReverb
+        folder: /data/rirs
+        prob: 0.3
+    wave_augment: !new:sbkit.audio.augment.Compose
+        parts: [!ref <add_reverb>, !ref <add_noise>]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torchaudio.functional import resample
+
+from sbkit.audio.io import read_audio
+from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE
+
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+LONGEST_TOTAL = 3600  # seconds of noise kept on a device, 115 MB; each file gives an equal part
+LONGEST_IMPULSE = 2  # seconds of a room's impulse response
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Clips one after another: samples (sum of lengths,) of int16, starts (N,), lengths (N,)."""
+
+    samples: Tensor
+    starts: Tensor
+    lengths: Tensor
+
+
+class AddNoise(nn.Module):
+    """Add noise of a drawn signal-to-noise ratio: (B, S), (B,) -> (B, S), (B,).
+
+    The ratio is that of the powers over the utterance's own length. Each utterance is left as it is
+    with a chance of 1 - ``prob``, and where it or the noise is silent. A noise starts at a drawn
+    place and repeats as often as needed. The result is float in int16's scale, and is not clipped.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        snr_db: Sequence[float] = (5, 20),
+        prob: float = 0.5,
+        sample_rate: int = SAMPLE_RATE,
+    ) -> None:
+        super().__init__()
+        _check_prob("AddNoise", prob)
+        if len(snr_db) != 2 or snr_db[0] > snr_db[1]:
+            raise SbkitError(
+                "`snr_db` of AddNoise must be the lowest and the highest ratio in decibels, such "
+                f"as [5, 20], but is {list(snr_db)}. Correct it."
+            )
+        self.files = audio_files(folder)
+        self.low, self.high = map(float, snr_db)
+        self.prob, self.sample_rate = prob, sample_rate
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a noise, a place in it and a ratio for every utterance, and add it."""
+        draws = torch.rand(4, len(lengths), device=lengths.device).to(
+            audio.device, non_blocking=True
+        )
+        share = LONGEST_TOTAL / len(self.files)
+        clips = read_clips(self.files, self.sample_rate, share, audio.device)
+        chosen = (draws[0] * len(clips.lengths)).long()  # (B,)
+        length = clips.lengths[chosen].unsqueeze(1)
+        first = (draws[1].unsqueeze(1) * length).long()
+        places = (first + torch.arange(audio.shape[1], device=audio.device)) % length
+        noise = clips.samples[clips.starts[chosen].unsqueeze(1) + places].float()  # (B, S)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        audio, noise = audio.float(), noise * mask
+        ratio = 10 ** ((self.low + draws[2] * (self.high - self.low)) / 10)
+        wanted = (audio * mask).square().sum(1) / ratio  # the noise's energy, (B,)
+        given = noise.square().sum(1)
+        gain = (wanted / given.clamp(min=1.0)).sqrt() * ((draws[3] < self.prob) & (given > 0))
+        return audio + gain.unsqueeze(1) * noise, lengths
+
+
+class AddReverb(nn.Module):
+    """Convolve with a drawn room's impulse response: (B, S), (B,) -> (B, S), (B,).
+
+    The direct sound stays in its place and the power of the utterance stays what it was. What
+    rings past the end of an utterance is cut. Source: Ko et al. 2017.
+    """
+
+    def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
+        super().__init__()
+        _check_prob("AddReverb", prob)
+        self.files = audio_files(folder)
+        self.prob, self.sample_rate = prob, sample_rate
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a room for every utterance, and convolve in the frequency domain."""
+        draws = torch.rand(2, len(lengths), device=lengths.device).to(
+            audio.device, non_blocking=True
+        )
+        rooms = read_rooms(self.files, self.sample_rate, audio.device)  # (N, R)
+        room = rooms[(draws[0] * len(rooms)).long()]
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        audio = audio.float()
+        with torch.autocast(audio.device.type, enabled=False):
+            size = audio.shape[1] + room.shape[1] - 1
+            spectrum = torch.fft.rfft(audio, n=size) * torch.fft.rfft(room, n=size)
+            heard = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
+        wanted, given = audio.square().sum(1), heard.square().sum(1)
+        heard = heard * (wanted / given.clamp(min=1.0)).sqrt().unsqueeze(1)
+        changed = (draws[1] < self.prob) & (given > 0)
+        return torch.where(changed.unsqueeze(1), heard, audio), lengths
+
+
+def audio_files(folder: str) -> tuple[Path, ...]:
+    """Return the audio files below a folder, in order; raise SbkitError where there are none."""
+    path = Path(folder)
+    found = tuple(sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES))
+    if not found:
+        came = "holds none" if path.is_dir() else "is missing"
+        raise SbkitError(
+            f"The folder of noises or rooms must hold audio files ({', '.join(SUFFIXES)}), but "
+            f"{folder} {came}. Correct `folder`."
+        )
+    return found
+
+
+@lru_cache(maxsize=8)
+def read_clips(
+    files: tuple[Path, ...], sample_rate: int, longest: float, device: torch.device
+) -> Clips:
+    """Read the first ``longest`` seconds of every file onto a device, as int16, once."""
+    limit = max(1, round(longest * sample_rate))
+    clips = [_read(file, sample_rate)[:limit] for file in files]
+    lengths = torch.tensor([len(clip) for clip in clips])
+    starts = lengths.cumsum(0) - lengths
+    return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
+
+
+@lru_cache(maxsize=8)
+def read_rooms(files: tuple[Path, ...], sample_rate: int, device: torch.device) -> Tensor:
+    """Read impulse responses from their loudest sample on, padded to the longest: (N, R)."""
+    rooms = []
+    for file in files:
+        room = _read(file, sample_rate).float()
+        room = room[int(room.abs().argmax()) :][: LONGEST_IMPULSE * sample_rate]
+        rooms.append(room / room.abs().max().clamp(min=1.0))
+    longest = max(map(len, rooms))
+    return torch.stack([pad(room, (0, longest - len(room))) for room in rooms]).to(device)
+
+
+def _read(file: Path, sample_rate: int) -> Tensor:
+    samples = torch.from_numpy(read_audio(file))
+    if sample_rate == SAMPLE_RATE:
+        return samples
+    moved: Tensor = resample(samples.float(), SAMPLE_RATE, sample_rate)
+    return moved.round().clamp(-32768, 32767).to(torch.int16)
+
+
+def _check_prob(name: str, prob: float) -> None:
+    if not 0.0 <= prob <= 1.0:
+        raise SbkitError(
+            f"`prob` of {name} must be from 0 to 1, but is {prob}. Try a chance such as 0.5."
+        )

@@ -1,0 +1,107 @@
+"""How many frames a stack of strided layers leaves of n, found out by asking it.
+
+A layer with a stride makes floor((n + a) / s) of n, padded or not, rounding down or up, and so does
+a stack of such layers: two numbers say it all, whoever wrote the layers.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+
+CONTROLS = (1.37, 2.4, 3.1013, 5.7)  # times the shortest length that is tried
+LONGER = (1, 4, 16)  # times, where a part takes nothing as short
+
+
+@dataclass(frozen=True)
+class Striding:
+    """A frame every ``stride``, the first after ``stride - offset``."""
+
+    stride: int
+    offset: int
+
+    def count(self, lengths: Tensor) -> Tensor:
+        """Count what is left of lengths: (B,) -> (B,)."""
+        counted = torch.div(lengths + self.offset, self.stride, rounding_mode="floor")
+        return counted.clamp(min=0)
+
+
+def measure_striding(
+    count: Callable[[int], int], *, part: str, unit: str, shortest: int
+) -> Striding:
+    """Find stride and offset by counting what is left of some twenty lengths.
+
+    ``shortest`` is the first length tried; ``unit`` names what lengths count, for the error.
+    Raises SbkitError when no stride explains the counts.
+    """
+    first, twice = count(shortest), count(2 * shortest)
+    if twice > first:
+        more = twice - first
+        widest = shortest // (more - 1) + 1 if more > 1 else 2 * shortest
+        lengths = range(shortest, shortest + 2 * widest)
+        one, two = (shortest + bisect_left(lengths, first + n, key=count) for n in (1, 2))
+        stride = max(two - one, 1)
+        found = Striding(stride, (first + 1) * stride - one)
+    else:
+        found = Striding(shortest, first * shortest)  # as if one more came; the controls tell
+    for length in (2 * shortest, *(int(shortest * factor) for factor in CONTROLS)):
+        expected, came = int(found.count(torch.tensor(length))), count(length)
+        if came != expected or twice <= first:
+            raise SbkitError(
+                f"`{part}` must leave frames in proportion to the length of its input, so that it "
+                f"is known how many each utterance of a batch has, but leaves {first} of "
+                f"{shortest} {unit}, {twice} of {2 * shortest} and {came} of {length}. Give its "
+                "layers constant strides, or let its forward take and return lengths."
+            )
+    return found
+
+
+@contextmanager
+def as_evaluated(part: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a part without gradients, dropout or autocast; modes and random numbers stay."""
+    modes = [(each, each.training) for each in part.modules()]
+    devices = [device] if device.type == "cuda" else []
+    try:
+        # Without autocast: it would keep casts of the weights that know no gradient.
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=devices),
+            torch.autocast(device.type, enabled=False),
+        ):
+            part.eval()
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def measure_part(
+    run: Callable[[int], Tensor], *, part: str, unit: str, shortest: int, transposed: str
+) -> Striding:
+    """Measure a part by what it makes of one silent utterance of a length: -> (1, U, ...).
+
+    ``transposed`` is what to say where its second axis grows with the length, not its first.
+    """
+    shortest = _shortest_taken(run, shortest)
+    one, two = run(shortest), run(2 * shortest)
+    if one.shape[1] == two.shape[1] and one.ndim > 2 and one.shape[2] < two.shape[2]:
+        raise SbkitError(transposed.format(shape=tuple(one.shape)))
+    return measure_striding(
+        lambda length: run(length).shape[1], part=part, unit=unit, shortest=shortest
+    )
+
+
+def _shortest_taken(run: Callable[[int], Tensor], shortest: int) -> int:
+    """Return the first length that a part takes; a kernel may be longer than a second."""
+    for factor in LONGER[:-1]:
+        try:
+            run(factor * shortest)
+        except RuntimeError:
+            continue
+        return factor * shortest
+    return LONGER[-1] * shortest

@@ -1,0 +1,102 @@
+"""One label an utterance: pooled without what pads it, and owned like any model."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.models.classifier import UtteranceClassifier
+from sbkit.models.frontend import ConvFrontEnd
+from sbkit.models.normalize import GlobalNorm
+from sbkit.models.pooling import AttentiveStatisticsPooling
+from sbkit.models.transformer import Transformer
+
+
+def parts() -> dict[str, nn.Module]:
+    return {
+        "compute_features": Fbank(n_mels=20),
+        "CNN": ConvFrontEnd(normalize=GlobalNorm(n_mels=20), n_mels=20, channels=8, d_model=8),
+        "Transformer": Transformer(d_model=8, nhead=2, d_ffn=8, num_encoder_layers=1, dropout=0.0),
+        "pooling": AttentiveStatisticsPooling(d_model=8, attention_dim=4),
+        "label_lin": nn.Linear(16, 3),
+    }
+
+
+def classifier(**changes: Any) -> UtteranceClassifier:
+    options: dict[str, Any] = {"classes": 3, **parts(), **changes}
+    owned = [each for each in options.values() if isinstance(each, nn.Module)]
+    return UtteranceClassifier(**({"model": nn.ModuleList(owned)} | options))
+
+
+def test_pooling_is_the_weighted_mean_and_deviation_of_the_frames_within() -> None:
+    torch.manual_seed(0)
+    pooling, x = AttentiveStatisticsPooling(d_model=5, attention_dim=3), torch.randn(2, 7, 5)
+    pooled = pooling(x, torch.tensor([7, 4]))
+    for row, length in enumerate((7, 4)):
+        frames = x[row, :length]
+        weights = pooling.attention(frames).softmax(0)
+        mean = (weights * frames).sum(0)
+        deviation = ((weights * frames.square()).sum(0) - mean.square()).sqrt()
+        torch.testing.assert_close(pooled[row], torch.cat([mean, deviation]))
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e4, torch.inf, torch.nan])
+def test_padding_changes_nothing(padding: float) -> None:
+    torch.manual_seed(0)
+    pooling, x = AttentiveStatisticsPooling(d_model=5, attention_dim=3), torch.randn(1, 4, 5)
+    padded = torch.cat([x, torch.full((1, 3, 5), padding)], dim=1)
+    alone, together = pooling(x, torch.tensor([4])), pooling(padded, torch.tensor([4]))
+    torch.testing.assert_close(together, alone)
+
+
+def test_one_frame_or_none_has_finite_gradients() -> None:
+    pooling = AttentiveStatisticsPooling(d_model=5, attention_dim=3)
+    x = torch.randn(2, 4, 5, requires_grad=True)
+    pooled = pooling(x, torch.tensor([1, 0]))
+    assert not pooled[1].any()
+    pooled.square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert all(each.grad is None or each.grad.isfinite().all() for each in pooling.parameters())
+
+
+def test_an_utterance_is_scored_in_a_batch_as_it_is_alone_and_learns() -> None:
+    torch.manual_seed(0)
+    model = classifier()
+    audio, lengths = 1000 * torch.randn(2, 16_000), torch.tensor([16_000, 9000])
+    audio[1, 9000:] = 0
+    audio[1] = audio[1].cumsum(0) / 20 * (torch.arange(16_000) < 9000)  # deeper, to be told apart
+    scores = model.log_probs(audio, lengths)
+    assert scores.shape == (2, 3)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.exp().sum(1), torch.ones(2))
+    torch.testing.assert_close(model.log_probs(audio[1:, :9000], lengths[1:])[0], scores[1])
+    optimizer = torch.optim.Adam(model.model.parameters(), lr=0.02)
+    for _ in range(60):
+        loss = nn.functional.nll_loss(model.log_probs(audio, lengths), torch.tensor([0, 2]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.5
+    assert all(each.grad is not None for each in model.model.parameters())
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": 4}, r"\(4\), but has 3"),
+        ({"pooling": Mean()}, "`pooling` must have forward"),
+        ({"model": nn.ModuleList(list(parts().values()))}, "`CNN` is not in its list"),
+    ],
+)
+def test_what_does_not_belong_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        classifier(**changes)

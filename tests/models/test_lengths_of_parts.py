@@ -1,0 +1,229 @@
+"""Whatever front-end or encoder a YAML names: the frames that are counted are those encoded."""
+
+from typing import Any
+
+import pytest
+import torch
+from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
+from speechbrain.lobes.models.CRDNN import CRDNN
+from speechbrain.lobes.models.transformer.Branchformer import BranchformerEncoder
+from speechbrain.nnet import RNN
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.models.encoder_adapter import Encoder
+from sbkit.models.feature_extractor import FeatureExtractor
+from sbkit.models.frontend_adapter import FrontEnd
+
+MELS = 20
+
+
+class Plain(nn.Module):
+    """Layers over (B, M, T), as a user writes a CNN of plain torch."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor = self.layers(features.transpose(1, 2)).transpose(1, 2)
+        return made
+
+
+def conv(stride: int = 2, kernel: int = 3, **options: Any) -> nn.Module:
+    return nn.Conv1d(MELS, MELS, kernel, stride, **options)
+
+
+def lobe(padding: str) -> nn.Module:
+    return ConvolutionFrontEnd(
+        input_shape=(1, 100, MELS),
+        num_blocks=2,
+        num_layers_per_block=1,
+        out_channels=[2, 2],
+        kernel_sizes=[3, 3],
+        strides=[2, 2],
+        residuals=[False, False],
+        padding=padding,
+    )
+
+
+def crdnn(pooling: int) -> nn.Module:
+    return CRDNN(
+        input_shape=(1, 100, MELS),
+        cnn_blocks=1,
+        cnn_channels=[2],
+        time_pooling=True,
+        time_pooling_size=pooling,
+        rnn_class=RNN.LSTM,
+        rnn_layers=1,
+        rnn_neurons=4,
+        dropout=0.0,
+        dnn_blocks=0,
+    )
+
+
+FRONT_ENDS = {
+    "unpadded": Plain(conv(), conv()),
+    "padded": Plain(conv(padding=1), conv(padding=1)),
+    "asymmetric": Plain(conv(3, 4, padding=1), conv(2, 5)),
+    "one long kernel": Plain(conv(4, 151)),
+    "pooling down": Plain(conv(1, padding=1), nn.MaxPool1d(4)),
+    "pooling up": Plain(conv(1, padding=1), nn.AvgPool1d(4, ceil_mode=True)),
+    "no stride": Plain(conv(1, padding=1)),
+    "SpeechBrain, same": lobe("same"),
+    "SpeechBrain, valid": lobe("valid"),
+    "CRDNN, pooling 4": crdnn(4),
+    "CRDNN, pooling 3": crdnn(3),
+}
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+@torch.no_grad()
+def test_counted_frames_are_those_encoded_alone_and_in_a_batch(name: str) -> None:
+    part = FRONT_ENDS[name].eval()
+    front_end = FrontEnd(part)
+    for frames in (*range(160, 176), 238, 400, 998):
+        alone = part(torch.randn(1, frames, MELS)).shape[1]
+        x, counted = front_end(torch.randn(2, 998, MELS), torch.tensor([998, frames]))
+        assert counted.tolist() == [x.shape[1], alone], frames
+
+
+def test_the_figures_of_the_two_that_lost_their_tails() -> None:
+    for part, frames, encoded in ((FRONT_ENDS["unpadded"], 998, 248), (crdnn(4), 238, 59)):
+        x, counted = FrontEnd(part)(torch.randn(1, frames, MELS), torch.tensor([frames]))
+        assert x.shape[1] == counted.item() == encoded
+
+
+def test_measuring_changes_neither_modes_nor_random_numbers() -> None:
+    part = nn.Sequential(FRONT_ENDS["unpadded"], nn.Dropout(0.5)).train()
+    torch.manual_seed(1)
+    x = part(torch.ones(1, 300, MELS))
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    same, _ = FrontEnd(part)(torch.ones(1, 300, MELS), torch.tensor([300]))
+    assert torch.equal(x, same)
+    assert torch.equal(after, torch.get_rng_state())
+    assert all(each.training for each in part.modules())
+
+
+class Returns(nn.Module):
+    """Takes lengths and returns what a function makes of both."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Any:
+        return self.make(features, lengths)
+
+
+class Lens(nn.Module):
+    def forward(self, features: Tensor, lens: Tensor) -> Any:
+        return features, lens
+
+
+class Transposed(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return features[:, ::4].transpose(1, 2)
+
+
+WRONG = [
+    (Lens(), r"its forward takes \(features, lens\)"),
+    (Transposed(), r"\(B, D, U\)\. Transpose"),
+    (Returns(lambda x, lengths: x), r"takes lengths and returns a tensor of shape \(2, 300, 20\)"),
+    (Returns(lambda x, lengths: (x[:, ::4], lengths)), "75 frames and lengths up to 300: the leng"),
+    (Returns(lambda x, n: (x[:, ::4].mT, n // 4)), r"lengths up to 75, as \(B, D, U\) would have"),
+    (Returns(lambda x, n: (x.mean(1), n)), r"returns a tensor of shape \(2, 20\)"),
+    (Returns(lambda x, n: (x, n / x.shape[1])), "returns 2 values"),
+    (Plain(nn.AdaptiveAvgPool1d(10)), "in proportion .* leaves 10 of 100 frames, 10 of 200"),
+]
+
+
+@pytest.mark.parametrize(("part", "words"), WRONG)
+def test_what_a_front_end_must_return_is_one_sentence(part: nn.Module, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        FrontEnd(part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
+
+
+class Own(nn.Module):
+    """An encoder that shows the lengths that it was given."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        assert lengths.tolist() == [40, 17]
+        return 2 * x
+
+
+ENCODERS = {
+    "lengths": Own(),
+    "torch LSTM": nn.LSTM(MELS, 8, batch_first=True, bidirectional=True),
+    "torch TransformerEncoder": nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(MELS, 2, 16, batch_first=True), 1, enable_nested_tensor=False
+    ),
+    "SpeechBrain LSTM": RNN.LSTM(hidden_size=8, input_size=MELS, bidirectional=True),
+    "CRDNN": CRDNN(
+        input_size=MELS, cnn_blocks=0, rnn_layers=1, rnn_neurons=4, dnn_neurons=8, dropout=0.0
+    ),
+    "Branchformer": BranchformerEncoder(1, MELS, 2, kernel_size=3, attention_type="RelPosMHAXL"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_a_plain_module_is_an_encoder(name: str) -> None:
+    torch.manual_seed(0)
+    part = ENCODERS[name].eval()
+    encoder, x, lengths = Encoder(part), torch.randn(2, 40, MELS), torch.tensor([40, 17])
+    states = encoder.encode(x, lengths)
+    assert states.shape[:2] == (2, 40)
+    assert states.isfinite().all()
+    if name not in ("torch LSTM", "CRDNN", "Branchformer"):  # which cannot know what is padding
+        x[1, 17:] = 100.0
+        torch.testing.assert_close(encoder.encode(x, lengths)[1, :17], states[1, :17])
+
+
+class NoEncoder(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (NoEncoder(), r"must have encode\(x, lengths\) .* takes \(query, key, value\)"),
+        (nn.LSTM(MELS, 4), "must take the batch first"),
+        (FRONT_ENDS["unpadded"], r"it makes a tensor of shape \(2, 9, 20\) of x"),
+    ],
+)
+def test_what_is_no_encoder_is_refused(part: nn.Module, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        Encoder(part).encode(torch.randn(2, 40, MELS), torch.tensor([40, 17]))
+
+
+class Windows(nn.Module):
+    """Features of plain windows, which show the scale of what they are given."""
+
+    def forward(self, audio: Tensor) -> Tensor:
+        return audio.unfold(1, 400, 160)[..., :3]
+
+
+class Scaled(nn.Module):
+    audio_scale = 1.0
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio.unfold(1, 400, 160)[..., :3], (lengths - 240) // 160
+
+
+def test_feature_extractors_are_told_apart_and_given_their_scale() -> None:
+    audio = torch.full((2, 16_000), 16_384, dtype=torch.int16)
+    for part, level in ((Windows(), 16_384.0), (Scaled(), 0.5)):
+        features, lengths = FeatureExtractor(part)(audio, torch.tensor([16_000, 9_000]))
+        assert lengths.tolist() == [98, 54]
+        assert (features[0] == level).all()
+        assert not features[1, 54:].any()
+
+
+def test_a_scale_that_is_none_is_refused() -> None:
+    part = Windows()
+    part.audio_scale = "int16"  # type: ignore[assignment]
+    with pytest.raises(SbkitError, match="`audio_scale` of `compute_features` must be"):
+        FeatureExtractor(part)
