@@ -64,6 +64,18 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
     transcribe.add_argument("--format", choices=("text", "json"), default="text")
     transcribe.set_defaults(command=_transcribe)
+
+    cache = commands.add_parser("cache", help="list and remove prepared audio")
+    cache.set_defaults(command=_list_cache)
+    actions = cache.add_subparsers(metavar="ACTION")
+    actions.add_parser("list", help="what is there (the default)")
+    prune = actions.add_parser("prune", help="remove what is not needed")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="not used for so long")
+    prune.add_argument(
+        "--unused", action="store_true", help="the corpus folder is gone (the default)"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    prune.set_defaults(command=_prune_cache)
     return parser
 
 
@@ -104,6 +116,27 @@ def _transcribe(options: argparse.Namespace) -> int:
         else:
             print(_line(result, options), flush=True)
     return code
+
+
+def _list_cache(options: argparse.Namespace) -> int:
+    from sbkit.data.cache import print_entries
+    from sbkit.data.store import default_cache
+
+    print_entries(default_cache())
+    return 0
+
+
+def _prune_cache(options: argparse.Namespace) -> int:
+    from sbkit.data.cache import prune
+    from sbkit.data.store import default_cache
+
+    prune(
+        default_cache(),
+        older_than=options.older_than,
+        unused=options.unused,
+        dry_run=options.dry_run,
+    )
+    return 0
 
 
 def _line(transcript: "Transcript", options: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from sbkit.data.batch import TextCollate
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Excluded, Splits, report_excluded
-from sbkit.data.store import default_cache, open_store, sample_counts, take_columns
+from sbkit.data.store import default_cache, sample_counts, take_columns
 from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -29,7 +29,7 @@ def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
     cache = default_cache()
     folder = knobs["data_folder"] or prepare_prompts(language=knobs["language"], cache_folder=cache)
     prepared = prepare(data_folder=folder, language=knobs["language"], cache_folder=cache)
-    stores = {split: open_store(path) for split, path in prepared.stores.items()}
+    stores = dict(prepared.datasets)
     limits = {name: knobs[name] for name in ("min_seconds", "max_seconds")}
     stores["train"], outside = select_train(stores["train"], **limits)
     if not len(stores["train"]):

@@ -1,114 +1,194 @@
-"""Audio files of any kind, as 16 kHz mono int16 samples."""
+"""Audio files of any kind, as mono int16 samples of one rate.
+
+file -> blocks (S, channels) float32 -> (S,) mono -> resampled -> int16
+"""
 
 import re
-from fractions import Fraction
-from functools import cache
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
-import torch
-from torchaudio.transforms import Resample
 
+from sbkit.audio.resample import Signal, resample_blocks
+from sbkit.audio.truncation import NO_LENGTH, is_truncated
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
 Samples = npt.NDArray[np.int16]
 
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
-MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
-STREAMED = 0x7FFF_0000  # a wav length at or above this was unknown to the program that wrote it
+LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000  # Hz; below, a file of kilobytes can last for days
+HIGHEST_PEAK = 16.0  # 24 dB above full scale, where no recording is, but integers in floats are
+BLOCK_SECONDS = 60.0  # longer than what is trained on; 35 MB at 48 kHz stereo
+BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
+
+# How other containers begin (offset, bytes), which hold audio that libsndfile does not decode.
+FOREIGN = {
+    "MP4 or M4A": (4, b"ftyp"),
+    "WMA": (0, b"\x30\x26\xb2\x75"),
+    "Matroska or WebM": (0, b"\x1a\x45\xdf\xa3"),
+    "AMR": (0, b"#!AMR"),
+}
 
 
-def read_audio(path: Path | str) -> Samples:
-    """Read any format soundfile knows, at any rate, as (samples,) int16 at 16 kHz.
+class AudioError(SbkitError):
+    """An audio file that cannot be read.
 
-    Channels are averaged.
+    Attributes:
+        reason: what it is, in a few words that can be counted: "missing", "empty", "cut short" ...
+    """
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
+    """Read any format soundfile knows, at any rate, as (S,) int16; channels are averaged.
 
     Raises:
-        SbkitError: the file is missing, empty, cut short or no audio.
+        AudioError: the file is missing, empty, cut short or no audio.
+    """
+    content = bytearray()  # grows in place, so that a long file is in memory once
+    for block in stream_audio(path, sample_rate):
+        content += block.tobytes()
+    return np.frombuffer(content, np.int16)
+
+
+def stream_audio(
+    path: Path | str, sample_rate: int = SAMPLE_RATE, block_seconds: float = BLOCK_SECONDS
+) -> Iterator[Samples]:
+    """Read as `read_audio` does, and yield blocks (S,) of about ``block_seconds``.
+
+    That a file is cut short, or is too loud, may be known at its end only.
+
+    Raises:
+        AudioError: the file is missing, empty, cut short or no audio.
     """
     path = Path(path)
     _check_file(path)
-    samples, rate = _decode(path)
-    if not samples.size:
-        raise SbkitError(f"An audio file must hold samples, but {path} has none. Replace it.")
-    if not np.isfinite(samples).all():
-        raise SbkitError(f"Audio samples must be finite, but {path} holds NaN. Replace it.")
-    mono = samples.mean(axis=1)  # (samples, channels) -> (samples,)
-    scaled = np.rint(_resample(mono, rate) * FULL_SCALE)
-    return np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+    try:
+        with _Reader(path) as file:
+            _check_header(path, file)
+            blocks = _mono_blocks(path, file, block_seconds)
+            for block in resample_blocks(blocks, file.samplerate, sample_rate):
+                scaled = np.rint(block * FULL_SCALE)
+                yield np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+    except AudioError:
+        raise
+    except Exception as error:  # whatever a damaged file does to a library, it is this file's
+        raise _describe(path, error) from error
+
+
+class _Reader(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read from its start to its end."""
+
+    def seekable(self) -> bool:
+        """Deny it: soundfile seeks after each read, which fails where the length is unknown."""
+        return False
 
 
 def _check_file(path: Path) -> None:
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is missing"
-        raise SbkitError(f"{path} must be an audio file, but it {what}. Correct the path.")
-    if path.stat().st_size == 0:
-        raise SbkitError(f"{path} must be an audio file, but it is empty. Replace it.")
+    def refuse(reason: str, what: str, todo: str) -> AudioError:
+        return AudioError(reason, f"{path} must be an audio file, but it {what}. {todo}")
 
-
-def _decode(path: Path) -> tuple[npt.NDArray[np.float32], int]:
-    """Read (samples, channels) and the rate; refuse a file that ends before its header says."""
     try:
-        with soundfile.SoundFile(path) as file:
-            samples = file.read(dtype="float32", always_2d=True)
-            whole = len(samples) >= file.frames - (MP3_PADDING if file.format == "MP3" else 0)
-            whole = whole and not _wav_is_cut(file.extra_info)
-            whole = whole and not (file.format == "OGG" and _ogg_is_cut(path))
-            rate = file.samplerate
-    except (soundfile.SoundFileError, TypeError) as error:
-        raise SbkitError(_describe(path, str(error))) from error
-    if not whole:
-        raise SbkitError(_describe(path, "it ends early"))
-    return samples, rate
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise refuse("missing", "is missing", "Correct the path.") from error
+    except (OSError, ValueError) as error:  # a loop of links, a folder that may not be entered
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refuse("unreachable", f"cannot be reached ({reason})", "Repair the path.") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise refuse("a folder", "is a folder", "Correct the path.")
+    if not stat.S_ISREG(status.st_mode):
+        raise refuse("no regular file", "is a pipe or a device", "Write its audio to a file.")
+    if status.st_size == 0:
+        raise refuse("empty", "is empty", "Replace it.")
 
 
-def _describe(path: Path, reason: str) -> str:
+def _check_header(path: Path, file: soundfile.SoundFile) -> None:
+    if not LOWEST_RATE <= file.samplerate <= HIGHEST_RATE:
+        raise AudioError(
+            "sample rate out of range",
+            f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {path} declares "
+            f"{file.samplerate} Hz. Replace the file.",
+        )
+    if file.format in NO_LENGTH:
+        raise AudioError(
+            "format without a length",
+            f"An audio file must declare its length, so that a cut one can be told, but {path} is "
+            f"of the format {file.format}, which does not. Convert it to wav or flac.",
+        )
+
+
+def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Iterator[Signal]:
+    """Yield the averaged channels (S, channels) -> (S,), and refuse a file that ends too early."""
+    longest = min(round(seconds * file.samplerate), BLOCK_VALUES // file.channels)
+    buffer = np.empty((max(1, min(longest, file.frames)), file.channels), np.float32)
+    total = 0
+    while len(block := file.read(out=buffer)):
+        _check_values(path, block)
+        total += len(block)
+        yield block.mean(axis=1)
+    if is_truncated(path, file, total):
+        raise _cut_short(path)
+    if not total:
+        raise AudioError(
+            "no samples",
+            f"An audio file must hold samples, but {path} has none. Replace it.",
+        )
+
+
+def _check_values(path: Path, block: npt.NDArray[np.float32]) -> None:
+    peak = float(np.abs(block).max())
+    if not np.isfinite(peak):
+        raise AudioError(
+            "samples that are not finite",
+            f"Audio samples must be finite, but {path} holds NaN or infinity. Replace it.",
+        )
+    if peak >= HIGHEST_PEAK:
+        raise AudioError(
+            "samples out of range",
+            f"Samples stored as floats must lie between -1 and 1, but those of {path} reach "
+            f"{peak:g}, as integers would. Divide them by the full scale of their format (32768 "
+            "for 16 bits).",
+        )
+
+
+def _describe(path: Path, error: Exception) -> AudioError:
     """Tell a file that is no audio from one that began well; only the second can be repaired."""
-    if re.search("lost sync|malformed|ends early", reason):
-        return f"{path} must be a whole audio file, but is truncated or damaged. Fetch it again."
-    return (
+    if re.search("lost sync|malformed", str(error)):
+        return _cut_short(path)
+    if isinstance(error, OSError | MemoryError):
+        reason = getattr(error, "strerror", None) or "not enough memory"
+        return AudioError(
+            "unreachable", f"{path} must be readable, but is not: {reason}. Repair that."
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as failure:
+        return _describe(path, failure)
+    for name, (offset, magic) in FOREIGN.items():
+        if start[offset : offset + len(magic)] == magic:
+            return AudioError(
+                "another container",
+                f"{path} must be wav, flac, ogg, opus or mp3, but is {name}. Convert it, for "
+                "example to flac.",
+            )
+    return AudioError(
+        "not audio",
         f"{path} must be audio (wav, flac, ogg, opus, mp3 ...), but its content is not recognized "
-        "as audio. Replace it."
+        "as audio. Replace it.",
     )
 
 
-def _wav_is_cut(log: str) -> bool:
-    """Tell whether a wav header promises more bytes than came, which libsndfile merely logs."""
-    found = re.search(r"^data : (\d+) \(should be (\d+)\)", log, re.MULTILINE)
-    return found is not None and int(found[2]) < int(found[1]) < STREAMED
-
-
-def _ogg_is_cut(path: Path) -> bool:
-    """Tell whether the last ogg page is incomplete: libsndfile drops such a page in silence.
-
-    A page is a header of 27 bytes, the last of which counts its segments, a table with the size of
-    each, and their bytes (RFC 3533).
-    """
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 2 * 65_307))  # 65 307 bytes: the longest page
-        tail = file.read()
-    page = tail[tail.rfind(b"OggS") :]
-    if len(page) < 27 or len(page) < 27 + page[26]:
-        return True
-    return len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
-
-
-def _resample(mono: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
-    if rate == SAMPLE_RATE:
-        return mono
-    resampled = _resampler(rate)(torch.from_numpy(mono))
-    return np.asarray(resampled.numpy(), dtype=np.float32)
-
-
-@cache
-def _resampler(rate: int) -> Resample:
-    """Build the kernel for one rate once.
-
-    The exact kernel of a rate like 22 051 Hz takes gigabytes. The nearest ratio of small numbers
-    is exact for the usual rates, and within 0.05 % for any.
-    """
-    ratio = Fraction(SAMPLE_RATE, rate).limit_denominator(1000)
-    return Resample(ratio.denominator, ratio.numerator)
+def _cut_short(path: Path) -> AudioError:
+    return AudioError(
+        "cut short or damaged",
+        f"{path} must be a whole audio file, but is truncated or damaged. Fetch it again.",
+    )

@@ -1,5 +1,7 @@
 """Write files that are whole whenever they are there, even after a kill or a power cut."""
 
+import fcntl
+import glob
 import json
 import math
 import os
@@ -67,15 +69,19 @@ def fsync_tree(folder: Path) -> None:
 
 @contextmanager
 def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
+    """Yield an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
 
     Where ``folder`` is there already, because another process finished it first, it stays and ours
-    is removed; with ``replace`` ours takes its place.
-    Raises SbkitError when nothing can be written there, OSError with a name when not all can.
+    is removed; with ``replace`` ours takes its place, and the old one is removed only then. What
+    killed processes left of the same folder is removed too.
+
+    Raises:
+        SbkitError: nothing can be written there.
+        OSError: not all can be written there; it names ``folder``.
     """
-    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    _remove_abandoned(folder)
     try:
-        beside.mkdir(parents=True)
+        beside, lock = _make_locked(folder)
     except OSError as error:
         raise SbkitError(
             f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
@@ -84,13 +90,71 @@ def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         yield beside
         if replace and folder.exists():
-            shutil.rmtree(folder)
-        _rename(beside, folder)
+            _replace(beside, folder)
+        else:
+            _rename(beside, folder)
     except OSError as error:
         error.filename = error.filename or str(folder)
         raise
     finally:
+        os.close(lock)
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _make_locked(folder: Path) -> tuple[Path, int]:
+    """Make a folder beside ``folder``, and return it with the descriptor that locks it.
+
+    The kernel takes the lock back when the process ends, however it ends: a folder of this kind
+    that can be locked belongs to nobody.
+    """
+    while True:
+        beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+        beside.mkdir(parents=True)
+        lock = os.open(beside, os.O_RDONLY)
+        try_lock(lock)
+        if beside.is_dir():  # another process may have removed it before it was locked
+            return beside, lock
+        os.close(lock)
+
+
+def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
+    """Lock an open file or folder for this process, and return whether nobody else has it.
+
+    ``without_locks`` is returned where the disk has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return without_locks
+    return True
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes that are gone have begun to build in ``folder``'s place."""
+    for beside in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        try:
+            lock = os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if try_lock(lock, without_locks=False):
+                shutil.rmtree(beside, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _replace(beside: Path, folder: Path) -> None:
+    """Rename the old folder away and the new one in, so that no failure loses both."""
+    old = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.old")
+    folder.rename(old)
+    try:
+        beside.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _rename(beside: Path, folder: Path) -> None:

@@ -29,16 +29,16 @@ def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
     speakers = {
         speaker
         for name in planned.splits.named()
-        for table in tables(planned, name, "client_id")
-        for speaker in pc.unique(table["client_id"]).to_pylist()
+        for table in tables(planned, name, "speaker")
+        for speaker in pc.unique(table["speaker"]).to_pylist()
     }
     if len(speakers - {""}) > 1:
         yield from notice(
             planned,
-            found=list(_shared(planned, "client_id", "speaker in another split")),
+            found=list(_shared(planned, "speaker", "speaker in another split")),
             declared="dev and test hold speakers that training never heard",
             effect="are by a speaker who is in another split too",
-            fix="Keep each speaker (client_id) in one split.",
+            fix="Keep each speaker (speaker) in one split.",
         )
 
 

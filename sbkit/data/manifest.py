@@ -1,8 +1,8 @@
 """Common Voice manifests: a TSV of clips beside the folder ``clips/``."""
 
 import csv
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sbkit.base.errors import SbkitError
@@ -12,12 +12,15 @@ NEEDED_COLUMNS = ("path", "sentence")
 
 @dataclass(frozen=True)
 class Clip:
-    """One row: ``path`` leads to the audio file, ``id`` is its name without extension."""
+    """One row: ``path`` leads to the audio file, ``id`` is its name without extension.
+
+    ``columns`` holds every other column of the TSV; the speaker is always ``speaker``.
+    """
 
     id: str
     path: Path
     sentence: str
-    client_id: str
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,4 +101,9 @@ def _parse_row(clips: Path, header: list[str], line: int, row: list[str]) -> Cli
         return BadRow(where, "path outside the clips folder", str(name))
     if not name.suffix:  # the first releases named clips without their extension
         name = name.with_suffix(".mp3")
-    return Clip(name.stem, clips / name, fields["sentence"], fields.get("client_id", ""))
+    columns = {
+        "speaker" if column == "client_id" else column: value
+        for column, value in fields.items()
+        if column not in NEEDED_COLUMNS
+    }
+    return Clip(name.stem, clips / name, fields["sentence"], columns)

@@ -1,14 +1,20 @@
 """Real files of every kind, whole and damaged, read back as 16 kHz samples."""
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
+import torch
+from torchaudio.transforms import Resample
 
-from sbkit.audio.io import read_audio
+from sbkit.audio.io import AudioError, read_audio, stream_audio
+from sbkit.audio.truncation import NO_LENGTH
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -114,6 +120,9 @@ def test_a_wav_whose_writer_could_not_know_its_length_is_read(tmp_path: Path) ->
 Spoil = Callable[[Path], object]
 SPOILED: dict[str, tuple[Spoil, str]] = {
     "missing": (lambda file: None, "is missing"),
+    "a pipe": (os.mkfifo, "is a pipe or a device"),
+    "a link to itself": (lambda file: file.symlink_to(file), "cannot be reached"),
+    "m4a": (lambda file: file.write_bytes(b"\0\0\0\x20ftypM4A " * 99), "is MP4 or M4A. Convert it"),
     "a folder": (lambda file: file.mkdir(), "is a folder"),
     "empty": (lambda file: file.touch(), "is empty"),
     "text": (lambda file: file.write_text("no audio at all\n" * 99), "not recognized as audio"),
@@ -139,5 +148,140 @@ def test_what_is_no_audio_is_refused_by_name(tmp_path: Path, kind: str, spoiled:
 def test_no_samples_and_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="must hold samples"):
         read_audio(write(tmp_path / "none.wav", np.zeros(0)))
-    with pytest.raises(SbkitError, match="must be finite"):
-        read_audio(write(tmp_path / "nan.wav", np.full(99, np.nan), subtype="FLOAT"))
+    for value in (np.nan, np.inf):
+        with pytest.raises(SbkitError, match="must be finite"):
+            read_audio(write(tmp_path / "nan.wav", np.full(99, value), subtype="FLOAT"))
+
+
+def test_floats_in_the_range_of_integers_are_refused(tmp_path: Path) -> None:
+    """Clipped, they would be square waves."""
+    file = write(tmp_path / "a.wav", 32767 * tone(SAMPLE_RATE), subtype="FLOAT")
+    with pytest.raises(AudioError, match=r"between -1 and 1, but .* reach 16383") as caught:
+        read_audio(file)
+    assert caught.value.reason == "samples out of range"
+
+
+@pytest.mark.parametrize("rate", [1, 3_999, 768_001, 2**31 - 1])
+def test_a_rate_that_no_recording_has_is_refused(tmp_path: Path, rate: int) -> None:
+    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
+    content = bytearray(file.read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(SbkitError, match=f"from 4000 to 768000 Hz, but .* declares {rate} Hz"):
+        read_audio(file)
+
+
+def set_flac_length(file: Path, frames: int) -> Path:
+    """Change the 36 bits of a FLAC's header that count its samples; 0 stands for unknown."""
+    content = bytearray(file.read_bytes())
+    content[21] = content[21] & 0xF0 | frames >> 32
+    content[22:26] = (frames & 0xFFFF_FFFF).to_bytes(4, "big")
+    file.write_bytes(content)
+    return file
+
+
+def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
+    truth = np.random.default_rng(0).integers(-9999, 9999, 50_000).astype(np.int16)
+    soundfile.write(tmp_path / "a.flac", truth, SAMPLE_RATE)
+    file = set_flac_length(tmp_path / "a.flac", 0)
+    assert np.array_equal(read_audio(file), truth)
+    blocks = list(stream_audio(file, block_seconds=1))
+    assert [len(block) for block in blocks] == [16_000, 16_000, 16_000, 2_000]
+    file.write_bytes(file.read_bytes()[:40_000])
+    with pytest.raises(SbkitError, match="truncated"):
+        read_audio(file)
+
+
+def test_a_declared_length_beyond_the_file_allocates_nothing(tmp_path: Path) -> None:
+    file = set_flac_length(write(tmp_path / "a.flac", tone(SAMPLE_RATE)), 2**36 - 1)
+    with pytest.raises(SbkitError, match="truncated"):
+        read_audio(file)
+
+
+def test_any_error_of_a_library_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
+    for error in (ValueError("x"), MemoryError(), ZeroDivisionError(), OSError(5, "I/O error")):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(soundfile.SoundFile, "read", fail)
+        with pytest.raises(AudioError, match=r"a\.wav must be"):
+            read_audio(file)
+
+
+def encodings() -> Iterator[tuple[str, str]]:
+    """List what soundfile writes; headerless kinds cannot be opened by name."""
+    for kind in soundfile.available_formats():
+        if kind not in ("RAW", "SD2"):
+            yield from ((kind, subtype) for subtype in soundfile.available_subtypes(kind))
+
+
+@pytest.mark.parametrize(("kind", "subtype"), list(encodings()))
+def test_half_of_a_file_is_never_taken_for_a_whole_one(
+    tmp_path: Path, kind: str, subtype: str
+) -> None:
+    noise = 0.1 * np.random.default_rng(0).standard_normal(80_000)
+    file = tmp_path / "a"
+    for rate in (16_000, 44_100, 8_000):
+        try:
+            soundfile.write(file, noise, rate, format=kind, subtype=subtype)
+            break
+        except soundfile.LibsndfileError:
+            continue
+    else:
+        pytest.skip(f"libsndfile writes no {kind} of {subtype}")
+    if kind in NO_LENGTH:
+        with pytest.raises(SbkitError, match="declare its length"):
+            read_audio(file)
+        return
+    rate = soundfile.info(file).samplerate  # of some kinds the nearest one that it can express
+    assert len(read_audio(file)) >= 80_000 * SAMPLE_RATE // rate
+    whole = file.read_bytes()
+    for size in (len(whole) // 10, len(whole) // 2, len(whole) - 3_000):
+        file.write_bytes(whole[:size])
+        with pytest.raises(SbkitError, match="a must be"):
+            read_audio(file)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])
+def test_blocks_are_resampled_like_the_whole(tmp_path: Path, rate: int) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (5 * rate + 123, 2)).astype(np.float32)
+    file = tmp_path / "a.wav"
+    soundfile.write(file, noise, rate, subtype="FLOAT")
+    mono = torch.from_numpy(noise.mean(axis=1))
+    expected = mono if rate == SAMPLE_RATE else Resample(rate, SAMPLE_RATE)(mono)
+    expected = np.rint(expected.numpy() * 32768).astype(np.int16)
+    assert np.array_equal(read_audio(file), expected)
+    for seconds in (0.01, 0.3, 1.0, 5.0):
+        blocks = list(stream_audio(file, block_seconds=seconds))
+        assert len(blocks) > 1
+        assert max(map(len, blocks)) <= 2 * seconds * SAMPLE_RATE + 2_000
+        joined = np.concatenate(blocks)
+        assert len(joined) == len(expected)
+        assert np.abs(joined.astype(int) - expected).max() <= 1
+
+
+READ_AND_MEASURE = """
+import resource, sys
+from sbkit.audio.io import read_audio
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+samples = read_audio(sys.argv[1])
+print(len(samples), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_two_hours_of_stereo_are_read_in_little_memory(tmp_path: Path) -> None:
+    file, seconds = tmp_path / "long.flac", 7200
+    minute = np.random.default_rng(0).integers(-99, 99, (60 * 48_000, 2)).astype(np.int16)
+    with soundfile.SoundFile(file, "w", 48_000, 2) as writer:
+        for _ in range(seconds // 60):
+            writer.write(minute)
+    command = [sys.executable, "-c", READ_AND_MEASURE, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, kilobytes = map(int, done.stdout.split())
+    assert count == seconds * SAMPLE_RATE
+    assert kilobytes < 600_000  # of which 230 MB are the samples

@@ -1,6 +1,6 @@
 """Stores are whole or not there, and give back what was put in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ def test_a_store_gives_back_what_was_written(tmp_path: Path) -> None:
     for n in (0, 99, 100, 249):
         row = dataset[n]
         assert (row["id"], row["text"], row["sentence"]) == (f"clip{n}", f"été {n}", f"Été {n}!")
-        assert (row["client_id"], row["samples"]) == ("ann", n)
+        assert (row["speaker"], row["samples"]) == ("ann", n)
         assert np.array_equal(np.frombuffer(row["audio"], "<i2"), np.arange(n))
 
 
@@ -74,6 +74,56 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         building(tmp_path / "file" / "store"),
     ):
         pass
+
+
+@pytest.mark.parametrize("part", ["data.arrow", "data.json"])
+@pytest.mark.parametrize("change", [lambda content: content[:-9], lambda content: content[::-1]])
+def test_a_store_that_is_not_what_was_written_is_refused(
+    tmp_path: Path, part: str, change: Callable[[bytes], bytes]
+) -> None:
+    write_store(tmp_path / "store", utterances(5))
+    open_store(tmp_path / "store")
+    file = tmp_path / "store" / part
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(SbkitError, match=r"store is damaged\. Remove it"):
+        open_store(tmp_path / "store")
+
+
+def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / ".store.0123456789ab.tmp"
+    left.mkdir()
+    (left / "file").touch()
+    with building(tmp_path / "store") as slow:
+        assert not left.exists()
+        with building(tmp_path / "store"):
+            assert slow.is_dir()
+    assert list(tmp_path.iterdir()) == [tmp_path / "store"]
+
+
+def test_a_replaced_folder_is_there_until_the_new_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "file").write_text("old")
+    rename = Path.rename
+
+    def fail(source: Path, target: Path) -> Path:
+        if source.suffix == ".tmp":
+            raise OSError(5, "Input/output error")
+        return rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="Input/output"), building(folder, replace=True) as new:
+            (new / "file").write_text("new")
+    assert (folder / "file").read_text() == "old"
+    with building(folder, replace=True) as new:
+        (new / "file").write_text("new")
+    assert (folder / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Whether an audio file holds all that its header declares.
+
+libsndfile reads a file that was cut short up to its end, and for most formats at most logs that
+the header declared more. What is decoded here is what the format itself says of its length.
+"""
+
+import re
+from pathlib import Path
+
+from soundfile import SoundFile
+
+MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
+STREAMED = 0x7FFF_0000  # a length at or above this was unknown to the program that wrote it
+UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at all
+RF64_HEADER = 80  # bytes, the shortest: riff 12, ds64 36, fmt 24, data 8
+LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
+
+# Formats whose header declares no length: half of such a file looks like a whole one.
+NO_LENGTH = frozenset({"IRCAM", "PAF", "PVF", "XI"})
+
+# "<name> : <declared bytes> (should be <bytes that are there>)", for chunks that hold audio.
+_CHUNK = re.compile(
+    r"^ *(?:data|SSND|BODY|riff|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE
+)
+_FRAMES = {  # the line of libsndfile's log with the declared number of frames
+    "AVR": re.compile(r"^ *Frames *: (\d+)", re.MULTILINE),
+    "MPC2K": re.compile(r"^ *Frames *: (\d+)", re.MULTILINE),
+    "MAT4": re.compile(r"^ *(?:Rows.*)?Cols *: (\d+)", re.MULTILINE),
+    "MAT5": re.compile(r"^ *(?:Rows.*)?Cols *: (\d+)", re.MULTILINE),
+    "RF64": re.compile(r"does not match value from 'ds64' chunk of (\d+)"),
+}
+
+
+def is_truncated(path: Path, file: SoundFile, frames_read: int) -> bool:
+    """Return whether a file, read to its end, lacks some of what its header declares."""
+    padding = MP3_PADDING if file.format == "MP3" else 0
+    if frames_read + padding < file.frames < UNKNOWN:
+        return True
+    log = file.extra_info
+    return (
+        any(int(there) < int(declared) < STREAMED for declared, there in _CHUNK.findall(log))
+        or _lacks_frames(file.format, file.frames, log)
+        or "seems to be truncated" in log
+        or "Seems to be a truncated file" in log
+        or (file.format == "OGG" and _ogg_is_truncated(path))
+        or (file.format == "NIST" and _nist_is_truncated(path))
+        or (file.format == "SDS" and _sds_is_truncated(path, file.frames))
+        or (file.format == "RF64" and _rf64_is_truncated(path, log))
+        or (file.format == "WVE" and _wve_is_truncated(log))
+    )
+
+
+def _lacks_frames(kind: str, frames: int, log: str) -> bool:
+    """Compare the number of frames that the header declares, in its last line, with the file's."""
+    declared = _FRAMES[kind].findall(log) if kind in _FRAMES else []
+    return bool(declared) and frames < int(declared[-1]) < UNKNOWN
+
+
+def _ogg_is_truncated(path: Path) -> bool:
+    """Return whether the last ogg page is incomplete: libsndfile drops such a page in silence.
+
+    A page is a header of 27 bytes, the last of which counts its segments, a table with the size of
+    each, and their bytes (RFC 3533).
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2 * LONGEST_OGG_PAGE))
+        tail = file.read()
+    page = tail[tail.rfind(b"OggS") :]
+    if len(page) < 27 or len(page) < 27 + page[26]:
+        return True
+    return len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
+
+
+def _nist_is_truncated(path: Path) -> bool:
+    """Compare a NIST/SPHERE header with the file's size.
+
+    The header is text: "NIST_1A", its own size in bytes, then a line "name -type value" per field.
+    """
+    with path.open("rb") as file:
+        header = file.read(1024).decode("latin-1")
+    size = int(header.split("\n")[1])
+    fields = dict(re.findall(r"^(\w+) -\w+ (\S+)", header, re.MULTILINE))
+    names = ("sample_count", "channel_count", "sample_n_bytes")
+    count, channels, width = (int(fields.get(name, 1)) for name in names)
+    return path.stat().st_size < size + count * channels * width
+
+
+def _sds_is_truncated(path: Path, frames: int) -> bool:
+    """Compare a MIDI sample dump with its size; libsndfile fills what is missing with zeros.
+
+    A header of 21 bytes, the seventh of which is the bit width, then packets of 127 bytes with 120
+    of data, seven bits of a sample in each.
+    """
+    with path.open("rb") as file:
+        bits = file.read(21)[6]
+    frames_per_packet = 120 // -(-bits // 7)
+    return path.stat().st_size < 21 + 127 * -(-frames // frames_per_packet)
+
+
+def _rf64_is_truncated(path: Path, log: str) -> bool:
+    declared = re.search(r"^ *Data size *: (\d+)", log, re.MULTILINE)
+    there = path.stat().st_size - RF64_HEADER
+    return declared is not None and there < int(declared[1]) < UNKNOWN
+
+
+def _wve_is_truncated(log: str) -> bool:
+    found = re.search(r"Data length (\d+) should be (\d+)", log)
+    return found is not None and int(found[2]) < int(found[1])

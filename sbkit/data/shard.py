@@ -1,0 +1,233 @@
+"""Shards: Arrow files of decoded audio, each with a listing of its clips and its checksum.
+
+NAME.arrow  the audio of the clips, a row each
+NAME.json   which clips they are, how long each is, which cannot be read, and the checksums
+NAME.ok     by what the file system says of NAME.arrow: that it was found to be intact
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.base.files import naming, write_text_atomically
+
+SHARD_BYTES = 200_000_000  # of audio, 1.7 h at 16 kHz; a longer clip has a shard of its own
+BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
+BATCH_ROWS = 100
+CORPUS_FILE = "corpus.json"  # in a folder of shards: whose audio they hold
+AUDIO_SCHEMA = pa.schema({"audio": pa.binary()})
+
+
+class ClipKey(NamedTuple):
+    """One state of an audio file; ``path`` is relative to the corpus folder."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class CachedClip(NamedTuple):
+    """One row of a shard: the file it was, its samples, and a hash of the file's bytes."""
+
+    key: ClipKey
+    samples: int
+    digest: str
+
+
+class UnreadableClip(NamedTuple):
+    """One file that holds no audio that can be used, and why."""
+
+    key: ClipKey
+    reason: str
+    detail: str
+
+
+class Shard(NamedTuple):
+    """A finished shard and its listing."""
+
+    file: Path
+    clips: Sequence[CachedClip]
+    unreadable: Sequence[UnreadableClip]
+    sha256: str
+
+    def remove(self) -> None:
+        """Remove the shard; the listing goes first, so that no part is taken for a whole."""
+        for suffix in (".json", ".ok", ".arrow"):
+            self.file.with_suffix(suffix).unlink(missing_ok=True)
+
+
+class HashedFile(io.FileIO):
+    """A file that is hashed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        """Write all of the content, or raise OSError."""
+        rest = memoryview(content).cast("B")
+        size = len(rest)
+        self._digest.update(rest)
+        while rest:
+            rest = rest[super().write(rest) :]
+        return size
+
+    def finish(self) -> str:
+        """Wait until all is on the disk, and return the SHA-256."""
+        os.fsync(self.fileno())
+        self.close()
+        return self._digest.hexdigest()
+
+
+class ShardWriter:
+    """Write one shard; it is there when it is finished, and not before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / f"{uuid4().hex}.arrow"
+        self._unfinished = self._file.with_name(f".{self._file.name}.tmp")
+        self._sink = HashedFile(self._unfinished)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), AUDIO_SCHEMA)
+        self._clips: list[CachedClip] = []
+        self._unreadable: list[UnreadableClip] = []
+        self._batch: list[bytes] = []
+        self.bytes = 0
+
+    def add(self, clip: CachedClip, audio: bytes) -> None:
+        """Add a clip; its audio is on the way to the disk with the next batch."""
+        if sum(map(len, self._batch)) + len(audio) > BATCH_BYTES or len(self._batch) >= BATCH_ROWS:
+            self._flush()
+        self._clips.append(clip)
+        self._batch.append(audio)
+        self.bytes += len(audio)
+
+    def add_unreadable(self, clip: UnreadableClip) -> None:
+        """Note a file that need not be tried again."""
+        self._unreadable.append(clip)
+
+    def finish(self) -> Shard:
+        """Write the data, then the listing that makes a shard of them."""
+        with naming(self._file):
+            self._flush()
+            self._stream.close()
+            sha256 = self._sink.finish()
+            self._unfinished.rename(self._file)
+        shard = Shard(self._file, self._clips, self._unreadable, sha256)
+        listing = {"sha256": sha256, "clips": self._clips, "unreadable": self._unreadable}
+        write_sealed(self._file.with_suffix(".json"), listing)
+        write_stamp(self._file, sha256)
+        return shard
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        with suppress(OSError):
+            self._sink.close()
+        self._unfinished.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._batch:
+            batch = pa.record_batch({"audio": pa.array(self._batch, pa.binary())})
+            self._stream.write_batch(batch)
+            self._batch = []
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with a hash of itself."""
+    text = json.dumps(content)
+    write_text_atomically(path, json.dumps({"seal": _hash(text)}) + "\n" + text + "\n")
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Read what `write_sealed` wrote; return None where it is damaged."""
+    try:
+        seal, text = path.read_text(encoding="utf-8").splitlines()
+        content = json.loads(text)
+        return content if json.loads(seal) == {"seal": _hash(text)} else None
+    except (OSError, ValueError):
+        return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_shard(listing: Path) -> Shard | None:
+    """Read the listing of a shard; return None where it is damaged."""
+    content = read_sealed(listing)
+    if content is None:
+        return None
+    return Shard(
+        listing.with_suffix(".arrow"),
+        [CachedClip(ClipKey(*key), *rest) for key, *rest in content["clips"]],
+        [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]],
+        content["sha256"],
+    )
+
+
+def is_intact(shard: Shard) -> bool:
+    """Return whether a shard is what was written: its checksum, its rows, and their lengths."""
+    if is_stamped(shard.file, shard.sha256):
+        return True
+    if not has_checksum(shard.file, shard.sha256):
+        return False
+    with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
+        lengths = [pc.binary_length(batch["audio"]).to_numpy() for batch in stream]
+    found = np.concatenate(lengths) if lengths else np.empty(0)
+    if found.tolist() != [2 * clip.samples for clip in shard.clips]:
+        return False
+    write_stamp(shard.file, shard.sha256)
+    return True
+
+
+def has_checksum(file: Path, sha256: str) -> bool:
+    """Return whether a file's bytes have a checksum."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def is_stamped(file: Path, sha256: str) -> bool:
+    """Return whether a file was found intact, and nobody wrote to it since."""
+    try:
+        return file.with_suffix(".ok").read_text(encoding="utf-8") == _stamp(file, sha256)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def write_stamp(file: Path, sha256: str) -> None:
+    """Note that a file is intact, where that can be written."""
+    with suppress(OSError):
+        write_text_atomically(file.with_suffix(".ok"), _stamp(file, sha256))
+
+
+def _stamp(file: Path, sha256: str) -> str:
+    """Describe a file by what changes when anyone writes to it, or puts another in its place."""
+    status = file.stat()
+    fields = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
+    return " ".join(map(str, fields)) + "\n"
+
+
+def list_shards(folder: Path) -> Iterator[tuple[Path, Shard | None]]:
+    """Yield the listing of each shard of a folder, and what it says; None where it is damaged."""
+    for listing in sorted(folder.glob("*.json")):
+        if listing.name != CORPUS_FILE:
+            yield listing, read_shard(listing)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left; only who holds the folder's lock may call this."""
+    for pattern in (".*.tmp", "*.arrow"):
+        for file in folder.glob(pattern):
+            if file.suffix == ".tmp" or not file.with_suffix(".json").is_file():
+                file.unlink(missing_ok=True)

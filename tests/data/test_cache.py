@@ -1,0 +1,110 @@
+"""What lies in the cache is listed, and only what is chosen is removed, and only there."""
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from sbkit import cli
+from sbkit.base.errors import SbkitError
+from sbkit.data.cache import Entry, list_entries, remove
+from tests.data.test_prepare import assert_holds, make_clips, prepare
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prepare two corpora, one of which is gone by now, beside a store of the old form."""
+    folder = tmp_path / "cache"
+    for name, count in (("here", 40), ("gone", 3)):
+        prepare(tmp_path, make_clips(tmp_path / name, count))
+    shutil.rmtree(tmp_path / "gone")
+    old = folder / "stores" / "en-train-0123456789abcdef" / "store"
+    old.mkdir(parents=True)
+    (old / "data.arrow").write_bytes(bytes(1_000_000))
+    (folder / "asterisk-prompts").mkdir()
+    monkeypatch.setenv("SBKIT_CACHE", str(folder))
+    return folder
+
+
+def of(cache: Path, name: str) -> Path:
+    """Find the folder of one corpus."""
+    (entry,) = [each for each in list_entries(cache) if name in str(each.corpus or each.folder)]
+    return entry.folder
+
+
+@pytest.mark.parametrize("command", [["cache"], ["cache", "list"]])
+def test_what_is_there_is_listed(
+    cache: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert cli.run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    (here,) = [line for line in lines if line.endswith(str(cache.parent / "here"))]
+    assert here.split()[1:6] == ["0.3", "MB", "40", "0.00", "16000"]
+    (gone,) = [line for line in lines if line.endswith(f"{cache.parent / 'gone'} (gone)")]
+    assert gone.split()[3] == "3"
+    (old,) = [line for line in lines if "unknown (" in line]
+    assert old.split()[1:4] == ["1.0", "MB", "unknown"]
+    assert lines[-1].endswith(f"in 3 folders of {cache}")
+
+
+def test_an_empty_cache_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
+    cli.run(["cache"])
+    cli.run(["cache", "prune"])
+    words = f"{tmp_path} holds no prepared audio.\n0.0 MB freed, 0 folders\n"
+    assert capsys.readouterr().out == words
+
+
+def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, gone, old = of(cache, "here"), of(cache, "gone"), of(cache, "stores")
+    cli.run(["cache", "prune", "--dry-run"])
+    assert capsys.readouterr().out.count("would remove") == 2
+    assert all(folder.is_dir() for folder in (here, gone, old))
+    cli.run(["cache", "prune", "--unused"])
+    out = capsys.readouterr().out
+    assert f"{cache.parent / 'gone'} is gone" in out
+    assert out.splitlines()[-1].endswith("freed, 2 folders")
+    assert [folder.is_dir() for folder in (here, gone, old)] == [True, False, False]
+    assert (cache / "asterisk-prompts").is_dir()
+
+
+def test_what_was_not_used_for_long_is_removed_and_using_it_counts(cache: Path) -> None:
+    here = of(cache, "here")
+    month_ago = time.time() - 31 * 86_400
+    os.utime(here / "corpus.json", (month_ago, month_ago))
+    clips = make_clips(cache.parent / "here", 40)
+    assert_holds(prepare(cache.parent, clips), clips)
+    cli.run(["cache", "prune", "--older-than", "30"])
+    assert here.is_dir()
+    os.utime(here / "corpus.json", (month_ago, month_ago))
+    cli.run(["cache", "prune", "--older-than", "30"])
+    assert not here.exists()
+
+
+def test_what_is_being_prepared_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = of(cache, "gone")
+    lock = os.open(gone, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    cli.run(["cache", "prune"])
+    os.close(lock)
+    assert gone.is_dir()
+    assert f"kept {gone}" in capsys.readouterr().out
+
+
+def test_nothing_outside_the_cache_is_removed(cache: Path) -> None:
+    outside = cache.parent / "thesis"
+    outside.mkdir()
+    (outside / "corpus.json").touch()
+    (cache / "audio" / "link").symlink_to(outside)
+    cli.run(["cache", "prune", "--older-than", "0"])
+    assert (outside / "corpus.json").is_file()
+    for folder in (outside, cache, cache / "audio" / "link"):
+        entry = Entry(folder, None, None, None, None, 0, 0.0)
+        with pytest.raises(SbkitError, match="may be removed"):
+            remove(entry, cache)
