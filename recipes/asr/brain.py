@@ -99,7 +99,7 @@ class AsrBrain(Brain):
         super().on_fit_start()
         if self.loaders is not None:
             batches = self.pinging(self.loaders.measure, "measure")
-            measure_features(self.modules, self.asr_model, batches, self.device)
+            measure_features(self.modules, self.asr_model.features, batches, self.device)
 
     # -- evaluation ---------------------------------------------------------------------------
 

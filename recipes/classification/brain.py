@@ -82,7 +82,7 @@ class ClassificationBrain(Brain):
         super().on_fit_start()
         if self.loaders is not None:
             batches = self.pinging(self.loaders.measure, "measure")
-            measure_features(self.modules, self.classifier, batches, self.device)
+            measure_features(self.modules, self.classifier.features, batches, self.device)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Result]:
         """Compare the most probable class with the right one."""

@@ -1,21 +1,25 @@
 """One exact pass over the training set for what the model has to know before its first step."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sbkit.data.batch import Batch
 from sbkit.distributed.ranks import sum_over_ranks
-from sbkit.models.asr import AsrModel
 from sbkit.models.normalize import FeatureSums, GlobalNorm
+
+
+Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
 def measure_features(
-    model: nn.Module, asr_model: AsrModel, batches: Iterable[Batch], device: torch.device
+    model: nn.Module, compute: Compute, batches: Iterable[Batch], device: torch.device
 ) -> None:
-    """Give every GlobalNorm that has no statistics yet the mean and deviation of its features.
+    """Set the mean and deviation of every GlobalNorm that has none yet.
+
+    ``compute`` makes features of float audio (B, S) and its lengths (B,): `AsrModel.features` say.
 
     Each rank walks its share; the sums are in float64. A restored model is left as it is.
     """
@@ -25,7 +29,7 @@ def measure_features(
         return
     sums = FeatureSums(n_mels=len(fresh[0].mean), device=device)
     moved = (batch.to(device) for batch in batches)
-    sums.add(asr_model.features(batch.audio.float(), batch.audio_lengths) for batch in moved)
+    sums.add(compute(batch.audio.float(), batch.audio_lengths) for batch in moved)
     sum_over_ranks(sums.total)
     sum_over_ranks(sums.frames)
     for norm in fresh:

@@ -1,0 +1,40 @@
+"""Which utterances are of a length to train on; looks at no audio."""
+
+from datasets import Dataset
+import numpy as np
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.data.splits import Excluded
+from sbkit.data.store import sample_counts
+
+
+def within_limits(
+    train: Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
+) -> tuple[Dataset, list[Excluded]]:
+    """Return the utterances from ``min_seconds`` to ``max_seconds``, and a list of the others.
+
+    Raises:
+        SbkitError: none is left.
+    """
+    samples = sample_counts(train)
+    too_short = samples < seconds_to_samples(min_seconds, sample_rate)
+    too_long = samples > seconds_to_samples(max_seconds, sample_rate)
+    ids = train["id"][:]
+    out_of_range = [
+        Excluded("train", ids[row], reason, f"{seconds:.2f} s")
+        for rows, reason in (
+            (too_short, f"shorter than {min_seconds:g} s"),
+            (too_long, f"longer than {max_seconds:g} s"),
+        )
+        for row in np.flatnonzero(rows)
+        for seconds in [samples_to_seconds(int(samples[row]), sample_rate)]
+    ]
+    kept = np.flatnonzero(~(too_short | too_long))
+    if len(train) and not len(kept):
+        raise SbkitError(
+            f"`min_seconds` and `max_seconds` must leave something to train on, but none of the "
+            f"{len(train)} utterances is between {min_seconds:g} and {max_seconds:g} s long. "
+            "Widen them."
+        )
+    return train.select(kept), out_of_range
