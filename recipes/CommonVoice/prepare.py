@@ -22,7 +22,8 @@ from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.data.manifest import Clip, Manifest, read_manifest
+from sbkit.data.manifest import Clip, Manifest
+from sbkit.data.release import find_release, read_release
 from sbkit.data.splits import SPLITS, Excluded, read_left_out, write_left_out
 from sbkit.data.store import Utterance, sample_counts, write_store
 from sbkit.text.normalize import normalize
@@ -56,7 +57,7 @@ def prepare(
     stores: dict[str, Path] = {}
     left_out: list[Excluded] = []
     for split in splits:
-        manifest = read_manifest(release / f"{split}.tsv")
+        manifest = read_release(release / f"{split}.tsv", language)
         key = _fingerprint(release, split, language, manifest)
         folder = Path(cache_folder).expanduser() / "stores" / f"{language}-{split}-{key}"
         if not folder.is_dir():
@@ -64,32 +65,6 @@ def prepare(
         stores[split] = folder / "store"
         left_out += read_left_out(folder / "left_out.tsv")
     return Prepared(stores, left_out)
-
-
-def find_release(
-    data_folder: str | Path | None, language: str, splits: Sequence[str] = SPLITS
-) -> Path:
-    """Find the folder that holds the TSVs: the one named, or the language's folder inside it."""
-    todo = (
-        "Pass --data_folder=FOLDER of a Common Voice release, which holds "
-        f"{', '.join(f'{split}.tsv' for split in splits)} and clips/."
-    )
-    if not data_folder:
-        raise SbkitError(f"data_folder must name a folder, but is not set. {todo}")
-    named = Path(data_folder).expanduser().absolute()
-    if not named.is_dir():
-        raise SbkitError(f"data_folder must be a folder, but {named} is not one. {todo}")
-    release = named
-    if not (named / f"{splits[0]}.tsv").is_file() and (named / language).is_dir():
-        release = named / language
-    missing = [f"{split}.tsv" for split in splits if not (release / f"{split}.tsv").is_file()]
-    if not (release / "clips").is_dir():
-        missing.append("clips/")
-    if missing:
-        raise SbkitError(
-            f"data_folder must hold a release, but {release} has no {', '.join(missing)}. {todo}"
-        )
-    return release
 
 
 def _fingerprint(release: Path, split: str, language: str, manifest: Manifest) -> str:
@@ -148,7 +123,9 @@ def _utterances(
             silent.append(Excluded(split, clip.id, "empty transcript", clip.sentence))
         else:
             audio = samples.astype("<i2").tobytes()
-            yield Utterance(clip.id, text, clip.sentence, clip.client_id, len(samples), audio)
+            yield Utterance(
+                clip.id, text, clip.sentence, clip.columns.get("speaker", ""), len(samples), audio
+            )
 
 
 def _decode(clips: Sequence[Clip], *, title: str) -> Iterator[tuple[Clip, Samples | SbkitError]]:

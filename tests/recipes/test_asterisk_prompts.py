@@ -22,7 +22,8 @@ from recipes.AsteriskPrompts.prepare import (
 )
 from recipes.CommonVoice.prepare import prepare
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import Clip, read_manifest
+from sbkit.data.manifest import Clip
+from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize
 
 COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
@@ -67,7 +68,7 @@ def tone() -> np.ndarray:
 
 def all_clips(release: Path) -> dict[str, Clip]:
     """Give the clips of all splits by their id."""
-    return {clip.id: clip for clip in read_manifest(release / "validated.tsv").clips}
+    return {clip.id: clip for clip in read_release(release / "validated.tsv", "en").clips}
 
 
 @pytest.fixture

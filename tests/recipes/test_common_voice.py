@@ -10,8 +10,9 @@ import pytest
 import soundfile
 
 from recipes.CommonVoice.data import leave_out_impossible
-from recipes.CommonVoice.prepare import find_release, prepare, select_train
+from recipes.CommonVoice.prepare import prepare, select_train
 from sbkit.base.errors import SbkitError
+from sbkit.data.release import find_release
 from sbkit.data.splits import Excluded, Splits, report_left_out
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.models.subsampling import Subsampling
@@ -198,7 +199,7 @@ def remove_clips(folder: Path) -> None:
 
 def no_sentence(folder: Path) -> None:
     """Give one manifest a header without the column for transcripts."""
-    write_tsv(folder, "dev", ["path\ttext", "a.flac\thi"])
+    write_tsv(folder, "dev", ["path\twords", "a.flac\thi"])
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -209,7 +210,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "without one": (lambda folder: (folder / "dev.tsv").unlink(), r"has no dev\.tsv\. Pass"),
     "without clips": (remove_clips, r"has no clips/\. Pass --data_folder"),
     "with an empty manifest": (lambda folder: (folder / "dev.tsv").write_text(""), "is empty"),
-    "without a column": (no_sentence, "Add sentence"),
+    "without a column": (no_sentence, "Name another column"),
 }
 
 
