@@ -1,7 +1,6 @@
 """From the knobs to prepared splits, for every recipe: corpus -> manifests -> datasets."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,85 +9,53 @@ from datasets import concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.duration_limits import within_limits
-from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import PreparedSplit, prepare_split
 from sbkit.data.splits import Excluded, Splits
 from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 
 Knobs = Mapping[str, Any]
-Prepare = Callable[[str, bool], PreparedSplit]  # a split by its name; whether it trains
 
 
 def prepare_transcripts(knobs: Knobs) -> Splits:
     """Prepare audio and normalized transcripts; training does without empty ones."""
-
-    def prepare(name: str, trains: bool) -> PreparedSplit:
-        manifest = corpus_of(knobs).read(knobs, name)
-        return prepare_split(
-            manifest,
-            split=name,
-            normalize=partial(normalize, language=knobs["language"]),
-            sample_rate=knobs["sample_rate"],
-            cache_folder=default_cache(),
-            keep_empty=not trains,
-        )
-
-    return _assemble(knobs, prepare)
+    return _prepare(knobs, normalize=partial(normalize, language=knobs["language"]))
 
 
 def prepare_audio(knobs: Knobs) -> Splits:
-    """Prepare audio with all columns of the manifest, and their transcripts as they are written.
+    """Prepare audio and all columns of the manifest; transcripts may be empty."""
+    return _prepare(knobs, normalize=str, keep_empty=True)
 
-    ``languages`` are read one after the other, each with its own name in the column `language`.
-    """
 
-    def prepare(name: str, trains: bool) -> PreparedSplit:
-        manifests = list(_manifests(knobs, name))
+def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
+    corpus = corpus_of(knobs)
+
+    def prepare(name: str, role: str) -> PreparedSplit:
         return prepare_split(
-            Manifest(
-                tuple(clip for each in manifests for clip in each.clips),
-                tuple(row for each in manifests for row in each.bad_rows),
-            ),
+            corpus.read(knobs, name),
             split=name,
-            normalize=str,
+            normalize=normalize,
             sample_rate=knobs["sample_rate"],
             cache_folder=default_cache(),
-            keep_empty=True,
+            keep_empty=keep_empty or role != "train",
         )
 
-    return _assemble(knobs, prepare)
-
-
-def _manifests(knobs: Knobs, name: str) -> Iterator[Manifest]:
-    """Read a split in every declared language; ids carry the language, which else may be equal."""
-    for language in knobs.get("languages") or ():
-        manifest = corpus_of(knobs).read({**knobs, "language": language}, name)
-        clips = [
-            replace(
-                clip, id=f"{language}-{clip.id}", columns={**clip.columns, "language": language}
-            )
-            for clip in manifest.clips
-        ]
-        yield replace(manifest, clips=tuple(clips))
-    if not knobs.get("languages"):
-        yield corpus_of(knobs).read(knobs, name)
-
-
-def _assemble(knobs: Knobs, prepare: Prepare) -> Splits:
-    """Prepare every split of the corpus, and keep train within its limits."""
-    first = {"language": (knobs.get("languages") or [None])[0]} if "languages" in knobs else {}
-    names = corpus_of(knobs).splits({**knobs, **first})
     prepared = {
-        role: {name: prepare(name, role == "train") for name in names[role]} for role in names
+        role: {name: prepare(name, role) for name in names}
+        for role, names in corpus.splits(knobs).items()
     }
+    return _assemble(knobs, prepared)
+
+
+def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]]) -> Splits:
+    """Join the training splits, and keep them within the declared lengths."""
     every = [each for role in prepared.values() for each in role.values()]
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
     if not len(train):
         raise SbkitError(
-            f"The training set ({', '.join(names['train'])}) must hold utterances, but all of its "
-            f"{sum(len(each.excluded) for each in every)} rows are left out: "
-            f"{_reasons(every)}. Correct the data."
+            "The training set must hold utterances, but all "
+            f"{sum(len(each.excluded) for each in every)} rows are left out "
+            f"({_reasons(every)}). Correct the data."
         )
     train, out_of_range = within_limits(
         train,

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from recipes.CommonVoice.prepare import find_release
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.data.manifest import read_manifest
+from sbkit.data.release import find_release, read_release
 from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 
@@ -46,7 +45,7 @@ def clip(arguments: Sequence[str]) -> str:
     release = knobs["data_folder"] or prepare_prompts(
         language=language, cache_folder=default_cache()
     )
-    clips = read_manifest(find_release(release, language) / "test.tsv").clips
+    clips = read_release(find_release(release, language) / "test.tsv", language).clips
     long = (each for each in clips if len(each.sentence.split()) >= WORTH_HEARING)
     chosen = next(long, clips[0])
     return f"{chosen.path}\t{normalize(chosen.sentence, language)}"

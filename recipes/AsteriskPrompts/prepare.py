@@ -22,7 +22,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.manifest import read_manifest
+from sbkit.data.release import read_release
 from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 from sbkit.text.numbers import spell_digits
@@ -69,7 +69,7 @@ class Row:
 
 
 def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
-    """Give the release folder of a language, fetching and writing it where it is not there yet.
+    """Return the release folder of a language, fetching and writing it where it is not there yet.
 
     Raises:
         SbkitError: there are no prompts in the language, or apt-get cannot fetch them.
@@ -135,7 +135,7 @@ def _decode_line(line: bytes) -> str:
 
 
 def _is_speech(prompt: Prompt) -> bool:
-    """Tell prompts whose text is what is said from noises, notes and damaged texts."""
+    """Check that the text of a prompt is what is said: no noise, no note, no damaged text."""
     if prompt.key in TONES or prompt.key.startswith("silence/"):
         return False
     return not _BRACKET.search(prompt.text) and not _LOST_LETTER.search(prompt.text)
@@ -179,9 +179,9 @@ def _write_tsv(file: Path, rows: Iterable[Row]) -> None:
 
 
 def summarize(release: Path) -> Iterator[str]:
-    """Give a line per split: its clips and minutes."""
+    """Return a line for each split: its clips and minutes."""
     for split in SPLITS:
-        clips = read_manifest(release / f"{split}.tsv").clips
+        clips = read_release(release / f"{split}.tsv", release.name).clips
         samples = sum(soundfile.info(clip.path).frames for clip in clips)
         yield f"{split:5} {len(clips):4} clips {samples_to_seconds(samples) / 60:5.1f} min"
 

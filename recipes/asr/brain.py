@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from speechbrain import Stage
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import TextBatch
@@ -46,23 +46,27 @@ class AsrBrain(Brain):
         """Take SpeechBrain's options."""
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
-        seq_lin: Any = getattr(self.hparams, "seq_lin", None)  # of the decoder, if there is one
         self.asr_model = AsrModel(
             model=self.modules["model"],
             compute_features=self.hparams.compute_features.to(self.device),
             CNN=self.hparams.CNN,
             Transformer=self.hparams.Transformer,
             ctc_lin=self.hparams.ctc_lin,
-            seq_lin=seq_lin,
+            seq_lin=getattr(self.hparams, "seq_lin", None),
             vocabulary=self.tokenizer.vocabulary,
         )
+
+    @property
+    def resting(self) -> tuple[nn.Module, ...]:
+        """Return the modules that no loss of these weights trains: the decoder of CTC alone."""
+        return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         """Walk from the audio to the scores of every label at every frame."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
         if stage is Stage.TRAIN and hasattr(self.hparams, "wave_augment"):
-            audio = self.hparams.wave_augment(audio, lengths)
+            audio, lengths = self.hparams.wave_augment(audio, lengths)
         features, frames = self.asr_model.features(audio, lengths)
         if stage is Stage.TRAIN:
             features = self.hparams.spec_augment(features, frames)

@@ -7,44 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from recipes.AsteriskPrompts.prepare import prepare_prompts
-from recipes.CommonVoice.prepare import prepare, select_train
-from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextCollate
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Excluded, Splits, report_excluded
-from sbkit.data.store import default_cache, sample_counts, take_columns
+from sbkit.data.store import sample_counts, take_columns
 from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
 from sbkit.models.subsampling import Subsampling, measure_subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-
-
-def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
-    """Prepare what is not prepared yet, and limit train."""
-    cache = default_cache()
-    folder = knobs["data_folder"] or prepare_prompts(language=knobs["language"], cache_folder=cache)
-    prepared = prepare(data_folder=folder, language=knobs["language"], cache_folder=cache)
-    stores = dict(prepared.datasets)
-    limits = {name: knobs[name] for name in ("min_seconds", "max_seconds")}
-    stores["train"], outside = select_train(stores["train"], **limits)
-    if not len(stores["train"]):
-        raise SbkitError(
-            f"`min_seconds` and `max_seconds` must leave something to train on, but none of the "
-            f"{len(outside)} utterances is between {limits['min_seconds']:g} and "
-            f"{limits['max_seconds']:g} s long. Widen them."
-        )
-    return Splits(
-        stores["train"],
-        {"dev": stores["dev"]},
-        {"test": stores["test"]},
-        excluded=prepared.left_out,
-        out_of_range=outside,
-    )
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sbkit.models.classifier import UtteranceClassifier
 from speechbrain import Stage
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from recipes.classification.confusion import Result, count, draw, write_table
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.logs.metric import Metric, Metrics
+from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss
 from sbkit.text.labels import ClassLabels
 from sbkit.train.brain import Brain

@@ -93,6 +93,8 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
 
+    ``--manifest NAME=FILE`` may come several times; the files of one name are a list.
+
     Raises:
         SbkitError: an argument that is none of these.
     """
@@ -109,6 +111,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         text = option["value"]
         if text is None:
             text = waiting.pop(0) if waiting and _is_value(waiting[0]) else "true"
+        if option["path"] == "manifest" and text not in WORDS and not text.startswith("{"):
+            _add_manifest(overrides, argument, text)
+            continue
         _put(overrides, re.findall(r"[^.\[\]]+", option["path"]), _read_value(argument, text))
     return overrides
 
@@ -140,6 +145,22 @@ def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> No
         overrides[key] = inner = inner if isinstance(inner, dict) else {}
         overrides = inner
     overrides[last] = value
+
+
+def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> None:
+    """Add a file to the mapping of split names to files."""
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise SbkitError(
+            f"`{argument}` must come with NAME=FILE, but has {text!r}. Write --manifest train=a.csv"
+            " --manifest dev=b.csv --manifest test=c.csv."
+        )
+    manifest = overrides.get("manifest")
+    files = manifest if isinstance(manifest, dict) else {}
+    before = files.get(name)
+    earlier = before if isinstance(before, list) else [] if before is None else [before]
+    files[name] = [*earlier, file] if earlier else file
+    overrides["manifest"] = files
 
 
 def _read_value(argument: str, text: str) -> object:

@@ -1,7 +1,7 @@
 """Which utterances are of a length to train on; looks at no audio."""
 
-from datasets import Dataset
 import numpy as np
+from datasets import Dataset
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples

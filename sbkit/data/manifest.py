@@ -1,20 +1,25 @@
-"""Common Voice manifests: a TSV of clips beside the folder ``clips/``."""
+"""What a corpus lists: clips with their sentences and columns, and the rows that cannot be used."""
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 
-NEEDED_COLUMNS = ("path", "sentence")
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio")  # of a prepared split
+SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One row: ``path`` leads to the audio file, ``id`` is its name without extension.
+    """One utterance of a corpus.
 
-    ``columns`` holds every other column of the TSV; the speaker is always ``speaker``.
+    Attributes:
+        id: unique within its manifest; the file name without extension where that is unique.
+        path: the audio file.
+        sentence: the transcript as the corpus writes it.
+        columns: every other column of the manifest; the speaker is always ``speaker``.
     """
 
     id: str
@@ -25,7 +30,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class BadRow:
-    """One row that names no clip that can be used; ``id`` is its line in the TSV."""
+    """One row that names no clip that can be used; ``id`` says where it stands."""
 
     id: str
     reason: str
@@ -34,76 +39,79 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The rows of one TSV, in its order."""
+    """The rows of one split, in the order of its corpus."""
 
     clips: tuple[Clip, ...]
     bad_rows: tuple[BadRow, ...]
 
 
-def read_manifest(tsv: Path) -> Manifest:
-    """Read a Common Voice TSV: tabs, UTF-8, and quotes that mean nothing.
+@dataclass(frozen=True)
+class Row:
+    """One usable row as it was read: its clip, and where it stands, as in ``line 3``."""
+
+    where: str
+    clip: Clip
+
+
+def collect(rows: Iterable[Row | BadRow], base: Path) -> Manifest:
+    """Return the manifest of the rows read, in which every clip and every id comes once.
+
+    A clip that is listed again is a bad row. Clips of different files that share an id are called
+    by their path, relative to ``base`` where it lies there.
+    """
+    first: dict[Path, str] = {}
+    clips: list[Clip] = []
+    bad: list[BadRow] = []
+    for row in rows:
+        if isinstance(row, BadRow):
+            bad.append(row)
+        elif row.clip.path in first:
+            detail = f"{row.clip.path.name} is in {first[row.clip.path]} already"
+            bad.append(BadRow(row.where, "clip listed twice", detail))
+        else:
+            first[row.clip.path] = row.where
+            clips.append(row.clip)
+    return Manifest(tuple(_with_unique_ids(clips, base)), tuple(bad))
+
+
+def _with_unique_ids(clips: Iterable[Clip], base: Path) -> Iterable[Clip]:
+    clips = list(clips)
+    counts = Counter(clip.id for clip in clips)
+    for clip in clips:
+        if counts[clip.id] == 1:
+            yield clip
+        else:
+            path = clip.path.relative_to(base) if clip.path.is_relative_to(base) else clip.path
+            yield replace(clip, id=path.as_posix())
+
+
+def refuse_without_transcripts(manifest: Manifest, source: Path, column: str) -> None:
+    """Refuse a manifest whose clips all have an empty sentence.
 
     Raises:
-        SbkitError: the file is missing, empty, not UTF-8, without rows or without a needed column.
+        SbkitError: there are clips, and none has a sentence.
     """
-    rows = list(_read_rows(tsv))
-    if not rows:
-        raise SbkitError(f"{tsv} must be a Common Voice TSV, but is empty. Replace it.")
-    _, header = rows[0]
-    missing = [column for column in NEEDED_COLUMNS if column not in header]
-    if missing:
+    if manifest.clips and not any(clip.sentence.strip() for clip in manifest.clips):
         raise SbkitError(
-            f"{tsv} must have the columns {', '.join(NEEDED_COLUMNS)}, but has "
-            f"{', '.join(header)}. Add {', '.join(missing)}, separated by tabs."
+            f"The column `{column}` of {source} must hold transcripts, but is empty in all of its "
+            f"rows ({len(manifest.clips)}). Fill it, or name another column with --text_column."
         )
-    if len(rows) == 1:
-        raise SbkitError(f"{tsv} must list at least one clip, but has only a header. Replace it.")
-    return _sort_rows(tsv.parent / "clips", header, rows[1:])
 
 
-def _read_rows(tsv: Path) -> Iterator[tuple[int, list[str]]]:
-    """Give each row that is not blank with its line number; utf-8-sig drops a byte order mark."""
-    if not tsv.is_file():
-        raise SbkitError(
-            f"A manifest must be a TSV file, but {tsv} is missing. Check the data folder."
-        )
-    try:
-        with tsv.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            yield from ((reader.line_num, row) for row in reader if row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise SbkitError(
-            f"{tsv} must be tab-separated UTF-8 text, but cannot be read: {error}. Replace it."
-        ) from error
+def open_columns(fields: Mapping[str, str], used: Iterable[str]) -> dict[str, str]:
+    """Return the columns that a clip keeps: all but those that were used.
 
-
-def _sort_rows(clips: Path, header: list[str], rows: Iterable[tuple[int, list[str]]]) -> Manifest:
-    good: list[Clip] = []
-    bad: list[BadRow] = []
-    for line, row in rows:
-        outcome = _parse_row(clips, header, line, row)
-        if isinstance(outcome, Clip):
-            good.append(outcome)
-        else:
-            bad.append(outcome)
-    return Manifest(tuple(good), tuple(bad))
-
-
-def _parse_row(clips: Path, header: list[str], line: int, row: list[str]) -> Clip | BadRow:
-    where = f"line {line}"
-    if len(row) != len(header):
-        return BadRow(where, "wrong number of fields", f"{len(row)} instead of {len(header)}")
-    fields = dict(zip(header, row, strict=True))
-    name = PurePosixPath(fields["path"].strip())
-    if not name.name:
-        return BadRow(where, "no path", "the field path is empty")
-    if name.is_absolute() or ".." in name.parts:
-        return BadRow(where, "path outside the clips folder", str(name))
-    if not name.suffix:  # the first releases named clips without their extension
-        name = name.with_suffix(".mp3")
-    columns = {
-        "speaker" if column == "client_id" else column: value
-        for column, value in fields.items()
-        if column not in NEEDED_COLUMNS
+    The speaker's column is called ``speaker``. A name that prepared splits use themselves gets the
+    prefix ``manifest_``.
+    """
+    used = set(used)
+    kept = {name: value for name, value in fields.items() if name not in used}
+    lower = {name.lower(): name for name in kept}
+    speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
+    return {
+        "speaker" if name == speaker else _free_name(name): value for name, value in kept.items()
     }
-    return Clip(name.stem, clips / name, fields["sentence"], columns)
+
+
+def _free_name(name: str) -> str:
+    return f"manifest_{name}" if name in RESERVED_COLUMNS else name

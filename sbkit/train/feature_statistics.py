@@ -9,7 +9,6 @@ from sbkit.data.batch import Batch
 from sbkit.distributed.ranks import sum_over_ranks
 from sbkit.models.normalize import FeatureSums, GlobalNorm
 
-
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

@@ -361,3 +361,20 @@ def test_a_call_of_hyperpyyaml_elsewhere_changes_nothing(path: Path) -> None:
         assert read_knobs(path, {}) == KNOBS
     finally:
         ruamel.yaml.resolver.implicit_resolvers[:] = rules
+
+
+def test_manifests_of_several_splits_are_named_on_the_command_line(tmp_path: Path) -> None:
+    arguments = ["--manifest", "train=a.csv", "--manifest=test-x=1", "--manifest", "train=b=c.tsv"]
+    overrides = parse_overrides(arguments)
+    assert overrides == {"manifest": {"train": ["a.csv", "b=c.tsv"], "test-x": "1"}}
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text("manifest: null\n", encoding="utf-8")
+    assert read_knobs(yaml, overrides)["manifest"] == overrides["manifest"]
+    assert parse_overrides(["--manifest={test: a}"]) == {"manifest": {"test": "a"}}
+    assert parse_overrides(["--manifest", "null"]) == {"manifest": None}
+
+
+@pytest.mark.parametrize("text", ["a.csv", "train=", "=a.csv"])
+def test_a_manifest_without_name_or_file_is_refused(text: str) -> None:
+    with pytest.raises(SbkitError, match="must come with NAME=FILE"):
+        parse_overrides(["--manifest", text])

@@ -1,11 +1,17 @@
-"""Common Voice TSVs as they come, and as they should not."""
+"""TSVs of releases as they come, and as they should not."""
 
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import BadRow, Clip, read_manifest
+from sbkit.data.locale import check_locale
+from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.release import read_release
+
+
+def read_manifest(file: Path) -> Manifest:
+    return read_release(file, "en")
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -21,9 +27,13 @@ def test_rows_keep_their_order_and_their_quotes(tmp_path: Path) -> None:
         'client_id\tpath\tsentence\tage\nann\tb.mp3\t"Well," she said.\t\nbob\ta.mp3\t"Open\t\n',
     )
     clips = tmp_path / "clips"
+
+    def columns(speaker: str) -> dict[str, str]:
+        return {"speaker": speaker, "age": "", "language": "en"}
+
     assert read_manifest(file).clips == (
-        Clip("b", clips / "b.mp3", '"Well," she said.', {"speaker": "ann", "age": ""}),
-        Clip("a", clips / "a.mp3", '"Open', {"speaker": "bob", "age": ""}),
+        Clip("b", clips / "b.mp3", '"Well," she said.', columns("ann")),
+        Clip("a", clips / "a.mp3", '"Open', columns("bob")),
     )
 
 
@@ -33,16 +43,22 @@ WAYS = {
     "byte order mark": "\ufeffpath\tsentence\na.mp3\tÉté\n",
     "no newline at the end": "path\tsentence\na.mp3\tÉté",
     "blank lines": "path\tsentence\n\na.mp3\tÉté\n\n",
-    "other columns, other order": "age\tsentence\tup_votes\tpath\n\tÉté\t2\ta.mp3\n",
+    "other order": "sentence\tpath\nÉté\ta.mp3\n",
+    "tabs at the end": "path\tsentence\t\na.mp3\tÉté\t\n",
+    "tabs at the end of rows": "path\tsentence\na.mp3\tÉté\t\t\n",
+    "capitals and spaces": "Path \tSentence\na.mp3\tÉté\n",
+    "a folder before the name": "path\tsentence\nclips/a.mp3\tÉté\n",
+    "the whole path": "path\tsentence\nFOLDER/clips/a.mp3\tÉté\n",
+    "commas": "path,sentence\na.mp3,Été\n",
+    "semicolons and quotes": 'sentence;path\n"Été";a.mp3\n',
     "no extension": "path\tsentence\na\tÉté\n",
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_write_one_row(tmp_path: Path, way: str) -> None:
-    manifest = read_manifest(write(tmp_path, WAYS[way]))
-    (clip,) = manifest.clips
-    assert (clip.id, clip.path, clip.sentence) == ("a", tmp_path / "clips" / "a.mp3", "Été")
+    manifest = read_manifest(write(tmp_path, WAYS[way].replace("FOLDER", str(tmp_path))))
+    assert manifest.clips == (Clip("a", tmp_path / "clips" / "a.mp3", "Été", {"language": "en"}),)
     assert manifest.bad_rows == ()
 
 
@@ -68,10 +84,16 @@ def test_a_bad_row_is_noted_and_the_others_stay(
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "only a header": ("path\tsentence\n", "at least one clip"),
-    "no sentence": ("path\ttext\na.mp3\thi\n", "has path, text. Add sentence"),
-    "commas": ("path,sentence\na.mp3,hi\n", "separated by tabs"),
-    "Latin-1": ("path\tsentence\na.mp3\tété\n".encode("latin-1"), "tab-separated UTF-8"),
-    "binary": (b"\x00\xff\xfe" * 99, "tab-separated UTF-8"),
+    "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
+    "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "age comes twice. Rename"),
+    "no transcript": ("path\tsentence\na.mp3\t \n", r"`sentence` of .* is empty in all"),
+    "Latin-1": (
+        "path\tsentence\na.mp3\tété\n".encode("latin-1"),
+        r"line 2 holds the byte 0xE9 \('é' in Latin-1\).*iconv -f LATIN1",
+    ),
+    "UTF-16": ("path\tsentence\na.mp3\thi\n".encode("utf-16"), "it is UTF-16.*iconv -f UTF-16"),
+    "binary": (b"\x00\xff\xfe" * 99, "line 1 holds a zero byte"),
+    "an open quote": ('path,sentence\na.mp3,"hi\n', "line 2 cannot be read .* quotes"),
 }
 
 
@@ -86,3 +108,39 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, case: str) -> None:
 def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is missing"):
         read_manifest(tmp_path / "train.tsv")
+
+
+def test_the_file_tells_the_extension_that_a_name_lacks(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.flac").touch()
+    clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\n")).clips
+    assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3"]
+
+
+def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> None:
+    rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
+    manifest = read_manifest(write(tmp_path, rows))
+    assert [clip.id for clip in manifest.clips] == ["a.wav", "a.flac", "b"]
+    assert manifest.bad_rows == (
+        BadRow("line 5", "clip listed twice", "a.wav is in line 2 already"),
+    )
+
+
+def test_columns_of_the_store_are_renamed(tmp_path: Path) -> None:
+    row = "path\tsentence\ttext\tclient_id\na.wav\thi\tHI\tann\n"
+    (clip,) = read_manifest(write(tmp_path, row)).clips
+    assert clip.columns == {"manifest_text": "HI", "speaker": "ann", "language": "en"}
+
+
+def locales(*tags: str) -> Manifest:
+    clips = (Clip(str(n), Path(str(n)), "hi", {"locale": tag}) for n, tag in enumerate(tags))
+    return Manifest(tuple(clips), ())
+
+
+def test_the_language_is_held_against_the_locale_column() -> None:
+    assert check_locale(locales("de", "de-AT", ""), "de") is None
+    assert check_locale(locales("", ""), "en") is None
+    note = check_locale(locales("sv-SE", "sv-SE", "fi"), "sv")
+    assert note == "1 row has another locale than sv (of 3; most often fi)"
+    with pytest.raises(SbkitError, match=r"is en where 2 of 3 rows have the locale de\. Pass --l"):
+        check_locale(locales("de", "de", "en"), "en")

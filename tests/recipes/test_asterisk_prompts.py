@@ -11,6 +11,7 @@ import G722
 import numpy as np
 import pytest
 import soundfile
+from recipes.CommonVoice.prepare import prepare
 
 from recipes.AsteriskPrompts.prepare import (
     Prompt,
@@ -20,9 +21,9 @@ from recipes.AsteriskPrompts.prepare import (
     read_prompts,
     write_release,
 )
-from recipes.CommonVoice.prepare import prepare
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import Clip, read_manifest
+from sbkit.data.manifest import Clip
+from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize
 
 COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
@@ -67,7 +68,7 @@ def tone() -> np.ndarray:
 
 def all_clips(release: Path) -> dict[str, Clip]:
     """Give the clips of all splits by their id."""
-    return {clip.id: clip for clip in read_manifest(release / "validated.tsv").clips}
+    return {clip.id: clip for clip in read_release(release / "validated.tsv", "en").clips}
 
 
 @pytest.fixture

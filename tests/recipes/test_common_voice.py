@@ -1,16 +1,19 @@
 """Release folders, sound and damaged, prepared from end to end."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from recipes.CommonVoice.data import leave_out_impossible
+from recipes.CommonVoice.prepare import prepare, select_train
 
-from recipes.asr.data import leave_out_impossible
-from recipes.CommonVoice.prepare import find_release, prepare, select_train
 from sbkit.base.errors import SbkitError
-from sbkit.data.splits import Excluded, Splits, report_excluded
+from sbkit.data.release import find_release
+from sbkit.data.splits import Excluded, Splits, report_left_out
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -59,10 +62,10 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
 def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert list(prepared.datasets) == list(SPLITS)
+    assert list(prepared.stores) == list(SPLITS)
     assert prepared.left_out == []
     for split in SPLITS:
-        rows = prepared.datasets[split].to_list()
+        rows = open_store(prepared.stores[split]).to_list()
         assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
         assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
         assert rows[2]["sentence"] == '"Clip" number 2!'
@@ -71,13 +74,47 @@ def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: i
             assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400 if kind == "mp3" else 1)
 
 
-def test_another_language_is_another_text(tmp_path: Path) -> None:
+def test_what_is_prepared_is_not_prepared_again(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=170)
+    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    written = [folder.stat().st_mtime_ns for folder in first.stores.values()]
+    start = time.perf_counter()
+    again = prepare(data_folder=str(release), language="en", cache_folder=str(tmp_path / "cache"))
+    assert time.perf_counter() - start < 1.0
+    assert again == first
+    assert [folder.stat().st_mtime_ns for folder in again.stores.values()] == written
+
+
+def rewrite_clip(release: Path) -> None:
+    """Put a longer clip in the place of one."""
+    soundfile.write(release / "clips" / "dev0.flac", np.zeros(9999), 16_000)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a transcript": lambda release: set_sentence(release, "dev", 0, "Another."),
+    "a clip": rewrite_clip,
+    "a time": lambda release: os.utime(release / "clips" / "dev0.flac", (1, 1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_the_split_that_changed_is_prepared_again(tmp_path: Path, change: str) -> None:
+    release = make_release(tmp_path / "en")
+    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    CHANGES[change](release)
+    again = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    assert again.stores["dev"] != first.stores["dev"]
+    assert again.stores["train"] == first.stores["train"]
+    assert again.stores["test"] == first.stores["test"]
+
+
+def test_another_language_is_another_store(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     set_sentence(release, "test", 0, "Été")
     texts = {}
     for language in ("en", "fr"):
         prepared = prepare(data_folder=release, language=language, cache_folder=tmp_path / "cache")
-        texts[language] = prepared.datasets["test"][0]["text"]
+        texts[language] = open_store(prepared.stores["test"])[0]["text"]
     assert texts == {"en": "ete", "fr": "été"}
 
 
@@ -87,9 +124,9 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
         set_sentence(release, split, 1, "…")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert prepared.left_out == [Excluded("train", "train1", "empty transcript", "…")]
-    sizes = [len(store) for store in prepared.datasets.values()]
+    sizes = [len(open_store(store)) for store in prepared.stores.values()]
     assert sizes == [2, 3, 3]
-    assert prepared.datasets["dev"][1]["text"] == ""
+    assert open_store(prepared.stores["dev"])[1]["text"] == ""
 
 
 def cut(file: Path) -> None:
@@ -118,7 +155,7 @@ def test_a_damaged_clip_is_left_out_and_the_run_goes_on(
         (item,) = prepared.left_out
         assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
         assert words in item.detail
-        assert len(prepared.datasets[split]) == 19
+        assert len(open_store(prepared.stores[split])) == 19
 
 
 def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -137,14 +174,9 @@ def test_too_many_damaged_clips_are_refused_with_counts(tmp_path: Path) -> None:
     (release / "clips" / "test5.flac").unlink()
     with pytest.raises(SbkitError) as caught:
         prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    for words in (
-        "At most 5% of the rows of test",
-        "2 of 20",
-        "2 unreadable audio: missing",
-        "test3",
-        "test5",
-    ):
+    for words in ("At most 5% of test", "2 of 20", "2 unreadable audio", "test3", "test5"):
         assert words in str(caught.value)
+    assert not list((tmp_path / "cache" / "stores").glob("en-test-*"))
 
 
 def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
@@ -167,7 +199,7 @@ def remove_clips(folder: Path) -> None:
 
 def no_sentence(folder: Path) -> None:
     """Give one manifest a header without the column for transcripts."""
-    write_tsv(folder, "dev", ["path\ttext", "a.flac\thi"])
+    write_tsv(folder, "dev", ["path\twords", "a.flac\thi"])
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -178,7 +210,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "without one": (lambda folder: (folder / "dev.tsv").unlink(), r"has no dev\.tsv\. Pass"),
     "without clips": (remove_clips, r"has no clips/\. Pass --data_folder"),
     "with an empty manifest": (lambda folder: (folder / "dev.tsv").write_text(""), "is empty"),
-    "without a column": (no_sentence, "Add sentence"),
+    "without a column": (no_sentence, "Name another column"),
 }
 
 
@@ -226,8 +258,7 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
     for split in ("train", "dev", "test"):
         write_store(tmp_path / split, rows)
-    train, dev, test = (open_store(tmp_path / split) for split in ("train", "dev", "test"))
-    splits = Splits(train, {"dev": dev}, {"test": test})
+    splits = Splits(**{split: open_store(tmp_path / split) for split in ("train", "dev", "test")})
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
@@ -236,11 +267,11 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     assert left.train["id"][:] == ["abcd", "abcde"]
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
     assert left.train["id"][:] == ["abcd"]
-    assert left.excluded == [
+    assert left.left_out == [
         Excluded("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
         Excluded("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
     ]
-    assert (left.valid, left.test) == (splits.valid, splits.test)
+    assert (left.dev, left.test) == (splits.dev, splits.test)
 
 
 def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
@@ -250,7 +281,7 @@ def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
         Excluded("dev", "c", "unreadable audio", "gone"),
     ]
     file = tmp_path / "run" / "left_out.tsv"
-    assert report_excluded(left_out, file) == {
+    assert report_left_out(left_out, file) == {
         ("train", "empty transcript"): 2,
         ("dev", "unreadable audio"): 1,
     }
@@ -267,9 +298,9 @@ def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> 
     prepared = prepare(data_folder=asterisk_english, language="en", cache_folder=tmp_path)
     assert prepared.left_out == []
     texts = {}
-    for split, store in prepared.datasets.items():
-        texts[split] = set(store["text"][:])
-        assert sum(store["samples"][:]) > 60 * 16_000
+    for split, store in prepared.stores.items():
+        texts[split] = set(open_store(store)["text"][:])
+        assert sum(open_store(store)["samples"][:]) > 60 * 16_000
     assert not texts["train"] & (texts["dev"] | texts["test"])
     assert not texts["dev"] & texts["test"]
     assert set("".join(map("".join, texts.values()))) == set("abcdefghijklmnopqrstuvwxyz' ")

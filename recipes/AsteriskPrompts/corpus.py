@@ -1,0 +1,37 @@
+"""The default corpus: the telephone prompts of Asterisk, fetched at the first use."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.AsteriskPrompts.prepare import SPLITS, prepare_prompts
+from sbkit.data.manifest import Manifest
+from sbkit.data.release import read_releases
+from sbkit.data.roles import resolve_splits
+from sbkit.data.store import default_cache
+from sbkit.text.languages import language_tags
+
+ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
+
+
+def recognizes(folder: Path) -> bool:
+    """Check whether a folder was written by ``prepare_prompts``."""
+    return folder.parent.parent.name == "asterisk-prompts" and (folder / "validated.tsv").is_file()
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else train, dev and test."""
+    return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
+
+
+def read(knobs: Mapping[str, Any], split: str) -> Manifest:
+    """Read one split of a language, or of several where a list is named, fetching it if need be.
+
+    Raises:
+        SbkitError: there are no prompts in a language, or they cannot be fetched.
+    """
+    releases = {
+        language: prepare_prompts(language=language, cache_folder=default_cache())
+        for language in language_tags(knobs["language"])
+    }
+    return read_releases(releases, split)

@@ -1,0 +1,46 @@
+"""The corpus of a Common Voice release folder, or of any folder of the same form."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbkit.data.manifest import Manifest
+from sbkit.data.release import find_release, read_releases, split_names
+from sbkit.data.roles import resolve_splits
+from sbkit.text.languages import language_tags
+
+ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
+
+
+def recognizes(folder: Path) -> bool:
+    """Check whether a folder has TSVs or ``clips/``, itself or in the folder of a language."""
+    return any(any(folder.glob(pattern)) for pattern in ("*.tsv", "clips", "*/clips"))
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else train, dev and test.
+
+    Raises:
+        SbkitError: there is no release in ``data_folder``, or no such split in it.
+    """
+    if not knobs.get("splits"):
+        _releases(knobs, *(split for names in ROLES.values() for split in names))
+        return ROLES
+    there = [set(split_names(release)) for release in _releases(knobs).values()]
+    return resolve_splits(knobs["splits"], ROLES, sorted(set.intersection(*there)))
+
+
+def read(knobs: Mapping[str, Any], split: str) -> Manifest:
+    """Read one split of the release; of those of several languages where a list is named.
+
+    Raises:
+        SbkitError: there is no such split, or it cannot be read.
+    """
+    return read_releases(_releases(knobs, split), split, knobs)
+
+
+def _releases(knobs: Mapping[str, Any], *needed: str) -> dict[str, Path]:
+    return {
+        language: find_release(knobs["data_folder"], language, needed)
+        for language in language_tags(knobs["language"])
+    }

@@ -1,0 +1,74 @@
+"""Choose the corpus of a run: by its name, by manifests, by its folder, or the default one."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from recipes.AsteriskPrompts import corpus as asterisk_prompts
+from recipes.CommonVoice import corpus as common_voice
+from recipes.LibriSpeech import corpus as librispeech
+from recipes.OwnData import corpus as own_data
+from sbkit.base.errors import SbkitError
+from sbkit.data.manifest import Manifest
+
+KNOWN = (librispeech, common_voice)  # the narrower layout first
+
+
+class Corpus(Protocol):
+    """What a corpus can do; a module with these two functions is one."""
+
+    def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of the splits for ``train``, ``valid`` and ``test``."""
+        ...
+
+    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest:
+        """Return the rows of one split."""
+        ...
+
+
+def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
+    """Return the corpus that the knobs ``corpus``, ``manifest`` and ``data_folder`` lead to.
+
+    Raises:
+        SbkitError: two of them are set that exclude each other, or no corpus knows the folder.
+    """
+    if knobs.get("corpus"):
+        return _import_corpus(str(knobs["corpus"]))
+    if knobs.get("manifest"):
+        if knobs.get("data_folder"):
+            raise SbkitError(
+                "The data must come from `manifest` or from `data_folder`, but both are set. Take "
+                "one of them out."
+            )
+        return own_data
+    if not knobs.get("data_folder"):
+        return asterisk_prompts
+    folder = Path(knobs["data_folder"]).expanduser().absolute()
+    for corpus in KNOWN:
+        if corpus.recognizes(folder):
+            return corpus
+    state = "has none of these layouts" if folder.is_dir() else "is not a folder"
+    raise SbkitError(
+        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
+        f"or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), but {folder} {state}. "
+        "Pass --data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
+    )
+
+
+def _import_corpus(name: str) -> Corpus:
+    try:
+        module: Any = importlib.import_module(name)
+    except ImportError as error:
+        raise SbkitError(
+            f"`corpus` must name a module, as recipes.LibriSpeech.corpus, but {name!r} cannot be "
+            f"imported ({error}). Correct the name, or add its folder to PYTHONPATH."
+        ) from error
+    missing = [each for each in ("splits", "read") if not callable(getattr(module, each, None))]
+    if missing:
+        raise SbkitError(
+            f"`corpus` must name a module with the functions splits and read, but {name} has no "
+            f"{' and no '.join(missing)}. Write it, as in recipes/LibriSpeech/corpus.py."
+        )
+    corpus: Corpus = module
+    return corpus

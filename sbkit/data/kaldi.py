@@ -1,0 +1,74 @@
+"""Kaldi's and WeNet's data folders: ``wav.scp``, ``text`` and, where it is, ``utt2spk``.
+
+Each file has lines "KEY VALUE". A command in ``wav.scp`` is refused, never run.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.manifest import BadRow, Clip, Row
+
+COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
+
+
+def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadRow]:
+    """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
+
+    Raises:
+        SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
+    """
+    if (folder / "segments").is_file():
+        raise SbkitError(
+            f"Each recording of {folder} must be one utterance, but the file segments cuts them. "
+            "Cut the recordings into files first (in Kaldi: extract-segments)."
+        )
+    audio = _read_pairs(folder / "wav.scp")
+    _refuse_commands(folder / "wav.scp", audio)
+    sentences = dict(_read_pairs(folder / "text")) if transcripts else {}
+    columns = {
+        name: dict(_read_pairs(folder / file))
+        for file, name in COLUMNS.items()
+        if (folder / file).is_file()
+    }
+    for number, (utterance, name) in enumerate(audio, start=1):
+        yield _read_row(f"wav.scp line {number}", folder, utterance, name, sentences, columns)
+    for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
+        yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")
+
+
+def _read_row(
+    where: str,
+    folder: Path,
+    utterance: str,
+    name: str,
+    sentences: Mapping[str, str],
+    columns: Mapping[str, Mapping[str, str]],
+) -> Row | BadRow:
+    if not name:
+        return BadRow(where, "no path", f"{utterance or 'the line'} has no path")
+    if sentences and utterance not in sentences:
+        return BadRow(where, "no transcript", f"text has no line for {utterance}")
+    kept = {column: values.get(utterance, "") for column, values in columns.items()}
+    return Row(where, Clip(utterance, folder / name, sentences.get(utterance, ""), kept))
+
+
+def _read_pairs(file: Path) -> list[tuple[str, str]]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SbkitError(
+            f"A data folder of Kaldi must have {file.name} in UTF-8, but {file} cannot be read "
+            f"({error}). Write it."
+        ) from error
+    pairs = (line.strip().split(maxsplit=1) for line in lines)
+    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in pairs]
+
+
+def _refuse_commands(file: Path, audio: list[tuple[str, str]]) -> None:
+    for number, (_, name) in enumerate(audio, start=1):
+        if name.endswith("|") or name.startswith("|"):
+            raise SbkitError(
+                f"{file} must name audio files, but line {number} is a command ({name[:60]}), and "
+                "sbkit runs none. Write its audio to files and name those."
+            )

@@ -1,0 +1,140 @@
+"""Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.kaldi import read_kaldi
+from sbkit.data.manifest import (
+    BadRow,
+    Clip,
+    Manifest,
+    Row,
+    collect,
+    open_columns,
+    refuse_without_transcripts,
+)
+from sbkit.data.saved_dataset import is_saved_dataset, read_saved_dataset
+from sbkit.data.tables import (
+    PATH_COLUMNS,
+    TEXT_COLUMNS,
+    Table,
+    TableRow,
+    find_column,
+    read_table,
+)
+
+ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a table that are read: ``text`` and ``id`` are empty where there is none."""
+
+    path: str
+    text: str
+    id: str
+
+
+def read_manifests(
+    sources: Sequence[Path],
+    *,
+    path_column: str | None,
+    text_column: str | Literal[False] | None,
+    language: str,
+) -> Manifest:
+    """Read files and folders, one after the other, as one manifest.
+
+    Args:
+        sources: CSV, TSV or JSON Lines, folders of Kaldi, datasets saved to disk, parquet.
+        path_column: the column of the audio's path, relative to the manifest; null: a usual name.
+        text_column: the column of the transcript; null: a usual name; False: there is none.
+        language: of what is spoken; the column ``language`` where the manifest has none.
+
+    Raises:
+        SbkitError: a source cannot be read, lacks a column or has no transcripts.
+    """
+    rows: list[Row | BadRow] = []
+    for source in sources:
+        read = list(_read(source, path_column, text_column))
+        if text_column is not False:
+            clips = tuple(row.clip for row in read if isinstance(row, Row))
+            refuse_without_transcripts(Manifest(clips, ()), source, text_column or "text")
+        rows += read if len(sources) == 1 else map(_named_by(source), read)
+    rows = [_with_language(row, language) for row in rows]
+    return collect(rows, base=sources[0].parent)
+
+
+def _named_by(source: Path) -> Callable[[Row | BadRow], Row | BadRow]:
+    """Say of rows which file they are from."""
+
+    def name(row: Row | BadRow) -> Row | BadRow:
+        if isinstance(row, BadRow):
+            return replace(row, id=f"{source.name} {row.id}")
+        return replace(row, where=f"{source.name} {row.where}")
+
+    return name
+
+
+def _with_language(row: Row | BadRow, language: str) -> Row | BadRow:
+    if isinstance(row, BadRow) or "language" in row.clip.columns:
+        return row
+    return replace(row, clip=replace(row.clip, columns={**row.clip.columns, "language": language}))
+
+
+def _read(
+    source: Path, path_column: str | None, text_column: str | Literal[False] | None
+) -> Iterator[Row | BadRow]:
+    if is_saved_dataset(source):
+        return _read_rows(read_saved_dataset(source), path_column, text_column)
+    if (source / "wav.scp").is_file():
+        return read_kaldi(source, transcripts=text_column is not False)
+    if source.is_dir():
+        raise SbkitError(
+            f"A manifest that is a folder must be Kaldi's (wav.scp and text) or a dataset saved by "
+            f"datasets.save_to_disk, but {source} is neither. Name a file in it."
+        )
+    return _read_rows(read_table(source), path_column, text_column)
+
+
+def _read_rows(
+    table: Table, path_column: str | None, text_column: str | Literal[False] | None
+) -> Iterator[Row | BadRow]:
+    text = ""
+    if text_column is not False:
+        named = text_column if isinstance(text_column, str) else None
+        text = find_column(table, named, TEXT_COLUMNS, "text_column")
+    lower = {column.lower(): column for column in table.columns}
+    columns = _Columns(
+        path=find_column(table, path_column, PATH_COLUMNS, "path_column"),
+        text=text,
+        id=next((lower[name] for name in ID_COLUMNS if name in lower), ""),
+    )
+    return (_read_row(row, columns, table.file.parent) for row in table.rows)
+
+
+def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | BadRow:
+    if isinstance(row, BadRow):
+        return row
+    where, fields = f"line {row.line}", row.fields
+    name = fields.get(columns.path, "").strip()
+    if not name:
+        return BadRow(where, "no path", f"the field {columns.path} is empty")
+    if "://" in name:
+        return BadRow(where, "not a file on this machine", name)
+    if _begins_later(fields.get("offset", "")):
+        return BadRow(where, "a part of a longer file", f"offset {fields['offset']} of {name}")
+    path = folder / Path(name).expanduser()
+    utterance = fields.get(columns.id, "").strip() or path.stem
+    kept = open_columns(fields, {columns.path, columns.text, columns.id})
+    return Row(where, Clip(utterance, path, fields.get(columns.text, ""), kept))
+
+
+def _begins_later(offset: str) -> bool:
+    """Check NeMo's offset in seconds: sbkit reads whole files."""
+    try:
+        return float(offset or 0) != 0
+    except ValueError:
+        return True

@@ -1,0 +1,171 @@
+"""Release folders as Common Voice has them: a TSV for each split, and the clips in ``clips/``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.manifest import (
+    BadRow,
+    Clip,
+    Manifest,
+    Row,
+    collect,
+    open_columns,
+    refuse_without_transcripts,
+)
+from sbkit.data.tables import (
+    PATH_COLUMNS,
+    TEXT_COLUMNS,
+    Table,
+    TableRow,
+    find_column,
+    read_table,
+)
+
+DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
+
+
+class _ClipsFolder:
+    """The folder ``clips/`` of a release, and what the names of a TSV mean in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def locate(self, text: str) -> Path | tuple[str, str]:
+        """Return the path that a name leads to, or the reason and the detail why to none.
+
+        Names may begin with ``clips/`` or with the whole path of the folder, and lack an extension.
+        """
+        name = PurePosixPath(text.strip())
+        if name.is_relative_to(self.folder.as_posix()):
+            name = name.relative_to(self.folder.as_posix())
+        if not name.name:
+            return "no path", "the field path is empty"
+        if name.is_absolute() or ".." in name.parts:
+            return "path outside the clips folder", str(name)
+        if name.parts[0] == "clips" and len(name.parts) > 1 and not self._has_inner_clips:
+            name = name.relative_to("clips")
+        if not name.suffix:
+            name = name.with_name(self._full_names.get(name.name, name.name + DEFAULT_SUFFIX))
+        return self.folder / name
+
+    @cached_property
+    def _has_inner_clips(self) -> bool:
+        return (self.folder / "clips").is_dir()
+
+    @cached_property
+    def _full_names(self) -> dict[str, str]:
+        """The names of the files in the folder, by their names without extension."""
+        if not self.folder.is_dir():
+            return {}
+        return {PurePosixPath(file.name).stem: file.name for file in self.folder.iterdir()}
+
+
+def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = None) -> Manifest:
+    """Read one TSV of a release; its clips get the column ``language``.
+
+    Args:
+        tsv: the file, beside the folder ``clips/``.
+        language: of what is spoken.
+        knobs: ``path_column`` and ``text_column`` name the two columns; null: the usual names.
+
+    Raises:
+        SbkitError: the file cannot be read as a table, lacks a column or holds no transcript.
+    """
+    knobs = knobs or {}
+    table = read_table(tsv)
+    path_column = find_column(table, knobs.get("path_column"), PATH_COLUMNS, "path_column")
+    text_column = find_column(table, knobs.get("text_column"), TEXT_COLUMNS, "text_column")
+    rows = _read_rows(table, path_column, text_column, language)
+    manifest = collect(rows, base=tsv.parent / "clips")
+    refuse_without_transcripts(manifest, tsv, text_column)
+    return manifest
+
+
+def _read_rows(
+    table: Table, path_column: str, text_column: str, language: str
+) -> Iterator[Row | BadRow]:
+    clips = _ClipsFolder(table.file.parent / "clips")
+    for row in table.rows:
+        yield _read_row(row, clips, path_column, text_column, language)
+
+
+def _read_row(
+    row: TableRow | BadRow, clips: _ClipsFolder, path_column: str, text_column: str, language: str
+) -> Row | BadRow:
+    if isinstance(row, BadRow):
+        return row
+    where = f"line {row.line}"
+    path = clips.locate(row.fields[path_column])
+    if isinstance(path, tuple):
+        return BadRow(where, *path)
+    columns = open_columns(row.fields, (path_column, text_column))
+    columns.setdefault("language", language)
+    return Row(where, Clip(path.stem, path, row.fields[text_column], columns))
+
+
+def read_releases(
+    releases: Mapping[str, Path], split: str, knobs: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Read one split of the releases of one or several languages, as one manifest.
+
+    Args:
+        releases: the release folder of each language.
+        split: the name of the TSV without ``.tsv``.
+        knobs: as for ``read_release``.
+    """
+    read = {
+        language: read_release(folder / f"{split}.tsv", language, knobs)
+        for language, folder in releases.items()
+    }
+    if len(read) == 1:
+        return next(iter(read.values()))
+    rows: list[Row | BadRow] = []
+    for language, manifest in read.items():
+        rows += [Row(f"{language}, {clip.id}", clip) for clip in manifest.clips]
+        rows += [
+            BadRow(f"{language}, {bad.id}", bad.reason, bad.detail) for bad in manifest.bad_rows
+        ]
+    return collect(rows, base=next(iter(releases.values())).parent)
+
+
+def find_release(data_folder: str | Path | None, language: str, splits: Sequence[str] = ()) -> Path:
+    """Return the folder that holds the TSVs: the one named, or the language's folder in it.
+
+    Raises:
+        SbkitError: it holds no release, or not the splits that are asked for.
+    """
+    todo = (
+        "Pass --data_folder=FOLDER of a Common Voice release, which holds "
+        f"{', '.join(f'{split}.tsv' for split in splits or ('train', 'dev', 'test'))} and clips/."
+    )
+    if not data_folder:
+        raise SbkitError(f"data_folder must name a folder, but is not set. {todo}")
+    named = Path(data_folder).expanduser().absolute()
+    if not named.is_dir():
+        raise SbkitError(f"data_folder must be a folder, but {named} is not one. {todo}")
+    release = named
+    if not any(named.glob("*.tsv")) and (named / language).is_dir():
+        release = named / language
+    missing = [f"{split}.tsv" for split in splits if not (release / f"{split}.tsv").is_file()]
+    if not (release / "clips").is_dir():
+        missing.append("clips/")
+    if missing:
+        raise SbkitError(
+            f"data_folder must hold a release, but {release} has no {', '.join(missing)}. {todo}"
+        )
+    return release
+
+
+def split_names(release: Path) -> tuple[str, ...]:
+    """Return the names of the TSVs that list clips; those of other releases' facts are left out."""
+    return tuple(sorted(tsv.stem for tsv in release.glob("*.tsv") if _lists_clips(tsv)))
+
+
+def _lists_clips(tsv: Path) -> bool:
+    """Check for a path in the header: ``reported.tsv`` and ``clip_durations.tsv`` have none."""
+    with tsv.open("rb") as file:
+        header = file.readline(10_000).decode(errors="replace").lower()
+    return any(column in header for column in PATH_COLUMNS)

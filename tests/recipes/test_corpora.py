@@ -1,0 +1,214 @@
+"""Which corpus a run gets, and manifests of the user's own."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import datasets
+import pytest
+
+from recipes.AsteriskPrompts import corpus as asterisk_prompts
+from recipes.CommonVoice import corpus as common_voice
+from recipes.corpora import corpus_of
+from recipes.OwnData import corpus as own_data
+from sbkit.base.errors import SbkitError
+from sbkit.data.manifest import BadRow, Clip, Manifest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_corpus_imports_another() -> None:
+    for file in (ROOT / "recipes").glob("*/corpus.py"):
+        named = set(re.findall(r"from recipes\.(\w+)", file.read_text()))
+        assert named <= {file.parent.name}, file
+
+
+def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
+    assert corpus_of({"data_folder": None}) is asterisk_prompts
+    assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
+    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
+    (tmp_path / "fr" / "clips").mkdir(parents=True)
+    assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
+    assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"data_folder": "FOLDER"}, "has none of these layouts"),
+        ({"data_folder": "FOLDER/none"}, "is not a folder"),
+        ({"data_folder": "FOLDER", "manifest": {"train": "a"}}, "but both are set"),
+        ({"corpus": "recipes.nothing"}, "cannot be imported"),
+        ({"corpus": "json"}, "has no splits and no read"),
+    ],
+)
+def test_what_leads_to_no_corpus_is_refused(
+    tmp_path: Path, knobs: dict[str, object], words: str
+) -> None:
+    folder = knobs.get("data_folder")
+    if isinstance(folder, str):
+        knobs = {**knobs, "data_folder": folder.replace("FOLDER", str(tmp_path))}
+    with pytest.raises(SbkitError, match=words):
+        corpus_of(knobs)
+
+
+def test_the_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
+    knobs = {"data_folder": None, "language": "en"}
+    assert asterisk_prompts.splits(knobs)["valid"] == ("dev",)
+    clip = asterisk_prompts.read(knobs, "dev").clips[0]
+    assert {"speaker", "gender", "locale", "language"} <= set(clip.columns)
+    again = common_voice.read({"data_folder": asterisk_english, "language": "en"}, "dev")
+    assert again.clips[0] == clip
+
+
+def read(file: Path, content: str, **knobs: object) -> Manifest:
+    """Write one manifest and read it by the corpus of own data."""
+    file.write_text(content, encoding="utf-8")
+    all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
+    return corpus_of(all_knobs).read(all_knobs, "train")
+
+
+NEMO = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
+TABLES = {
+    "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),
+    "a.tsv": ("wav\ttranscript\tspk_id\na.wav\thi\tann\n", {}),
+    "a.jsonl": (json.dumps({"file": "a.wav", "text": "hi", "speaker": "ann"}), {}),
+    "named.csv": (
+        "Clip,Said,speaker\na.wav,hi,ann\n",
+        {"path_column": "clip", "text_column": "Said"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_any_kind_is_read(tmp_path: Path, name: str) -> None:
+    content, knobs = TABLES[name]
+    assert read(tmp_path / name, content, **knobs) == Manifest(
+        (Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"}),), ()
+    )
+
+
+def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) -> None:
+    lines = [NEMO, NEMO | {"offset": 3.5}, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
+    manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
+    assert manifest.clips[0].columns == {
+        "duration": "1.5", "speaker": "ann", "language": "en"
+    }  # fmt: skip
+    assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
+        ("line 2", "a part of a longer file"),
+        ("line 3", "not a JSON object"),
+        ("line 4", "not a file on this machine"),
+    ]
+
+
+def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
+    content = "path,text,language\na.wav,,de\n"
+    with pytest.raises(SbkitError, match="`text` of .* must hold transcripts, but is empty in all"):
+        read(tmp_path / "a.csv", content)
+    (clip,) = read(tmp_path / "a.csv", content, text_column=False).clips
+    assert clip.columns == {"manifest_text": "", "language": "de"}
+
+
+@pytest.mark.parametrize(
+    ("content", "knobs", "words"),
+    [
+        ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
+        ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
+        ("[{}]", {}, "but is a JSON list"),
+        ("{}", {}, "line 1 is none"),
+    ],
+)
+def test_a_table_without_its_columns_is_refused(
+    tmp_path: Path, content: str, knobs: dict[str, object], words: str
+) -> None:
+    with pytest.raises(SbkitError, match=words):
+        read(tmp_path / "a.csv", content, **knobs)
+
+
+def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name.replace("wav", "wav.scp")).write_text(content, encoding="utf-8")
+    return {"manifest": {"train": str(folder)}, "language": "en"}
+
+
+def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
+    wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
+    text = "u1 hello there\nu2 yes\nu4 no\n"
+    knobs = kaldi(tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n")
+    assert corpus_of(knobs).read(knobs, "train") == Manifest(
+        (
+            Clip("u1", Path("/x/a.flac"), "hello there", {"speaker": "ann", "language": "en"}),
+            Clip("u2", tmp_path / "k/b.flac", "yes", {"speaker": "bob", "language": "en"}),
+        ),
+        (
+            BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
+            BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit runs none"),
+        ({"wav": "u1 a.wav\n"}, "must have text in UTF-8"),
+        ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "segments cuts them"),
+    ],
+)
+def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    knobs = kaldi(tmp_path / "k", **files)
+    with pytest.raises(SbkitError, match=words):
+        corpus_of(knobs).read(knobs, "train")
+
+
+def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
+    rows = {"path": [str(tmp_path / "a.wav")], "text": ["hi"], "speaker": ["ann"], "age": [30]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    knobs = {"manifest": {"train": str(tmp_path / "saved")}, "language": "en"}
+    (clip,) = corpus_of(knobs).read(knobs, "train").clips
+    assert clip.path == tmp_path / "a.wav"
+    assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
+
+
+def test_audio_that_is_in_no_file_is_refused(tmp_path: Path) -> None:
+    rows = {"audio": [{"bytes": b"RIFF", "path": "a.wav"}], "text": ["hi"]}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    knobs = {"manifest": {"train": str(tmp_path / "saved")}, "language": "en"}
+    with pytest.raises(SbkitError, match="holds the audio itself. Write each"):
+        corpus_of(knobs).read(knobs, "train")
+
+
+def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
+    a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    manifest = {"train": [a, b], "dev": a, "test": {"clean": a, "noisy": b}, "test-x": b}
+    knobs = {"manifest": manifest, "language": "en"}
+    assert own_data.splits(knobs) == {
+        "train": ("train",),
+        "valid": ("dev",),
+        "test": ("clean", "noisy", "test-x"),
+    }
+    assert [clip.id for clip in own_data.read(knobs, "train").clips] == ["a.csv", "b.csv"]
+    assert own_data.splits(knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ("a.csv", "must map the names of splits to files"),
+        ({"train": "a.csv"}, "none for dev. Add --manifest dev=FILE"),
+        ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
+        ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
+        ({"train": "a", "dev": {"../x": "b"}}, "made of letters, digits"),
+        ({"train": [], "dev": "b"}, "must be a file or a list of files"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_refused(manifest: object, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        own_data.splits({"manifest": manifest, "language": "en"})

@@ -1,0 +1,100 @@
+"""A small folder in LibriSpeech's layout, written from the default corpus and read."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from recipes.corpora import corpus_of
+from sbkit.base.errors import SbkitError
+from sbkit.data.manifest import BadRow
+from sbkit.data.release import read_release
+
+SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
+
+
+@pytest.fixture
+def root(tmp_path: Path, asterisk_english: Path) -> Path:
+    """Two speakers in each split, with two clips each."""
+    clips = iter(read_release(asterisk_english / "train.tsv", "en").clips)
+    for split in SPLITS:
+        for speaker in ("84", "1089"):
+            chapter = tmp_path / "LibriSpeech" / split / speaker / "7"
+            chapter.mkdir(parents=True)
+            lines = []
+            for number in range(2):
+                clip, name = next(clips), f"{speaker}-7-{number:04}"
+                shutil.copy(clip.path, chapter / f"{name}.flac")
+                lines.append(f"{name} {clip.sentence.upper()}")
+            (chapter / f"{speaker}-7.trans.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "LibriSpeech" / "SPEAKERS.TXT").write_text(
+        ";ID |SEX| SUBSET |MINUTES| NAME\n84   | F | dev-clean | 8 | Ann\n1089 | M | x | 8 | Bob\n"
+    )
+    return tmp_path
+
+
+def knobs(folder: Path, **others: object) -> Mapping[str, object]:
+    return {"data_folder": str(folder), "language": "en", **others}
+
+
+def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
+    for folder in (root, root / "LibriSpeech"):
+        corpus = corpus_of(knobs(folder))
+        assert corpus.splits(knobs(folder)) == {
+            "train": ("train-clean-100", "train-other-500"),
+            "valid": ("dev-clean",),
+            "test": ("test-clean", "test-other"),
+        }
+
+
+def test_clips_have_their_words_and_columns(root: Path) -> None:
+    manifest = corpus_of(knobs(root)).read(knobs(root), "test-other")
+    assert manifest.bad_rows == ()
+    clips = manifest.clips
+    assert [clip.id for clip in clips] == ["1089-7-0000", "1089-7-0001", "84-7-0000", "84-7-0001"]
+    expected = {"speaker": "84", "chapter": "7", "language": "en", "gender": "female"}
+    assert clips[2].columns == expected
+    assert all(clip.path.is_file() and clip.sentence.isupper() for clip in clips)
+
+
+def test_lines_and_files_without_a_partner_are_bad_rows(root: Path) -> None:
+    chapter = root / "LibriSpeech" / "dev-clean" / "84" / "7"
+    (chapter / "84-7-0000.flac").unlink()
+    (chapter / "84-7-0009.wav").touch()
+    with (chapter / "84-7.trans.txt").open("a") as file:
+        file.write("\n84-7-0005\n")
+    manifest = corpus_of(knobs(root)).read(knobs(root), "dev-clean")
+    assert [clip.id for clip in manifest.clips] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
+    assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
+        ("84-7.trans.txt line 1", "no audio file"),
+        ("84-7.trans.txt line 3", "empty line"),
+        ("84-7.trans.txt line 4", "no transcript"),
+        ("84-7-0009.wav", "no transcript"),
+    ]
+    assert isinstance(manifest.bad_rows[0], BadRow)
+
+
+def test_the_knob_splits_names_others(root: Path) -> None:
+    own = knobs(root, splits={"train": "train-other-500", "test": ["test-other"]})
+    assert corpus_of(own).splits(own) == {
+        "train": ("train-other-500",),
+        "valid": ("dev-clean",),
+        "test": ("test-other",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("splits", "words"),
+    [
+        ({"train": "train-960"}, r"'train-960' is none of them. Choose among: dev-clean, test-cl"),
+        ({"dev": "dev-clean"}, "must have the keys train, valid, test, but has 'dev'"),
+        ({"test": "dev-clean"}, r"'dev-clean' is in `splits.valid` and in `splits.test`"),
+        ({"valid": []}, "must name at least one split"),
+        ({"valid": 3}, "name of a split or a list of names, but is 3"),
+        ("train", "`splits` must map train, valid, test"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(root: Path, splits: object, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        corpus_of(knobs(root)).splits(knobs(root, splits=splits))

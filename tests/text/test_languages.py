@@ -1,0 +1,41 @@
+"""Tags that are known, and what is said of the others."""
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.text.languages import check_language, language_tags
+
+KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE"]
+
+
+@pytest.mark.parametrize("tag", KNOWN)
+def test_a_known_tag_is_taken_as_it_is(tag: str) -> None:
+    assert check_language(tag) == tag
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("deu", r"Write de\."),
+        ("deutsch", r"Write de\."),
+        ("German", r"Write de\."),
+        ("no ", r"Write no\."),
+        ("de/../../x", r"Write de\."),
+        ("engl", r"Did you mean en\?"),
+        ("1", "Write en"),
+        ("", "Write en"),
+        ("xx", "language"),
+        (1, "Write en"),
+        (None, "Write en"),
+        (False, "YAML reads no without quotes as false"),
+    ],
+)
+def test_another_is_refused_with_the_nearest(value: object, advice: str) -> None:
+    with pytest.raises(SbkitError, match=f"`language` must be .*{advice}"):
+        check_language(value)
+
+
+def test_several_languages_are_a_list() -> None:
+    assert language_tags(["en", "es", "en"]) == ("en", "es")
+    with pytest.raises(SbkitError, match="empty list"):
+        language_tags([])
