@@ -103,3 +103,18 @@ def test_an_empty_training_set_is_said() -> None:
     owned, asr_model, _ = model()
     with pytest.raises(SbkitError, match="at least one frame"):
         measure_features(owned, asr_model, iter(()), CPU)
+
+
+class Doubled:
+    """A model of another task: only its features are asked for."""
+
+    def features(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        features, lengths = Fbank(n_mels=23)(audio, audio_lengths)
+        return 2 * features, lengths
+
+
+def test_any_model_that_makes_features_is_measured() -> None:
+    (owned, asr_model, norm), (others, _, other) = model(), model()
+    measure_features(owned, asr_model, batches(), CPU)
+    measure_features(others, Doubled(), batches(), CPU)
+    torch.testing.assert_close(other.mean, 2 * norm.mean)
