@@ -1,6 +1,6 @@
 """Absolute lengths and masks.
 
-Inside sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,), which
+In sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,), which
 stays on the CPU in training: the host has to know it for CTC, and need not ask the device.
 SpeechBrain's relative lengths (a fraction of the longest in the batch) are made at its border only.
 """
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tensor:
-    """Mark what is inside each utterance: (B,) -> (B, T) of bool on a device, true inside."""
+    """Return the mask of lengths: (B,) -> (B, T) of bool on a device, true within."""
     positions = torch.arange(max_length, device=device)
     # Lengths travel, not masks: of more than 64 kB that is not pinned, CUDA makes the host wait.
     return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:
-    """Turn absolute lengths into SpeechBrain's fractions of the padded length: (B,) -> (B,)."""
+    """Convert absolute lengths into SpeechBrain's fractions of the padded length: (B,) -> (B,)."""
     return lengths / max_length
 
 
 def to_absolute(fractions: Tensor, max_length: int) -> Tensor:
-    """Turn SpeechBrain's fractions of the padded length into absolute lengths: (B,) -> (B,).
+    """Convert SpeechBrain's fractions of the padded length into absolute lengths: (B,) -> (B,).
 
     Rounded, because a fraction in float32 may land just below the whole number that it stands for.
     """

@@ -64,7 +64,9 @@ class FeatureExtractor:
     def _measure(self, audio: Tensor) -> Striding:
         def run(samples: int) -> Tensor:
             silence = audio.new_zeros(1, samples)
-            output = self._part(silence, **self._takes.of(silence, torch.tensor([samples])))
+            output = self._part(
+                silence, **self._takes.of(silence, torch.tensor([samples], device="cpu"))
+            )
             return first_tensor(output, part=NAME, signatures=FEATURE_SIGNATURES)
 
         with as_evaluated(self._part, audio.device):

@@ -59,7 +59,12 @@ class FrontEnd:
     def _measure(self, features: Tensor) -> Striding:
         def run(frames: int) -> Tensor:
             silence = features.new_zeros(1, frames, features.shape[-1])
-            return _only(self._part(silence, **self._takes.of(silence, torch.tensor([frames]))), 1)
+            return _only(
+                self._part(
+                    silence, **self._takes.of(silence, torch.tensor([frames], device="cpu"))
+                ),
+                1,
+            )
 
         with as_evaluated(self._part, features.device):
             return measure_part(

@@ -15,9 +15,9 @@ from sbkit.models.ctc import kernel_of
 
 @dataclass(frozen=True)
 class Loss:
-    """What each utterance lost and how much it weighs.
+    """The loss of each utterance and what it is divided by.
 
-    sums (B,): negative log-likelihood; counts (B,): labels that it is spread over, zero for an
+    sums (B,): negative log-likelihood; counts (B,): tokens that it is spread over, zero for an
     utterance that takes no part.
     """
 
@@ -25,45 +25,45 @@ class Loss:
     counts: Tensor
 
     def detach(self) -> "Loss":
-        """Leave the graph, as a tensor does."""
+        """Return it without gradients, as a tensor does."""
         return Loss(self.sums.detach(), self.counts)
 
     def cpu(self) -> "Loss":
-        """Go to the CPU, as a tensor does."""
+        """Return it on the CPU, as a tensor does."""
         return Loss(self.sums.cpu(), self.counts.cpu())
 
     def interpolate(self, other: "Loss", weight: float) -> "Loss":
-        """Weigh this loss against another of the same utterances; the counts stay.
+        """Add this loss and another of the same utterances with weights; the counts stay.
 
-        An utterance that takes no part here takes none in the mixture.
+        An utterance that takes no part here takes none in the sum.
         """
         sums = weight * self.sums + (1 - weight) * other.sums
         return Loss(sums * (self.counts > 0), self.counts)
 
 
 def ctc(
-    log_probs: Tensor, frames: Tensor, tokens: Tensor, token_lengths: Tensor, blank: int
+    log_probs: Tensor, frame_lengths: Tensor, tokens: Tensor, token_lengths: Tensor, blank: int
 ) -> Loss:
     """Sum over all alignments: (B, U, V), (B,), (B, L), (B,) -> Loss.
 
-    In float32. An utterance with fewer frames than its labels need (one each, and one more between
-    two that are equal) has no alignment: it weighs nothing here, and `impossible` counts it.
+    In float32. An utterance with fewer frames than its tokens need (one each, and one more between
+    two that are equal) has no alignment: it weighs nothing here.
     Source: Graves et al. 2006.
     """
     kernel = kernel_of(log_probs.device)
-    per_utterance = kernel(log_probs.float(), tokens, frames, token_lengths, blank=blank)
-    needed, counts, frames = (
+    per_utterance = kernel(log_probs.float(), tokens, frame_lengths, token_lengths, blank=blank)
+    needed, counts, available = (
         each.to(log_probs.device, non_blocking=True)
-        for each in (frames_needed(tokens, token_lengths), token_lengths, frames)
+        for each in (frames_needed(tokens, token_lengths), token_lengths, frame_lengths)
     )
-    possible = frames >= needed
+    possible = available >= needed
     return Loss(per_utterance.where(possible, 0), counts * possible)
 
 
 def frames_needed(tokens: Tensor, token_lengths: Tensor) -> Tensor:
     """Count the frames that CTC needs at least: (B, L), (B,) -> (B,)."""
-    inside = length_mask(token_lengths, tokens.shape[1], tokens.device)[:, 1:]
-    repeats = (tokens[:, 1:] == tokens[:, :-1]) & inside
+    mask = length_mask(token_lengths, tokens.shape[1], tokens.device)[:, 1:]
+    repeats = (tokens[:, 1:] == tokens[:, :-1]) & mask
     return token_lengths.to(tokens.device, non_blocking=True) + repeats.sum(1)
 
 
@@ -77,5 +77,5 @@ def attention_loss(
     each = cross_entropy(
         logits.float().transpose(1, 2), wanted, reduction="none", label_smoothing=label_smoothing
     )  # (B, L + 1)
-    inside = length_mask(counts + 1, wanted.shape[1], wanted.device)
-    return Loss((each * inside).sum(1), counts)
+    mask = length_mask(counts + 1, wanted.shape[1], wanted.device)
+    return Loss((each * mask).sum(1), counts)

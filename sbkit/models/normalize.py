@@ -13,7 +13,7 @@ from sbkit.distributed.device import widest_float
 
 
 class GlobalNorm(nn.Module):
-    """Bring every mel bin to zero mean and unit variance: (..., M) -> (..., M)."""
+    """Normalize every mel bin to zero mean and unit variance: (..., M) -> (..., M)."""
 
     mean: Tensor
     std: Tensor
@@ -30,7 +30,7 @@ class GlobalNorm(nn.Module):
         return (features.to(self.mean.dtype) - self.mean) / self.std
 
     def set_statistics(self, sums: "FeatureSums") -> None:
-        """Take mean and standard deviation from sums over a whole training set."""
+        """Set mean and standard deviation from sums over a whole training set."""
         mean, std = sums.mean_and_std()
         self.mean.copy_(mean)
         self.std.copy_(std)

@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         return normed
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode, and give first what half of the blocks make of it: -> 2 x (B, U, D).
+        """Encode, and return first the states after half of the blocks: -> 2 x (B, U, D).
 
         Both through the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
@@ -76,12 +76,12 @@ class Transformer(nn.Module):
         return self.encoder_norm(after[len(self.encoder) // 2]), self.encoder_norm(after[-1])
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-        """Walk the blocks, and give what came in and what each makes of it."""
-        inside = length_mask(lengths, x.shape[1], x.device)  # (B, U)
+        """Run the blocks, and yield what came in and what each makes of it."""
+        mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
-            x = block(x, inside)
+            x = block(x, mask)
             yield x
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ class Transformer(nn.Module):
         """
         if not self.decoder:
             refuse_to_decode()
-        inside = length_mask(lengths, states.shape[1], states.device)
+        mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
-            x = block(x, states, inside)
+            x = block(x, states, mask)
         normed: Tensor = self.decoder_norm(x)
         return normed
 
@@ -112,11 +112,11 @@ class ConformerBlock(nn.Module):
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Add each part to what came in; ``inside`` (B, U) is true within an utterance."""
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Add each part to what came in; ``mask`` (B, U) is true within an utterance."""
         x = x + 0.5 * self.feed_forward1(x)
-        x = x + self.attention(x, inside)
-        x = x + self.convolution(x, inside)
+        x = x + self.attention(x, mask)
+        x = x + self.convolution(x, mask)
         added: Tensor = self.feed_forward2(x)
         return x + 0.5 * added
 
@@ -129,9 +129,9 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Add each part to what came in; ``inside`` (B, U) is true within an utterance."""
-        x = x + self.attention(x, inside)
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Add each part to what came in; ``mask`` (B, U) is true within an utterance."""
+        x = x + self.attention(x, mask)
         added: Tensor = self.feed_forward(x)
         return x + added
 
@@ -145,10 +145,10 @@ class DecoderBlock(nn.Module):
         self.cross_attention = CrossAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, states: Tensor, inside: Tensor) -> Tensor:
-        """Add each part to what came in; ``inside`` (B, U) marks the frames of an utterance."""
+    def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Add each part to what came in; ``mask`` (B, U) is true at the frames of an utterance."""
         x = x + self.attention(x, None)
-        x = x + self.cross_attention(x, states, inside)
+        x = x + self.cross_attention(x, states, mask)
         added: Tensor = self.feed_forward(x)
         return x + added
 
@@ -164,8 +164,8 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
-        """Attend to what is ``inside`` (B, U), or to what came before."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend where ``mask`` (B, U) is true, or without one to what came before."""
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # 3 x (B, H, U, D/H)
         cosine, sine = rotary_angles(x.shape[1], query.shape[-1], x.device)
@@ -173,8 +173,8 @@ class SelfAttention(nn.Module):
             rotate(query, cosine, sine),
             rotate(key, cosine, sine),
             value,
-            attn_mask=None if inside is None else inside[:, None, None, :],
-            is_causal=inside is None,
+            attn_mask=None if mask is None else mask[:, None, None, :],
+            is_causal=mask is None,
         )
         dropped: Tensor = self.dropout(self.out_proj(out.transpose(1, 2).flatten(2)))
         return dropped
@@ -192,18 +192,18 @@ class CrossAttention(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, states: Tensor, inside: Tensor) -> Tensor:
-        """Attend to the frames that are ``inside`` (B, U)."""
+    def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Attend to the frames where ``mask`` (B, U) is true."""
         query = self.q_proj(self.norm(x)).unflatten(-1, (self.nhead, -1)).transpose(1, 2)
         heads = self.kv_proj(states).unflatten(-1, (2, self.nhead, -1))
         key, value = heads.permute(2, 0, 3, 1, 4)  # 2 x (B, H, U, D/H)
-        out = scaled_dot_product_attention(query, key, value, attn_mask=inside[:, None, None, :])
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
         dropped: Tensor = self.dropout(self.out_proj(out.transpose(1, 2).flatten(2)))
         return dropped
 
 
 class FeedForward(nn.Sequential):
-    """Widen, bend, narrow: (..., D) -> (..., D)."""
+    """Project up, apply SiLU, project down: (..., D) -> (..., D)."""
 
     def __init__(self, *, d_model: int, d_ffn: int, dropout: float) -> None:
         super().__init__(
@@ -233,16 +233,16 @@ class Convolution(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Convolve; frames that are not ``inside`` (B, U) count as zero."""
-        x = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * inside.unsqueeze(-1)
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Convolve; frames where ``mask`` (B, U) is false count as zero."""
+        x = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         x = self.depthwise_conv(x.transpose(1, 2)).transpose(1, 2)
         dropped: Tensor = self.dropout(self.out_proj(silu(self.depthwise_norm(x))))
         return dropped
 
 
 def refuse_to_decode() -> NoReturn:
-    """Say what to do where a decoder is to be trained and there is none."""
+    """Raise SbkitError where a decoder is to be trained and there is none."""
     raise SbkitError(
         "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
         "Raise it, or set --ctc_weight=1.0 to train CTC alone."
@@ -250,14 +250,14 @@ def refuse_to_decode() -> NoReturn:
 
 
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Give cosine and sine of position times frequency: 2 x (T, D/H/2)."""
+    """Return cosine and sine of position times frequency: 2 x (T, D/H/2)."""
     frequency = ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
     angles = torch.arange(length, device=device).unsqueeze(1) * frequency
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of channels by the angle of its position: (..., T, D/H) -> same."""
+    """Rotate each pair of channels by the angle of its position: (..., T, D/H) -> same."""
     first, second = x.chunk(2, dim=-1)
     turned = (first * cosine - second * sine, second * cosine + first * sine)
     return torch.cat(turned, dim=-1).to(x.dtype)

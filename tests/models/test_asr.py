@@ -284,3 +284,32 @@ def test_an_embedding_of_positions_may_have_any_size() -> None:
     parts = ours()
     parts["Transformer"].positions = nn.Embedding(500, 16)
     asr_model(parts)
+
+
+class SeesAll(Transformer):
+    """A decoder that forgot its causal mask."""
+
+    def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        return super().decode(tokens, states, lengths) + self.embedding(tokens).mean(
+            1, keepdim=True
+        )
+
+
+@pytest.mark.parametrize("kind", [Transformer, SeesAll])
+def test_a_decoder_that_reads_the_answer_is_found(kind: type[Transformer]) -> None:
+    torch.manual_seed(0)
+    transformer = kind(
+        d_model=16,
+        nhead=2,
+        d_ffn=32,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        vocab_size=LABELS.size,
+    )
+    model = asr_model(ours() | {"Transformer": transformer})
+    audio, samples, tokens, _ = speech()
+    state = torch.get_rng_state()
+    found = model.decoder_looks_ahead(*model.features(audio, samples), tokens)
+    assert found is (kind is SeesAll)
+    assert transformer.training
+    assert torch.equal(state, torch.get_rng_state())

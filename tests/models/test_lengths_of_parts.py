@@ -106,6 +106,14 @@ def test_measuring_changes_neither_modes_nor_random_numbers() -> None:
     assert all(each.training for each in part.modules())
 
 
+def test_sizes_can_be_tried_on_meta() -> None:
+    part = Plain(conv(), conv()).to("meta")
+    with torch.device("meta"):
+        x, counted = FrontEnd(part)(torch.zeros(2, 300, MELS), torch.tensor([300, 200]))
+    assert x.shape == (2, 74, MELS)
+    assert counted.device.type == "meta"
+
+
 class Returns(nn.Module):
     """Takes lengths and returns what a function makes of both."""
 
