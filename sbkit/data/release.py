@@ -23,6 +23,7 @@ from sbkit.data.tables import (
     find_column,
     read_table,
 )
+from sbkit.text.languages import check_language
 
 DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
 
@@ -135,8 +136,10 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     """Return the folder that holds the TSVs: the one named, or the language's folder in it.
 
     Raises:
-        SbkitError: it holds no release, or not the splits that are asked for.
+        SbkitError: it holds no release, or not the splits that are asked for, or there is no such
+            language.
     """
+    check_language(language)  # it becomes the name of a folder
     todo = (
         "Pass --data_folder=FOLDER of a Common Voice release, which holds "
         f"{', '.join(f'{split}.tsv' for split in splits or ('train', 'dev', 'test'))} and clips/."

@@ -6,9 +6,14 @@ letters it is made of ("café" in English: "cafe") or, where there are none, kep
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+
+from sbkit.text.languages import primary
+
+NORMALIZER_VERSION = 2  # raise it when a sentence would get another text
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -16,7 +21,7 @@ _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 
 @dataclass(frozen=True)
 class Orthography:
-    """What one language writes: its letters, the marks inside words, the symbols it reads aloud.
+    """What one language writes: its letters, the marks within words, the symbols it reads aloud.
 
     Attributes:
         letters: the lower-case letters of the language; empty means those of every script.
@@ -59,12 +64,65 @@ _PLAIN = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "
 _PLAIN |= {_DOTLESS_I: "i", "ħ": "h"}
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_])\.(?=[^\W\d_](?!\w))")  # the dots of "U.S.A." and "p.m."
 _QUOTES = re.compile(r"'{2,}")
+# Forms of one letter that differ in width or place only, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
+_SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
+_LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
+# Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
+_SPOKEN_PUNCTUATION = "%&@#§‰"
+_UNSPACED = frozenset({"zh", "yue", "nan", "ja", "th", "lo", "km", "my", "bo", "dz"})
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
 
 def orthography(language: str) -> Orthography:
-    """Give the table of a language tag: of its first part if we have one, else the general one."""
-    return ORTHOGRAPHIES.get(re.split("[-_]", language)[0].lower(), ANY_LANGUAGE)
+    """Return the table of a tag: of its first part if there is one, else the general one."""
+    return ORTHOGRAPHIES.get(primary(language), ANY_LANGUAGE)
+
+
+def describe_normalizer(language: str) -> str:
+    """Return a line that says which table a language has, and what becomes of its texts."""
+    name, table = primary(language), orthography(language)
+    if table.letters:
+        line = f"text table of {name}: lower case, the letters {table.letters}"
+        line += f", and within words {' '.join(table.joiners)}" if table.joiners else ""
+    elif name in ORTHOGRAPHIES:
+        line = f"text table of {name}: its lower case, the letters of every script"
+    else:
+        line = f"general text table, as {name} has none of its own: lower case, letters of all"
+        line += " scripts, no punctuation"
+    if name in _UNSPACED:
+        line += "; words are not separated, so read CER, not WER"
+    return line
+
+
+def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
+    """Count the characters that normalization drops though they may be read aloud ("€", "½")."""
+    table = orthography(language)
+    dropped: Counter[str] = Counter()
+    for char, count in Counter(char for text in sentences for char in _compose(text)).items():
+        spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in (
+            "Sc",
+            "Sm",
+            "So",
+            "No",
+        )
+        if spoken and char not in table.rewrite:
+            kept = _write(char.lower(), table.letters, table.joiners).strip()
+            dropped[char] += 0 if kept else count
+    return +dropped
+
+
+def describe_dropped(sentences: Iterable[str], language: str) -> str | None:
+    """Return a note with the counts of ``count_dropped``, the most frequent ones by name."""
+    dropped = count_dropped(sentences, language)
+    if not dropped:
+        return None
+    total = dropped.total()
+    few = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
+    rest = f" and {len(dropped) - 8} others" if len(dropped) > 8 else ""
+    return (
+        f"normalization dropped {total} symbol{'s' * (total != 1)} ({few}{rest}). Write in words "
+        "those that are read aloud"
+    )
 
 
 def normalize(text: str, language: str) -> str:
@@ -85,13 +143,22 @@ def normalize(text: str, language: str) -> str:
 
 
 def _compose(text: str) -> str:
-    """Drop what has no width, then join letters with the marks that now follow them."""
-    return unicodedata.normalize("NFC", "".join(char for char in text if not _is_silent(char)))
+    """Drop what has no width, and join letters with the marks that now follow them."""
+    kept = "".join(_plain_form(char) for char in text if not _is_silent(char))
+    return unicodedata.normalize("NFC", kept)
+
+
+@cache
+def _plain_form(char: str) -> str:
+    """Return the plain form of full-width, half-width and joined letters and of ligatures."""
+    if unicodedata.decomposition(char).startswith(_SAME_LETTER) or _LIGATURES.fullmatch(char):
+        return unicodedata.normalize("NFKC", char)
+    return char
 
 
 @cache
 def _is_silent(char: str) -> bool:
-    """Tell soft hyphens, joiners and selectors of zero width, and letters that are only a line."""
+    """Check for soft hyphens, joiners and selectors of zero width, and letters that are a line."""
     if char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me"):
         return True
     return "VARIATION SELECTOR" in unicodedata.name(char, "")
@@ -99,7 +166,7 @@ def _is_silent(char: str) -> bool:
 
 @cache
 def _write(char: str, letters: str, joiners: str) -> str:
-    """Give what stands for one lower-case character: itself, plain letters, nothing or a space."""
+    """Return what stands for a lower-case character: itself, plain letters, nothing or a space."""
     if char in joiners or char in letters or char.isdecimal():
         return char
     if char == "'":
@@ -114,5 +181,5 @@ def _write(char: str, letters: str, joiners: str) -> str:
 
 
 def _is_accent(char: str) -> bool:
-    """Tell the accents of Latin, Greek and Cyrillic from the vowel signs of other scripts."""
+    """Check for accents of Latin, Greek and Cyrillic; vowel signs of other scripts are none."""
     return "\u0300" <= char <= "\u036f"

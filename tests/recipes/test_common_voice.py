@@ -184,6 +184,14 @@ def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
     assert find_release(tmp_path / "cv-corpus-22.0", "fr") == tmp_path / "cv-corpus-22.0" / "fr"
 
 
+@pytest.mark.parametrize("language", ["../fr", "de/../../x", "deu"])
+def test_what_is_no_language_writes_no_store(tmp_path: Path, language: str) -> None:
+    release = make_release(tmp_path / "fr")
+    with pytest.raises(SbkitError, match="must be the tag of a known language"):
+        prepare(data_folder=release, language=language, cache_folder=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
 def remove_manifests(folder: Path) -> None:
     """Take all manifests away."""
     for file in folder.glob("*.tsv"):

@@ -212,3 +212,22 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 def test_a_mapping_that_cannot_be_is_refused(manifest: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         own_data.splits({"manifest": manifest, "language": "en"})
+
+
+def test_releases_of_several_languages_are_one_corpus(tmp_path: Path) -> None:
+    for language in ("en", "es"):
+        (tmp_path / language / "clips").mkdir(parents=True)
+        for split in ("train", "dev", "test", "validated"):
+            rows = f"path\tsentence\na.mp3\thi\n{language}.mp3\tyo\n"
+            (tmp_path / language / f"{split}.tsv").write_text(rows)
+    (tmp_path / "es" / "reported.tsv").write_text("sentence\tid\nhi\t1\n")
+    knobs = {"data_folder": str(tmp_path), "language": ["en", "es"]}
+    corpus = corpus_of(knobs)
+    clips = corpus.read(knobs, "dev").clips
+    assert [clip.id for clip in clips] == ["en/clips/a.mp3", "en", "es/clips/a.mp3", "es"]
+    assert [clip.columns["language"] for clip in clips] == ["en", "en", "es", "es"]
+    assert corpus.splits(knobs)["valid"] == ("dev",)
+    knobs |= {"splits": {"train": "validated"}}
+    assert corpus.splits(knobs)["train"] == ("validated",)
+    with pytest.raises(SbkitError, match="Choose among: dev, test, train, validated"):
+        corpus.splits(knobs | {"splits": {"test": "reported"}})

@@ -1,12 +1,22 @@
 """Each row tells what a transcript of one language is to look like."""
 
+import hashlib
 import unicodedata
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from sbkit.text.normalize import ORTHOGRAPHIES, normalize, orthography
+from sbkit.data.release import read_release
+from sbkit.data.store import default_cache
+from sbkit.text.normalize import (
+    ORTHOGRAPHIES,
+    count_dropped,
+    describe_dropped,
+    describe_normalizer,
+    normalize,
+    orthography,
+)
 
 MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019·-. \u00ad\u200dAl"
 
@@ -24,6 +34,11 @@ CASES += [  # what a table cannot show
     ("ja", "「こんにちは」、ラーメン か\u3099", "こんにちは ラーメン が"),
     ("ar", "مرحـــبا\u200f", "مرحبا"),
     ("", "Any Tag", "any tag"),
+    ("xx", "１２３ ＡＢＣ ﬁx", "123 abc fix"),
+    ("en", "１２３ ＡＢＣ ﬁx ５％", "123 abc fix 5 percent"),
+    ("ja", "ｶﾞｰﾄﾞ ＡＢＣ", "ガード abc"),
+    ("ar", "\ufee3\ufeae\ufea3\ufe92\ufe8e", "مرحبا"),
+    ("nl", "ĳs", "ijs"),
 ]
 
 
@@ -52,3 +67,41 @@ def test_normalizing_twice_changes_nothing(language: str) -> None:
 def test_a_language_keeps_its_own_letters(language: str) -> None:
     letters = orthography(language).letters
     assert normalize(letters.upper().replace("SS", "ß"), language) == letters
+
+
+# Of all texts of validated.tsv, one a line, as version 1 of the normalizer wrote them.
+DIGESTS = {
+    "en": "ff219231bba757c8",
+    "es": "9b384178e3e4a943",
+    "fr": "fdb6600066be2243",
+    "it": "bdb255e2df9f63ac",
+    "ru": "91c1f43ebcdd93ba",
+}
+
+
+@pytest.mark.parametrize("language", DIGESTS)
+def test_the_default_corpus_keeps_its_texts(language: str, asterisk_english: Path) -> None:
+    """Read those languages that are in the cache; English always is."""
+    releases = sorted(default_cache().glob(f"asterisk-prompts/*/{language}/validated.tsv"))
+    if not releases:
+        pytest.skip("not in the cache")
+    texts = [
+        normalize(clip.sentence, language) for clip in read_release(releases[-1], language).clips
+    ]
+    assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == DIGESTS[language]
+
+
+def test_the_table_that_is_used_is_named() -> None:
+    assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
+    assert "its lower case" in describe_normalizer("tr")
+    assert describe_normalizer("xx").startswith("general text table, as xx has none of its own")
+    assert describe_normalizer("zh-CN").endswith("read CER, not WER")
+
+
+def test_dropped_symbols_are_counted() -> None:
+    texts = ["10 €, 5 %!", "½ of № 2 (a & b) - €"]
+    assert count_dropped(texts, "en") == {"€": 2, "½": 1, "№": 1}
+    assert count_dropped(texts, "sw") == {"€": 2, "½": 1, "№": 1, "%": 1, "&": 1}
+    note = "normalization dropped 1 symbol (1 €). Write in words those that are read aloud"
+    assert describe_dropped(["1 €"], "en") == note
+    assert describe_dropped(['"Yes," she said - twice.'], "en") is None
