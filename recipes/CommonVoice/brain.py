@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from speechbrain import Stage
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import Batch
@@ -60,6 +60,17 @@ class AsrBrain(Brain):
             seq_lin=self.hparams.seq_lin,
             vocabulary=self.tokenizer.vocabulary,
         )
+
+    @property
+    def resting(self) -> tuple[nn.Module, ...]:
+        """Return what the present knobs do not train: the decoder, where CTC is the whole loss."""
+        names = ("decoder", "embedding", "decoder_norm", "custom_tgt_module")
+        parts = (
+            getattr(self.hparams, "seq_lin", None),
+            *(getattr(self.hparams.Transformer, name, None) for name in names),
+        )
+        decoder = tuple(part for part in parts if isinstance(part, nn.Module))
+        return decoder if self.hparams.ctc_weight >= 1 else ()
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
         """Walk from the audio to the scores of every label at every frame."""

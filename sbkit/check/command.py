@@ -11,36 +11,46 @@ from sbkit.base.files import to_json
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as PREDICTION
 from sbkit.check.cost import Prediction, as_table
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun, Recipe
 from sbkit.check.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
 from sbkit.logs.log import say
 
 FINDINGS = 1  # exit code
+SCRIPT = "train.py"
 
 
 def check_file(
     yaml_file: Path,
     arguments: Sequence[str],
     *,
-    script: Path,
+    script: Path | None = None,
     target: str | None = None,
     untrusted: bool = False,
     as_json: bool = False,
+    strict: bool = False,
 ) -> int:
-    """Print every finding; give 0 when there is none, 1 when there are, 2 for unreadable YAML."""
+    """Print every finding; return 1 when one stops the run (strict: or there is a note), else 0.
+
+    Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
+    """
     if untrusted:
         findings = _check_foreign(yaml_file, arguments)
-        _tell(findings, None, as_json=as_json)
-        return FINDINGS if findings else 0
-    recipe = load_recipe(script)
+        _print(findings, None, as_json=as_json)
+        return exit_code(findings, strict=True)
+    recipe = load_recipe(script or find_script(yaml_file))
     overrides = parse_overrides(arguments)
     with PlannedRun(yaml_file, overrides, recipe=recipe, target=target) as planned:
         findings = check_planned_run(planned)
         prediction = planned.parts.get(PREDICTION)
-    _tell(findings, prediction, as_json=as_json)
-    return FINDINGS if findings else 0
+    _print(findings, prediction, as_json=as_json)
+    return exit_code(findings, strict=strict)
+
+
+def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
+    """Return 1 when a finding stops the run; strict: also when there is any."""
+    return FINDINGS if any(strict or finding.stops for finding in findings) else 0
 
 
 def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
@@ -52,13 +62,23 @@ def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
     return check_untrusted(yaml_file)
 
 
-def load_recipe(script: Path) -> Recipe | None:
-    """Take RECIPE from a training script; None where there is no such script.
+def find_script(yaml_file: Path) -> Path:
+    """Return the train.py nearest above the YAML, or the one here: the same from any folder."""
+    above = [folder / SCRIPT for folder in yaml_file.absolute().parents]
+    return next((file for file in above if file.is_file()), Path(SCRIPT))
+
+
+def load_recipe(script: Path | None) -> Recipe | None:
+    """Load RECIPE from a training script; None where there is no such script.
 
     Its folder is where it imports from, as when it is run.
     """
+    script = script or Path(SCRIPT)
     if not script.is_file():
-        say(f"{script} is not here: what needs its recipe (data, steps) is not checked.")
+        say(
+            f"note: there is no training script {script}, so nothing that needs its recipe (data, "
+            "steps) is checked. Name one with --script."
+        )
         return None
     sys.path.insert(0, str(script.resolve().parent))
     spec = importlib.util.spec_from_file_location("sbkit_checked_script", script)
@@ -72,7 +92,7 @@ def load_recipe(script: Path) -> Recipe | None:
     return recipe if isinstance(recipe, Recipe) else None
 
 
-def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
+def _print(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
         predicted = {"prediction": asdict(prediction)} if prediction else {}
@@ -80,6 +100,6 @@ def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json
         return
     for finding in findings:
         print(finding)
-    print(f"{len(findings)} findings" if findings else "Nothing found.")
+    print(summary(findings))
     if prediction is not None:
         print(as_table(prediction))

@@ -7,7 +7,6 @@ import pytest
 import train
 from sbkit.check.sources import read_by, reading_of, sources
 from sbkit.check.unread import unread
-from sbkit.check.unused import off_limits
 from sbkit.config.document import dotted, read_document
 from tests.runs import ROOT
 
@@ -69,8 +68,3 @@ def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.yaml"
     odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")
     assert list(unread(read_document(odd), reading)) == [("forgotten_knob",)]
-
-
-def test_a_knob_at_its_limit_is_tried_off_it() -> None:
-    knobs = {"a": 1.0, "b": 0.0, "c": 0, "d": 1, "e": False, "f": 0.3, "g": "0", "h": None}
-    assert off_limits(knobs) == {"a": 0.5, "b": 0.5, "c": 1}

@@ -424,7 +424,7 @@ UNUSED = [
     Mutation(
         name="a layer that is never run",
         recipe=brain(SpareLayer),
-        expected=(Expected("unused", "CNN", ("`CNN.spare`", "it is never run")),),
+        expected=(Expected("unused", "CNN", ("`CNN.spare`", "is never run")),),
     ),
     Mutation(
         name="a decoder whose output is dropped",
