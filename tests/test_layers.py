@@ -25,6 +25,7 @@ LAYERS = (
     "inference",
     "check",
     "cli",
+    "__main__",
 )
 LONGEST = 45  # lines
 TOP_LEVEL = ("sbkit", "recipes", "tools")

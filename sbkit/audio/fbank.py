@@ -8,6 +8,7 @@ such as sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), a
 """
 
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.units import SAMPLE_RATE, SHIFT_SAMPLES, WINDOW_SAMPLES
+from sbkit.config.ranges import Range
 
 FFT_SAMPLES = 512  # the window, rounded up to a power of two
 PREEMPHASIS = 0.97
@@ -28,6 +30,10 @@ class Fbank(nn.Module):
     Holds no tensors of its own: window and filters follow from the definition, so there is nothing
     that could be left behind on another device or missing from a checkpoint.
     """
+
+    RANGES: ClassVar = {
+        "n_mels": Range(low=3, whole=True, advice="80 is usual."),
+    }
 
     def __init__(self, *, n_mels: int = 80) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ def as_table(prediction: Prediction) -> str:
         ("seconds per epoch", _seconds(prediction.seconds_per_epoch)),
         (
             "room for checkpoints",
-            f"{prediction.checkpoints} of {_megabytes(prediction.checkpoint_bytes)}",
+            f"{prediction.checkpoints} files of {_megabytes(prediction.checkpoint_bytes)} each",
         ),
     ]
     return "\n".join(f"{name:<36}{value}" for name, value in rows)
@@ -209,10 +209,10 @@ def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Fin
         yield planned.finding(
             "cost",
             "output_folder",
-            declared=f"{prediction.checkpoints} checkpoints of "
-            f"{_megabytes(prediction.checkpoint_bytes)} in {planned.run_folder}",
+            declared=f"{planned.run_folder} must have room for {prediction.checkpoints:,} "
+            f"checkpoints of {_megabytes(prediction.checkpoint_bytes)}",
             effect=f"they need {_megabytes(needed)} more, and {_megabytes(free)} are free there: "
-            "the run would end in a full disk",
+            "the run would end with a full disk",
             fix="Choose an --output_folder with room, or lower --average_checkpoints.",
         )
 
@@ -223,8 +223,8 @@ def _find_full_memory(planned: PlannedRun, prediction: Prediction) -> Iterator[F
         yield planned.finding(
             "cost",
             "batch_seconds",
-            declared=f"batch_seconds: {planned.knobs.get('batch_seconds')}",
-            effect=f"the largest batch would take {_megabytes(prediction.peak_bytes)}, and "
+            declared=f"a batch of {planned.knobs.get('batch_seconds')} s must fit into memory",
+            effect=f"the largest takes about {_megabytes(prediction.peak_bytes)}, and "
             f"{_megabytes(free)} are free",
             fix="Raise --grad_accumulation_factor, or lower --batch_seconds.",
             stops=False,  # a prediction may be off by a fifth
@@ -257,4 +257,4 @@ def _megabytes(count: int) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "not known: another machine is meant" if seconds is None else f"{seconds:,.1f}"
+    return "not known: --target is another machine" if seconds is None else f"{seconds:,.1f}"

@@ -63,8 +63,8 @@ def _sizes(hparams: dict[str, object]) -> Iterator[tuple[str, int]]:
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, and characters of train that the tokenizer lacks."""
-    vocabulary = planned.tokenizer.vocabulary
     transcripts = transcripts_of(planned)
+    vocabulary = planned.tokenizer.vocabulary
     refused = [item for name in transcripts for item in _refused(planned, name)]
     yield from about(
         planned,

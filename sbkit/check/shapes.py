@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ruamel.yaml.comments import CommentedMap
 
 from sbkit.check.dry_run import ShapeMismatch, StepFailure, dry_run
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, cause_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
@@ -88,9 +88,9 @@ def _misfit(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMisma
     return planned.finding(
         CHECK,
         *odd,
-        declared=f"`{dotted(odd)}` is {size}",
-        effect=f"it does not fit {others or 'what it is given'}: `{dotted(first.taker)}` takes "
-        f"{first.takes} and is given {first.gives}{giver}",
+        declared=f"`{dotted(odd)}` must fit {others or 'what it is given'}",
+        effect=f"is {size}: `{dotted(first.taker)}` takes {first.takes} and is given "
+        f"{first.gives}{giver}",
         fix="Make them the same, best by a `!ref` to one knob.",
     )
 
@@ -102,7 +102,8 @@ def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:
     return planned.finding(
         CHECK,
         *where,
-        declared="a step of training on two short utterances",
-        effect=f"it breaks off in {name} ({type(broken.error).__name__}: {reason})",
-        fix="Correct the part named, or what it is given.",
+        declared="a step of training on two short utterances must run",
+        effect=f"fails in {name} ({type(broken.error).__name__}: {reason})",
+        fix="Correct that part, or what it is given.",
+        cause=cause_of(broken.error),
     )

@@ -35,7 +35,7 @@ def check_clips(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
     """Find speakers in two splits, unless there is only one speaker, whom no split can part."""
-    if any(SPEAKER not in each.column_names for each in datasets_of(planned).values()):
+    if not _has(planned, SPEAKER):
         return
     speakers = {
         speaker
@@ -53,8 +53,14 @@ def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
+def _has(planned: PlannedRun, column: str) -> bool:
+    return all(column in each.column_names for each in datasets_of(planned).values())
+
+
 def _shared(planned: PlannedRun, column: str, reason: str) -> Iterator[Excluded]:
     """Name each utterance whose value is also in a split before its own, once."""
+    if not _has(planned, column):
+        return
     names = list(datasets_of(planned))
     for place, split in enumerate(names):
         before = {name: _common(planned, name, split, column) for name in names[:place]}

@@ -15,6 +15,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.document import BUILDER_TAGS, Document, Keys, did_you_mean, dotted, tag_of, walk
+from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE, read_tuple
 
 
@@ -112,11 +113,15 @@ def _sentence(document: Document, error: _BuildError) -> str:
     name = str(error.node.tag).partition(":")[2]
     text = str(error.cause.args[-1] if error.cause.args else error.cause)
     wrong = re.search(r"unexpected keyword argument '(\w+)'", text)
-    advice = did_you_mean(wrong[1], _arguments(name)) if wrong else ""
+    advice = _advice(wrong[1], _arguments(name)) if wrong else ""
     return (
         f"{where} must be arguments that `{name}` takes, but it raised "
         f"{type(error.cause).__name__}: {text}.{advice or ' Correct them.'}"
     )
+
+
+def _advice(wrong: str, arguments: list[str]) -> str:
+    return renamed(wrong, arguments) or did_you_mean(wrong, arguments)
 
 
 def _arguments(name: str) -> list[str]:

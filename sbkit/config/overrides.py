@@ -22,6 +22,7 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import BUILT, Scope, check_arithmetic, text_of
+from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE
 
 OBJECT = "an object"
@@ -181,6 +182,9 @@ def _existing_key(
 def _advice(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str:
     """Offer the nearest key beside it, or the same key elsewhere in the file."""
     known = parent if isinstance(parent, CommentedMap) else range(len(parent))
+    new_name = renamed(str(keys[-1]), [str(each) for each in known])
+    if new_name:
+        return new_name
     beside = nearest(str(keys[-1]), known)
     elsewhere = (each for each, _ in walk(document.root) if each[-1:] == keys[-1:])
     found = next(elsewhere, None) if beside is None else (*keys[:-1], beside)
