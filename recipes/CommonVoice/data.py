@@ -43,6 +43,12 @@ def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
     stores = {split: open_store(path) for split, path in prepared.stores.items()}
     limits = {name: knobs[name] for name in ("min_seconds", "max_seconds")}
     stores["train"], outside = select_train(stores["train"], **limits)
+    if not len(stores["train"]) + len(outside):
+        empty = sum(item.split == "train" for item in prepared.left_out)
+        raise SbkitError(
+            f"Sentences of train must hold text that `language: {knobs['language']}` can write, "
+            f"but all {empty} are empty. Look at the column `sentence`, and at `language`."
+        )
     if not len(stores["train"]):
         raise SbkitError(
             f"`min_seconds` and `max_seconds` must leave something to train on, but none of the "

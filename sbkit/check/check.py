@@ -8,9 +8,11 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.alignment import check_alignment
+from sbkit.check.causality import check_causality
 from sbkit.check.cost import check_cost, write_prediction
 from sbkit.check.existing_run import check_export, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of
+from sbkit.check.front_end import check_front_end
 from sbkit.check.labels import check_labels
 from sbkit.check.listings import write_listings
 from sbkit.check.ownership import check_ownership
@@ -37,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_labels,
     check_alignment,
     check_shapes,
+    check_causality,
     check_speech,
     check_unread,
     check_unused,
@@ -44,6 +47,13 @@ CHECKS: tuple[Check, ...] = (
     check_run_folder,
     check_export,
 )  # in the order in which their findings are told
+
+FIRST: tuple[Check, ...] = (check_front_end,)
+OF_A_STEP: tuple[Check, ...] = (
+    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
+    *(check_causality, check_unused, check_cost, check_export),
+)  # these need a front-end that runs
+FED = {"loaders", "brain", "dry_run_result"}  # parts that do
 
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")
@@ -54,7 +64,12 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     for name in PARTS:
         with suppress(MissingPartError):
             getattr(planned, name)
-    found = [finding for check in checks for finding in _run(check, planned)]
+    first = [finding for check in FIRST for finding in _run(check, planned)]
+    if any(finding.stops for finding in first):  # what it feeds cannot run, for this one cause
+        checks = [check for check in checks if check not in OF_A_STEP]
+        for name in FED & planned.faults.keys():
+            del planned.faults[name]
+    found = [*first, *(finding for check in checks for finding in _run(check, planned))]
     faults = [
         from_error(error, name, planned)
         for name, error in planned.faults.items()

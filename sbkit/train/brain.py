@@ -437,10 +437,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if id(self.modules.get_parameter(name)) not in resting
         ]
         if unused:
+            names = ", ".join(unused[:3]) + (", ..." if unused[3:] else "")
+            verb = "gets no gradient and stays" if len(unused) == 1 else "get no gradient and stay"
             say(
-                f"note: {len(unused)} of the model's parameters take no part in the loss and stay "
-                f"as they are ({', '.join(unused[:3])}{', ...' if unused[3:] else ''}). If they "
-                "take part in later steps, declare find_unused_parameters: True."
+                f"note: {len(unused)} of the model's parameters ({names}) {verb} as made. For a "
+                "part in later steps only, declare find_unused_parameters: True."
             )
 
     def _unwrap_distributed(self) -> None:

@@ -90,6 +90,11 @@ def with_torn_row(release: Path) -> None:
         file.write("allison\tno sentence\n")
 
 
+def without_sentences(release: Path) -> None:
+    rows = rows_of(release / "train.tsv")
+    rewrite(release, "train", [row | {"sentence": "…"} for row in rows])
+
+
 def with_shared_sentence(release: Path) -> None:
     text = rows_of(release / "train.tsv")[0]["sentence"]
     sentence("test", lambda _: f"{text.upper()}!")(release)
@@ -283,6 +288,11 @@ MUTATIONS = [
         name="an empty transcript in train",
         release=roomy(sentence("train", lambda text: "…")),
         expected=(Expected("data", "data_folder", ("empty transcript",), stops=False),),
+    ),
+    Mutation(
+        name="no transcript in train",
+        release=without_sentences,
+        expected=(Expected("splits", "language", ("all 16 are empty", "`sentence`")),),
     ),
     Mutation(
         name="a sentence in two splits",

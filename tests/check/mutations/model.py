@@ -478,4 +478,35 @@ UNUSED = [
     ),
 ]
 
-MUTATIONS = [*OWNERSHIP, *SHAPES, *UNUSED]
+CNN = "!new:sbkit.models.frontend.ConvFrontEnd"
+
+INTERFACES = [
+    *(
+        Mutation(
+            name=f"a front-end of another kind: {part}",
+            text=((CNN, f"!new:tests.check.parts.{part}"),),
+            expected=(Expected("shapes", "CNN", (said, "forward(features, lengths)")),),
+        )
+        for part, said in (
+            ("LensFrontEnd", "it takes `x`, `lens`"),
+            ("SingleFrontEnd", "it takes lengths and returns a tensor"),
+            ("UndividedFrontEnd", "frames and lengths of up to"),
+            ("TransposedFrontEnd", "has time on another axis than the second"),
+        )
+    ),
+    Mutation(
+        name="a decoder that sees the answer",
+        text=(
+            (
+                "!new:sbkit.models.transformer.Transformer",
+                "!new:tests.check.parts.SeeingTransformer",
+            ),
+        ),
+        expected=(
+            Expected("causality", "Transformer", ("change with the last one", "causal mask")),
+            Expected("leftovers", "Transformer", ("tests.check.parts",), stops=False),
+        ),
+    ),
+]
+
+MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]
