@@ -109,7 +109,7 @@ def _holding(
     reason: str,
     counts: Counter[str],
 ) -> Iterator[Excluded]:
-    """Name the utterances that hold some of the characters, and count these."""
+    """Yield the utterances that hold some of the characters, and count these."""
     if not characters:
         return
     wanted = frozenset(characters)

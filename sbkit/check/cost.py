@@ -66,7 +66,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def predict(planned: PlannedRun) -> Prediction:
-    """Take the small steps, once for all who ask.
+    """Return what the small steps predict; they run once.
 
     Raises MissingPartError where a step cannot be taken, which other checks tell of.
     """
@@ -143,7 +143,7 @@ def _predict(planned: PlannedRun) -> Prediction:
 
 @contextmanager
 def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
-    """Give a Brain on the device and in the precision of the run, then take the model back."""
+    """Yield a Brain on the device and in the precision of the run, then move the model back."""
     here = resolve("cpu", "fp32")
     if planned.target is not None or planned.placement == here:
         yield planned.brain
@@ -155,7 +155,7 @@ def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
 
 
 def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
-    """Give the first epoch's micro-batches of the first process, and how many make a step."""
+    """Return the first epoch's micro-batches of the first process, and how many make a step."""
     sampler = planned.loaders.train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         raise MissingPartError(NAME)
@@ -179,7 +179,7 @@ def _seconds_of_epoch(
 
 
 def _try_optimizer(planned: PlannedRun) -> tuple[int, float]:
-    """Let the optimizer step on a part of every parameter: the bytes it keeps, and its seconds."""
+    """Return the bytes that the optimizer keeps and its seconds, from a part of each parameter."""
     trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
     parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
     share = sum(each.numel() for each in trainable) / sum(each.numel() for each in parts)

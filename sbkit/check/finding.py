@@ -76,7 +76,7 @@ def plural(count: int, word: str, words: str = "") -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """Name the Python error that an error comes from; "" for a sentence that comes from none."""
+    """Return the Python error that an error comes from; "" for a sentence that comes from none."""
     while error.__cause__ is not None:
         error = error.__cause__
     return "" if isinstance(error, SbkitError) else f"{type(error).__name__}: {error}"

@@ -125,7 +125,7 @@ def _be(count: int) -> str:
 
 
 def _twice(planned: PlannedRun) -> Iterator[Finding]:
-    """Name a part that is in the list more than once."""
+    """Find a part that is in the list more than once."""
     places: dict[int, list[int]] = {}
     for index, part in enumerate(planned.model):
         places.setdefault(id(part), []).append(index)

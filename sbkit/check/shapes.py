@@ -1,4 +1,4 @@
-"""Shapes: every part gives what the next one takes; where not, both sides and the keys they follow.
+"""Shapes: whether each part's output fits the next one; if not, both sizes and their keys.
 
 The chain is walked in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
 value of the longest length, which a meta tensor does not have.
@@ -39,16 +39,16 @@ class Sizes:
         self._document = planned.overridden
 
     def taker(self, mismatch: ShapeMismatch) -> Keys:
-        """Name the key that sets what a module takes."""
+        """Return the key that sets the input size of a module."""
         return self._key(mismatch.taker, mismatch.takes)
 
     def giver(self, mismatch: ShapeMismatch) -> Keys:
-        """Name the key that sets what a module gives."""
+        """Return the key that sets the output size of a module."""
         like = self.taker(mismatch)[-1]
         return self._key(mismatch.giver, mismatch.gives, like) if mismatch.giver else ()
 
     def commonest(self, mismatches: list[ShapeMismatch]) -> Keys:
-        """Name the key that most mismatches have to do with, the taker's when all are alike."""
+        """Return the key that most mismatches have to do with, the taker's when all are alike."""
         keys = [self.taker(each) for each in mismatches] + [self.giver(each) for each in mismatches]
         return Counter(keys).most_common(1)[0][0]
 

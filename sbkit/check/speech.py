@@ -39,7 +39,7 @@ Rates = npt.NDArray[np.float64]
 
 
 def check_speech(planned: PlannedRun) -> Iterator[Finding]:
-    """Look at what preparation left out, at every row, and at the audio of some."""
+    """Check what preparation left out, at every row, and at the audio of some."""
     checks: tuple[Callable[[PlannedRun], Iterator[Finding]], ...] = (
         _check_excluded,
         _check_limits,

@@ -58,7 +58,7 @@ def _has(planned: PlannedRun, column: str) -> bool:
 
 
 def _shared(planned: PlannedRun, column: str, reason: str) -> Iterator[Excluded]:
-    """Name each utterance whose value is also in a split before its own, once."""
+    """Yield each utterance whose value is also in a split before its own, once."""
     if not _has(planned, column):
         return
     names = list(datasets_of(planned))

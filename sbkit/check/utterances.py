@@ -55,7 +55,7 @@ def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
 def named(
     planned: PlannedRun, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
 ) -> Iterator[Excluded]:
-    """Name the utterances of some rows."""
+    """Yield the utterances of some rows."""
     ids = datasets_of(planned)[split].select(rows)["id"][:] if len(rows) else []
     for utterance, detail in zip(ids, details or [""] * len(rows), strict=True):
         yield Excluded(split, utterance, reason, detail)

@@ -71,14 +71,14 @@ def _check_placeholders(document: Document, above: Keys) -> None:
 
 
 def _plain(document: Document, node: object) -> object:
-    """Give the value of a key beside an ``!include:``, whose references reach this file."""
+    """Return the value of a key beside an ``!include:``, whose references reach this file."""
     if isinstance(node, CommentedMap) and not tag_of(node):
         return {key: _plain(document, value) for key, value in node.items()}
     return Scope(document).evaluate(node)
 
 
 def kind(value: object) -> str:
-    """Name what sort of plain value this is, in a user's words."""
+    """Return what sort of plain value this is, in a user's words."""
     if isinstance(value, str):
         return "a list" if TUPLE.fullmatch(value) else "text"
     kinds: dict[type, str] = {
@@ -96,7 +96,7 @@ def kind(value: object) -> str:
 
 
 def converted(default: object, value: object) -> object:
-    """Give the value as one of the default's kind.
+    """Return the value as one of the default's kind.
 
     Raises:
         TypeError: it is of another kind.
@@ -198,7 +198,7 @@ def _option(keys: Keys, above: Keys) -> str:
 
 
 def _checked(document: Document, node: object, keys: Keys, value: object, above: Keys) -> object:
-    """Give the value as the YAML's kind, or say which kind that is."""
+    """Return the value as the YAML's kind, or say which kind that is."""
     if value is BUILT:
         return None
     if isinstance(value, PurePath):
