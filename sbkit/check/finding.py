@@ -47,7 +47,8 @@ class Finding:
     def as_sentence(self) -> str:
         """Write it as one sentence, with its place unless that is only the file."""
         sentence = f"{self._said}. {self.fix}"
-        sentence = sentence[:1].upper() + sentence[1:]
+        if sentence.split(" ")[0].isalpha():  # no key
+            sentence = sentence[:1].upper() + sentence[1:]
         known = self.where in sentence or self.where.endswith(":1")
         return printable(sentence if known else f"{sentence} ({self.where})")
 

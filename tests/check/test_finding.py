@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def test_only_what_stops_a_run_is_an_exit_code(
 
 def test_control_characters_are_printed_escaped() -> None:
     assert printable("a\x1b[2J\r\u202eb\tñ 你\n") == "a\\x1b[2J\\r\\u202eb\tñ 你\n"
+    named = replace(ERROR, declared="data_folder must be")
+    assert named.as_sentence().startswith("data_folder must be, but is not. Do.")
+    assert ERROR.as_sentence().startswith("A must be")
     shown = str(Finding(check="x", declared="\x1b[31m", effect="", where="y:1", fix="z"))
     assert "\x1b" not in shown
 
