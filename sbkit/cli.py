@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
     check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
+    check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
     replay = commands.add_parser("replay", help="look again at a batch that was not finite")
@@ -88,6 +89,7 @@ def _check(options: argparse.Namespace) -> int:
         target=options.target,
         untrusted=options.untrusted,
         as_json=options.json,
+        strict=options.strict,
     )
 
 
@@ -149,3 +151,7 @@ def _line(transcript: "Transcript", options: argparse.Namespace) -> str:
         }
         return json.dumps(values, ensure_ascii=False)
     return f"{transcript.file}\t{transcript.text}" if len(options.files) > 1 else transcript.text
+
+
+if __name__ == "__main__":
+    main()

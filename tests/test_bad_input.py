@@ -87,7 +87,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
         (["--token_type=bpe", "--vocab_size=9999"], ["`vocab_size`", "9999"]),
         (["--vocab_size=77"], ["`vocab_size`", "77"]),
-        (["--ctc_lin.out_features=7"], ["`ctc_lin`", "tokenizer (", "has 7"]),
+        (["--ctc_lin.out_features=7"], ["`ctc_lin`", "the tokenizer has tokens (", "has 7"]),
         (["--encoder_module=lstm"], ["`encoder_module`", "conformer", "'lstm'"]),
         (["--nhead=5"], ["`d_model`", "`nhead`", "5"]),
         (["--dropout=1.5"], ["`dropout`", "1.5"]),
@@ -130,7 +130,7 @@ def test_a_head_whose_size_is_typed_by_hand(
     linear = f"{head}: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "
     yaml = edited(tmp_path / "own.yaml", f"{linear}!ref <tokenizer.vocab_size>", f"{linear}777")
     sentence = refused(workplace, tmp_path / "run", capsys=capsys, yaml=yaml)
-    assert f"`{head}` has the labels of the tokenizer (" in sentence
+    assert f"`{head}` must have as many outputs or rows as the tokenizer has tokens (" in sentence
     assert "777" in sentence
 
 
@@ -139,7 +139,8 @@ def test_a_part_that_the_model_does_not_own(
 ) -> None:
     yaml = edited(tmp_path / "forgetful.yaml", ", !ref <ctc_lin>]", "]")
     sentence = refused(workplace, tmp_path / "run", capsys=capsys, yaml=yaml)
-    assert "`ctc_lin.weight` and 1 more), but it is not in the one ModuleList" in sentence
+    assert "`ctc_lin` holds" in sentence
+    assert "`ctc_lin.weight` and 1 more): they stay on the CPU" in sentence
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ LAYERS = (
     "check",
     "training",
     "cli",
+    "__main__",
 )
 LONGEST = 45  # lines
 TOP_LEVEL = ("sbkit", "recipes", "tools")

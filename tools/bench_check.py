@@ -61,10 +61,11 @@ def utterances(split: str, rows: int) -> Iterator[Utterance]:
     """Make up utterances of about 50 characters and 5 s, fifty a speaker."""
     random = np.random.default_rng(list(SHARES).index(split))
     words = random.choice(WORDS.split(), (rows, 10))
-    samples = random.integers(60_000, 100_000, rows)
+    noise = random.integers(0, 16_000, rows)
     for row in range(rows):
         text = " ".join(words[row])
-        yield Utterance(f"{split}{row}", text, text, f"{split}{row // 50}", int(samples[row]), HUM)
+        samples = 1600 * len(text) + int(noise[row])
+        yield Utterance(f"{split}{row}", text, text, f"{split}{row // 50}", samples, HUM)
 
 
 def measure(planned: PlannedRun) -> Iterator[str]:

@@ -8,6 +8,7 @@ were drawn when the epoch was planned.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
 from sbkit.audio.lengths import length_mask
+from sbkit.config.ranges import AT_LEAST_NONE, SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class SpecAugment(nn.Module):
     Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the
     utterance.
     """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("time_masks", "time_width", "freq_masks", "freq_width"), AT_LEAST_NONE),
+        "max_time_fraction": SHARE,
+    }
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ such as sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), a
 """
 
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torchaudio.compliance.kaldi import get_mel_banks
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
+from sbkit.config.ranges import Range
 
 PREEMPHASIS = 0.97
 LOWEST_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
@@ -29,6 +31,10 @@ class Fbank(nn.Module):
     Holds no tensors of its own: window and filters follow from the definition, so there is nothing
     that could be left behind on another device or missing from a checkpoint.
     """
+
+    RANGES: ClassVar = {
+        "n_mels": Range(low=3, whole=True, advice="80 is usual."),
+    }
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()

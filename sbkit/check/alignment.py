@@ -1,17 +1,16 @@
 """Whether CTC can align every transcript: a frame for each label, one more between two equal ones.
 
-The loss gives no weight to an utterance that has none, so training would never tell.
+The loss gives no weight to an utterance that has none, so training alone would not show it.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import Rows, about, named, transcripts_of
+from sbkit.check.utterances import TRAIN, Rows, about, named, transcripts_of
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Excluded
 from sbkit.models.subsampling import Subsampling, measure_subsampling
@@ -19,17 +18,17 @@ from sbkit.models.subsampling import Subsampling, measure_subsampling
 CHECK = "alignment"
 MANY = 0.05  # of all utterances; with more, training is not started
 
+OUTCOME = "They are left out of training, and count as errors elsewhere."
 FIXES = {  # by the key that the frames are lacking for
-    "speeds": "Lower the fastest of `speeds`: these are left out of training.",
-    "CNN": "Let `CNN` keep twice as many frames: these are left out of training, and errors in "
-    "dev and test.",
-    "data_folder": "Correct these transcripts or clips, or take them out: they are left out of "
-    "training, and errors in dev and test.",
+    "speeds": "Lower the fastest of `speeds`. At that speed they are left out of training.",
+    "CNN": f"Let `CNN` keep twice as many frames. {OUTCOME}",
+    "data_folder": f"Correct these transcripts or clips, or take them out. {OUTCOME}",
 }
+SHIFTED = "See first whether each transcript belongs to its clip: so many do not fit. "
 
 
 def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
-    """Name the utterances with fewer frames than labels, by what would fix them."""
+    """Find the utterances with fewer frames than labels, by what would fix them."""
     subsampling = subsampling_of(planned)
     if subsampling is None:
         return
@@ -49,21 +48,21 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
             CHECK,
             key,
             found=found,
-            declared=f"CTC aligns every transcript to frames of {milliseconds:g} ms",
-            effect="have fewer frames than their labels need",
-            fix=fix,
+            declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
+            effect="have too few",
+            fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
             stops=impossible > MANY * utterances,
         )
 
 
 def subsampling_of(planned: PlannedRun) -> Subsampling | None:
-    """Measure the declared front-end; None where it does not even run, which others tell."""
+    """Measure the declared front-end; None where it does not run, which other checks find."""
     features, front_end = (planned.hparams.get(name) for name in ("compute_features", "CNN"))
     if features is None or front_end is None:
         return None
     try:
         return measure_subsampling(features, front_end)
-    except SbkitError:
+    except Exception:  # of whatever kind: a front-end may be anybody's
         return None
 
 
@@ -79,7 +78,7 @@ def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
 
 
 def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
-    """Sort the rows of every split by the first of the mends that would help."""
+    """Sort the rows of every split by the first of the fixes that would help."""
     causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
     for name, each in transcripts_of(planned).items():
         percent = _fastest(planned, name)
@@ -89,7 +88,7 @@ def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[s
         causes["speeds"][name] = np.setdiff1d(lacking, naturally)
         causes["CNN"][name] = np.setdiff1d(naturally, anyway)
         causes["data_folder"][name] = anyway
-    if any(map(len, causes["CNN"].values())):  # what mends these mends those of speed too
+    if any(map(len, causes["CNN"].values())):  # what fixes these fixes those of speed too
         for name, rows in causes["speeds"].items():
             causes["CNN"][name] = np.union1d(causes["CNN"][name], rows)
         causes["speeds"].clear()
@@ -97,8 +96,8 @@ def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[s
 
 
 def _fastest(planned: PlannedRun, split: str) -> int:
-    """Give the percent of its speed at which a split is played fastest."""
-    return fastest_percent(planned.knobs.get("speeds") or [1.0]) if split == "train" else 100
+    """Return the percent of its speed at which a split is played fastest."""
+    return fastest_percent(planned.knobs.get("speeds") or [1.0]) if split == TRAIN else 100
 
 
 def _name(

@@ -1,4 +1,4 @@
-"""Whether there is speech to be heard, by the levels of some of the clips."""
+"""Whether clips are silent or clipped, by the levels of some of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ import numpy as np
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import Rows, named, notice
+from sbkit.check.utterances import Rows, datasets_of, named, notice
 from sbkit.data.splits import Excluded
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
+WHICH = f"up to {SAMPLED} clips of each split were looked at"
 AT_ONCE = 50  # of them in memory; about 8 MB
 SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 TOP = 0.99 * FULL_SCALE
@@ -20,36 +21,35 @@ CLIPPED = 0.001  # share of samples at the top; the default corpus has none ther
 
 @dataclass(frozen=True)
 class Audio:
-    """What is told of a clip without listening: its loudest sample, and the share at the top."""
+    """Levels of a clip: its loudest sample, and the share of samples at full scale."""
 
     peak: float
     at_top: float
 
 
 def check_levels(planned: PlannedRun) -> Iterator[Finding]:
-    """Find clips without a sound, and clips that are cut at full scale."""
+    """Find silent clips, and clips that are cut at full scale."""
     silent: list[Excluded] = []
     clipped: list[Excluded] = []
-    for name in planned.splits.named():
-        rows = sampled_rows(len(planned.splits.named()[name]))
-        heard = list(_listen(planned, name, rows))
-        quiet = np.array([audio.peak < SILENT for audio in heard])
-        loud = np.array([audio.at_top > CLIPPED for audio in heard])
+    for name, split in datasets_of(planned).items():
+        rows = sampled_rows(len(split))
+        levels = list(_measure(planned, name, rows))
+        quiet = np.array([audio.peak < SILENT for audio in levels])
+        loud = np.array([audio.at_top > CLIPPED for audio in levels])
         silent += named(planned, name, rows[quiet], "silent audio")
         clipped += named(planned, name, rows[loud], "clipped audio")
-    which = f"of the up to {SAMPLED} of a split that were sampled"
     yield from notice(
         planned,
         found=silent,
-        declared="every clip holds speech",
-        effect=f"are silent, {which}",
+        declared="every clip must hold sound",
+        effect=f"are silent ({WHICH})",
         fix="Record them again, or take them out.",
     )
     yield from notice(
         planned,
         found=clipped,
-        declared="every clip was recorded within full scale",
-        effect=f"are clipped, {which}",
+        declared="every clip must stay below full scale",
+        effect=f"are clipped ({WHICH})",
         fix="Record them again at a lower level, or take them out.",
     )
 
@@ -59,14 +59,14 @@ def sampled_rows(count: int) -> Rows:
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64))
 
 
-def _listen(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
-    clips = planned.splits.named()[split].select_columns(["audio"])
+def _measure(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
+    clips = datasets_of(planned)[split].select_columns(["audio"])
     for start in range(0, len(rows), AT_ONCE):
         for content in clips[rows[start : start + AT_ONCE]]["audio"]:
             yield measure_audio(np.frombuffer(content, "<i2"))
 
 
 def measure_audio(samples: Samples) -> Audio:
-    """Look at the levels of a clip."""
+    """Measure the levels of a clip."""
     levels = np.abs(samples.astype(np.int32))
     return Audio(float(levels.max(initial=0)), float((levels >= TOP).sum() / max(1, len(levels))))

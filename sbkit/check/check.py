@@ -1,4 +1,4 @@
-"""Run every check over one planned, and gather all that they find."""
+"""Run every check over one planned run, and gather all that they find."""
 
 import re
 import sys
@@ -7,10 +7,13 @@ from contextlib import suppress
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.alignment import check_alignment
+from sbkit.check.causality import check_causality
 from sbkit.check.cost import check_cost, write_prediction
 from sbkit.check.existing_run import check_export, check_run_folder
-from sbkit.check.finding import Finding, words_of
+from sbkit.check.finding import Finding, cause_of, words_of
+from sbkit.check.front_end import check_front_end
 from sbkit.check.labels import check_labels
+from sbkit.check.listings import write_listings
 from sbkit.check.ownership import check_ownership
 from sbkit.check.param_groups import check_groups
 from sbkit.check.placement import check_placement, check_shares
@@ -36,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_labels,
     check_alignment,
     check_shapes,
+    check_causality,
     check_speech,
     check_unread,
     check_unused,
@@ -44,29 +48,40 @@ CHECKS: tuple[Check, ...] = (
     check_export,
 )  # in the order in which their findings are told
 
+FIRST: tuple[Check, ...] = (check_front_end,)
+OF_A_STEP: tuple[Check, ...] = (
+    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
+    *(check_causality, check_unused, check_cost, check_export),
+)  # these need a front-end that runs
+FED = {"loaders", "brain", "dry_run_result"}  # parts that do
+
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
 def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Give all findings, the faults of the parts that could not be had first."""
+    """Return all findings, each cause once; the faults of parts that cannot be built come first."""
     for name in PARTS:
         with suppress(MissingPartError):
             getattr(planned, name)
-    found = [finding for check in checks for finding in _run(check, planned)]
+    first = [finding for check in FIRST for finding in _run(check, planned)]
+    if any(finding.stops for finding in first):  # what it feeds cannot run, for this one cause
+        checks = [check for check in checks if check not in OF_A_STEP]
+        for name in FED & planned.faults.keys():
+            del planned.faults[name]
+    found = [*first, *(finding for check in checks for finding in _run(check, planned))]
     faults = [
         from_error(error, name, planned)
         for name, error in planned.faults.items()
         if not _is_told(error, found, planned)
     ]
-    told = {(each.declared, each.effect): each for each in reversed([*faults, *found])}
-    return [*reversed(told.values())]  # two parts, or a check, may fail over one fault
+    return list(_once([*faults, *found]))
 
 
 def check_before_training(run: Run) -> None:
-    """Check a run before its first step, tell what is found, and refuse to start over a fault.
+    """Check a run before its first step: print the notes, refuse to start over an error.
 
-    Raises SbkitError when a finding stops the run.
+    Lists of utterances go into the folder `check` of the run. Raises SbkitError for an error.
     """
     with alone(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
         findings = check_planned_run(planned)
@@ -77,11 +92,13 @@ def check_before_training(run: Run) -> None:
         print(finding, file=sys.stderr)
     if stopping:
         raise SbkitError(
-            f"What is declared must be what takes effect, but {len(stopping)} findings say that "
-            "it is not. Mend them, or pass --check=False."
+            f"A run must start without errors, but `sbkit check` found {len(stopping)}, printed "
+            "above. Fix them, or pass --check=False."
         )
-    for finding in findings:
-        say(finding.as_sentence())
+    listings = write_listings(findings, planned.run_folder)
+    for finding, listing in zip(findings, listings, strict=True):
+        where = f" All of them are listed in {listing}." if listing else ""
+        say(f"note: {finding.as_sentence()}{where}")
     with suppress(OSError):  # a folder that cannot be written is refused by what needs it
         write_prediction(planned)
 
@@ -98,25 +115,42 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
     except Exception as error:
         yield planned.finding(
             name,
-            declared=f"the check `{name}` must come to its end",
-            effect=f"it failed, so that it proves nothing ({type(error).__name__}: {error})",
-            fix="Look at the part that the error names; if that is sound, the check is not.",
+            declared=f"the check `{name}` must run to its end",
+            effect=f"it failed and proves nothing ({type(error).__name__}: {error})",
+            fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
+            cause=cause_of(error),
         )
 
 
 def _is_told(error: SbkitError, found: Iterable[Finding], planned: PlannedRun) -> bool:
-    """Tell whether a check has found out more about a key that the sentence names, or below it."""
+    """Return whether an error of a check is about a key that the sentence names, or below it.
+
+    A note does not count: it may be about something else, and the run would not start.
+    """
     named = {name.split(".")[0] for name in KEY.findall(str(error))}
     below = (keys for keys, _ in walk(planned.document.root) if keys and keys[0] in named)
     places = {planned.place(*keys) for keys in below}
-    return any(finding.where in places for finding in found)
+    return any(finding.stops and finding.where in places for finding in found)
+
+
+def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Keep the first finding of each sentence, and of each Python error, errors before notes."""
+    findings = list(findings)
+    causes = {each.cause for each in findings if each.cause and each.stops}
+    seen: set[object] = set()
+    for each in findings:
+        sentence = (each.declared, each.effect)
+        hidden = each.cause in seen or (each.cause in causes and not each.stops)
+        if sentence not in seen and not hidden:
+            yield each
+            seen |= {sentence, each.cause} - {""}
 
 
 def from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Take a sentence apart: what must hold, what came, what to do."""
+    """Make a finding of an error's sentence, at the place or the key that it names."""
     sentence = planned.as_in_training(str(error))
     place = PLACE.search(sentence)
     named = next((key for key in KEY.findall(sentence) if key in planned.document.root), None)
     where = place[0] if place else planned.place(*([named] if named else []))
-    return Finding(check=check, where=where, **words_of(sentence))
+    return Finding(check=check, where=where, cause=cause_of(error), **words_of(sentence))

@@ -9,7 +9,7 @@ from sbkit.base.files import to_json
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as PREDICTION
 from sbkit.check.cost import Prediction, as_table
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
@@ -24,18 +24,27 @@ def check_file(
     target: str | None = None,
     untrusted: bool = False,
     as_json: bool = False,
+    strict: bool = False,
 ) -> int:
-    """Print every finding; give 0 when there is none, 1 when there are, 2 for unreadable YAML."""
+    """Print every finding; return 1 when one stops the run (strict: or there is a note), else 0.
+
+    Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
+    """
     if untrusted:
         findings = _check_foreign(yaml_file, arguments)
-        _tell(findings, None, as_json=as_json)
-        return FINDINGS if findings else 0
+        _print(findings, None, as_json=as_json)
+        return exit_code(findings, strict=True)
     overrides = parse_overrides(arguments)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
         prediction = planned.parts.get(PREDICTION)
-    _tell(findings, prediction, as_json=as_json)
-    return FINDINGS if findings else 0
+    _print(findings, prediction, as_json=as_json)
+    return exit_code(findings, strict=strict)
+
+
+def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
+    """Return 1 when a finding stops the run; strict: also when there is any."""
+    return FINDINGS if any(strict or finding.stops for finding in findings) else 0
 
 
 def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
@@ -47,7 +56,7 @@ def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
     return check_untrusted(yaml_file)
 
 
-def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
+def _print(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
         predicted = {"prediction": asdict(prediction)} if prediction else {}
@@ -55,6 +64,6 @@ def _tell(findings: Sequence[Finding], prediction: Prediction | None, *, as_json
         return
     for finding in findings:
         print(finding)
-    print(f"{len(findings)} findings" if findings else "Nothing found.")
+    print(summary(findings))
     if prediction is not None:
         print(as_table(prediction))

@@ -66,7 +66,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def predict(planned: PlannedRun) -> Prediction:
-    """Take the small steps, once for all who ask.
+    """Return what the small steps predict; they run once.
 
     Raises MissingPartError where a step cannot be taken, which other checks tell of.
     """
@@ -92,7 +92,7 @@ def as_table(prediction: Prediction) -> str:
         ("seconds per epoch", _seconds(prediction.seconds_per_epoch)),
         (
             "room for checkpoints",
-            f"{prediction.checkpoints} of {_megabytes(prediction.checkpoint_bytes)}",
+            f"{prediction.checkpoints} files of {_megabytes(prediction.checkpoint_bytes)} each",
         ),
     ]
     return "\n".join(f"{name:<36}{value}" for name, value in rows)
@@ -144,7 +144,7 @@ def _predict(planned: PlannedRun) -> Prediction:
 
 @contextmanager
 def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
-    """Give a Brain on the device and in the precision of the run, then take the model back."""
+    """Yield a Brain on the device and in the precision of the run, then move the model back."""
     here = resolve("cpu", "fp32")
     if planned.target is not None or planned.placement == here:
         yield planned.brain
@@ -156,7 +156,7 @@ def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
 
 
 def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
-    """Give the first epoch's micro-batches of the first process, and how many make a step."""
+    """Return the first epoch's micro-batches of the first process, and how many make a step."""
     sampler = planned.loaders.train.batch_sampler
     if not isinstance(sampler, TrainSampler):
         raise MissingPartError(NAME)
@@ -181,7 +181,7 @@ def _seconds_of_epoch(
 
 
 def _try_optimizer(planned: PlannedRun) -> tuple[int, float]:
-    """Let the optimizer step on a part of every parameter: the bytes it keeps, and its seconds."""
+    """Return the bytes that the optimizer keeps and its seconds, from a part of each parameter."""
     trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
     parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
     share = sum(each.numel() for each in trainable) / sum(each.numel() for each in parts)
@@ -211,10 +211,10 @@ def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Fin
         yield planned.finding(
             "cost",
             "output_folder",
-            declared=f"{prediction.checkpoints} checkpoints of "
-            f"{_megabytes(prediction.checkpoint_bytes)} in {planned.run_folder}",
+            declared=f"{planned.run_folder} must have room for {prediction.checkpoints:,} "
+            f"checkpoints of {_megabytes(prediction.checkpoint_bytes)}",
             effect=f"they need {_megabytes(needed)} more, and {_megabytes(free)} are free there: "
-            "the run would end in a full disk",
+            "the run would end with a full disk",
             fix="Choose an --output_folder with room, or lower --average_checkpoints.",
         )
 
@@ -225,8 +225,8 @@ def _find_full_memory(planned: PlannedRun, prediction: Prediction) -> Iterator[F
         yield planned.finding(
             "cost",
             "batch_seconds",
-            declared=f"batch_seconds: {planned.knobs.get('batch_seconds')}",
-            effect=f"the largest batch would take {_megabytes(prediction.peak_bytes)}, and "
+            declared=f"a batch of {planned.knobs.get('batch_seconds')} s must fit into memory",
+            effect=f"the largest takes about {_megabytes(prediction.peak_bytes)}, and "
             f"{_megabytes(free)} are free",
             fix="Raise --grad_accumulation_factor, or lower --batch_seconds.",
             stops=False,  # a prediction may be off by a fifth
@@ -259,4 +259,4 @@ def _megabytes(count: int) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "not known: another machine is meant" if seconds is None else f"{seconds:,.1f}"
+    return "not known: --target is another machine" if seconds is None else f"{seconds:,.1f}"

@@ -65,7 +65,7 @@ class DryRun:
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
-    """Take the small step, once for all checks that ask.
+    """Return what the small step shows; it runs once.
 
     Raises MissingPartError where there is no Brain, or the recipe refuses before the step.
     """
@@ -128,7 +128,7 @@ def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> Step
 def _evaluation(
     brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch
 ) -> StepFailure | None:
-    """Look at what only an evaluation uses."""
+    """Run an evaluation of the batch, for what only that uses."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
     try:
@@ -186,7 +186,7 @@ class ShapeTracer:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """See every module that is called."""
+        """Follow every module that is called."""
         with ExitStack() as stack:
             for handle in (
                 register_module_forward_pre_hook(self._enter),
@@ -196,7 +196,7 @@ class ShapeTracer:
             yield
 
     def give_way(self) -> bool:
-        """Let the giver of the last mismatch give what is taken; tell whether that is new."""
+        """Resize the output of the last mismatch's giver; return whether that is new."""
         last = self._last
         if last is None or last.giver is None or last.giver in self._fills:
             return False
@@ -232,7 +232,7 @@ class ShapeTracer:
 
 
 def taken(module: nn.Module) -> tuple[int, int]:
-    """Tell which axis of its input a module has to know the size of, and the size; 0: none."""
+    """Return the axis of a module's input that has a fixed size, and the size; 0: none."""
     match module:
         case nn.Linear():
             return -1, module.in_features
@@ -250,7 +250,7 @@ def taken(module: nn.Module) -> tuple[int, int]:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Walk the tensors of what a module is given or gives."""
+    """Yield the tensors of a module's inputs or outputs."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -259,7 +259,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def widths(x: Tensor) -> tuple[int, int]:
-    """Give the last axis, and what (B, T, ...) comes to when all behind T is made one."""
+    """Return the last axis' size, and that of all axes behind (B, T) flattened."""
     return x.shape[-1], x.shape[2:].numel()
 
 
@@ -279,7 +279,7 @@ def resized(x: Tensor, axis: int, size: int) -> Tensor:
 
 @contextmanager
 def unchanged(modules: nn.Module) -> Iterator[None]:
-    """Give back gradients, buffers, modes and random numbers as they were."""
+    """Restore gradients, buffers, modes and random numbers as they were."""
     modes = [(each, each.training) for each in modules.modules()]
     buffers = [(each, each.detach().clone()) for each in modules.buffers()]
     parameters = list(modules.parameters())

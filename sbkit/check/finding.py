@@ -1,15 +1,22 @@
-"""What a check finds: what is declared, what would take effect, where, and what mends it."""
+"""What a check finds: what must hold, what would happen instead, where, and how to fix it."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.data.splits import Excluded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One difference between what is declared and what would take effect.
 
-    where: FILE:LINE; stops: training is not started over it (`sbkit check` tells of it all the
-    same); ids: the utterances it is about; listing: the file in which all of them stand.
+    where: FILE:LINE; declared, effect: the halves of a sentence that ", but " joins,
+    the first empty where there is only one; stops: the run
+    is not started (an error; otherwise a note); utterances: those that it is about; cause: the
+    Python error that it comes from, if any: two findings of one cause are told once.
     """
 
     check: str
@@ -18,35 +25,68 @@ class Finding:
     where: str
     fix: str
     stops: bool = True
-    ids: tuple[str, ...] = field(default=())
-    listing: str | None = None
+    utterances: tuple[Excluded, ...] = field(default=(), repr=False)
+    cause: str = ""
+
+    @property
+    def severity(self) -> str:
+        """Return "error" for what stops a run, "note" for what does not."""
+        return "error" if self.stops else "note"
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of the utterances that it is about."""
+        return tuple(item.id for item in self.utterances)
 
     def __str__(self) -> str:
-        """Write it for a person, one fact a line."""
-        return (
-            f"{self.where}  [{self.check}]\n"
-            f"  declared: {self.declared}\n"
-            f"  effect:   {self.effect}\n"
-            f"  fix:     {self.fix}"
+        """Write it as a compiler would: place, severity, sentence, check; then how to fix it."""
+        return printable(
+            f"{self.where}: {self.severity}: {self._said} [{self.check}]\n  fix: {self.fix}"
         )
 
     def as_sentence(self) -> str:
         """Write it as one sentence, with its place unless that is only the file."""
-        sentence = f"{self.declared}, but {self.effect}. {self.fix}"
+        sentence = f"{self._said}. {self.fix}"
+        if sentence.split(" ")[0].isalpha():  # no key
+            sentence = sentence[:1].upper() + sentence[1:]
         known = self.where in sentence or self.where.endswith(":1")
-        return sentence if known else f"{sentence} ({self.where})"
+        return printable(sentence if known else f"{sentence} ({self.where})")
+
+    @property
+    def _said(self) -> str:
+        return f"{self.declared}, but {self.effect}" if self.declared else self.effect
 
     def as_record(self) -> dict[str, object]:
-        """Flatten for JSON."""
-        return asdict(self)
+        """Return what JSON can hold."""
+        names = ("check", "severity", "stops", "where", "declared", "effect", "fix")
+        return {name: getattr(self, name) for name in names} | {"ids": list(self.ids)}
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Count findings by severity: "2 errors and 1 note"."""
+    counts = {"error": 0, "note": 0}
+    for finding in findings:
+        counts[finding.severity] += 1
+    found = [plural(count, word) for word, count in counts.items() if count]
+    return " and ".join(found) or "Nothing found."
+
+
+def plural(count: int, word: str, words: str = "") -> str:
+    """Write a number of things: "1 row", "2 rows"; words: the plural, if it is irregular."""
+    return f"{count:,} {word if count == 1 else words or f'{word}s'}"
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the Python error that an error comes from; "" for a sentence that comes from none."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return "" if isinstance(error, SbkitError) else f"{type(error).__name__}: {error}"
 
 
 def words_of(sentence: str) -> dict[str, Any]:
-    """Take an error's sentence apart: what must hold, what came, what to do."""
+    """Split an error's sentence into what must hold, what came, and what to do."""
     declared, _, rest = sentence.partition(", but ")
     effect, _, fix = rest.partition(". ")
-    return {
-        "declared": declared,
-        "effect": effect or sentence,
-        "fix": fix or "Correct it there.",
-    }
+    if not effect:
+        return {"declared": "", "effect": sentence.rstrip("."), "fix": "Correct it there."}
+    return {"declared": declared, "effect": effect.rstrip("."), "fix": fix or "Correct it there."}

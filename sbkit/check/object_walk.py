@@ -33,7 +33,7 @@ Child = tuple[str | int, object]
 
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
-    """Give all that is reached from a planned's hparams and, if there is one, from its Brain."""
+    """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
     if NAME not in planned.parts:
         roots = dict(planned.hparams)
         with suppress(MissingPartError):
@@ -59,7 +59,7 @@ def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
 
 
 def children(holder: object) -> Iterator[Child]:
-    """Name what an object holds."""
+    """Yield what an object holds, with its name there."""
     match holder:
         case Tensor():
             return
@@ -88,7 +88,7 @@ def _of_module(module: nn.Module) -> Iterator[Child]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Child]:
-    """Give what a function closes over, defaults to, and finds in its file."""
+    """Yield what a function closes over, defaults to, and finds in its file."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
         try:

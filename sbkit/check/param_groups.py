@@ -25,7 +25,7 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             CHECK,
             "opt_class",
-            declared="optimizers over the parameters of the model",
+            declared="optimizers must take the parameters of the model",
             effect=f"they cannot be made ({type(error).__name__}: {error})",
             fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
         )
@@ -35,7 +35,7 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             yield planned.finding(
                 CHECK,
                 "opt_class",
-                declared="every parameter of the model in exactly one group of the optimizer",
+                declared="every parameter of the model must be in one group of the optimizer",
                 effect=f"{_several(planned, tensors)} would be {effect}",
                 fix=fix,
             )
@@ -57,7 +57,7 @@ def optimizers_of(brain: Any) -> list[Optimizer]:
 def _misplaced(
     model: nn.Module, wrapped: nn.Module, optimizers: Sequence[Optimizer]
 ) -> Iterator[tuple[list[Tensor], str, str]]:
-    """Give the parameters in no group, in several, and in no DDP, each with words on it."""
+    """Yield the parameters in no group, in several, and in no DDP, each with words on it."""
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     counts = Counter(id(each) for group in groups for each in group)
     trainable = {id(each): each for each in model.parameters() if each.requires_grad}
@@ -81,7 +81,7 @@ def _misplaced(
 
 
 def _unsaved(planned: PlannedRun) -> Iterator[Finding]:
-    """Name what of the model is in no recoverable of the checkpointer."""
+    """Find what of the model is in no recoverable of the checkpointer."""
     recoverables = getattr(planned.hparams.get("checkpointer"), "recoverables", None)
     if recoverables is None:
         return
@@ -94,8 +94,9 @@ def _unsaved(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             CHECK,
             *("checkpointer", "recoverables"),
-            declared=f"a checkpointer of {names}",
-            effect=f"{_several(planned, missing)} of the model would be in no checkpoint",
+            declared="the checkpointer must save the whole model",
+            effect=f"{_several(planned, missing)} would be in no checkpoint (its recoverables: "
+            f"{names})",
             fix="Write `model: !ref <model>` among its recoverables.",
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.finding import Finding, words_of
+from sbkit.check.finding import Finding, plural, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import (
@@ -47,10 +47,10 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             PLACEMENT,
             "batch_seconds",
-            declared=f"a step of {planned.knobs.get('batch_seconds')} s for {processes} processes"
-            f" and {accumulation} micro-batches of each",
-            effect=f"{empty:.0%} of the {parts} parts of a step hold no utterance: whoever gets "
-            "one computes for nothing",
+            declared=f"a batch must be enough for {plural(processes, 'process', 'processes')} with "
+            f"{plural(accumulation, 'micro-batch', 'micro-batches')} each",
+            effect=f"with {planned.knobs.get('batch_seconds')} s, {empty:.0%} of the {parts} "
+            "micro-batches of a step are empty and computed for nothing",
             fix="Raise --batch_seconds, lower --grad_accumulation_factor, or start fewer "
             "processes.",
             stops=False,
@@ -92,9 +92,9 @@ def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
             yield planned.finding(
                 PLACEMENT,
                 key,
-                declared=f"precision: {declared}",
-                effect=f"{key}: True makes it {precision}",
-                fix=f"Take `{key}` away, and write precision: {precision} where it is meant.",
+                declared=f"`precision: {declared}` must be the only declaration of a precision",
+                effect=f"`{key}: True` overrides it with {precision}",
+                fix=f"Take `{key}` away, and write `precision: {precision}` if that is meant.",
             )
 
 
@@ -109,10 +109,8 @@ def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             PLACEMENT,
             "device",
-            declared=f"device: {planned.knobs.get('device')}, for a machine with {there} {meant} "
-            "devices",
-            effect=f"one process runs on {declared}; {there} of torchrun would be refused, or "
-            "share it",
+            declared=f"every one of the {there} {meant} devices should be used",
+            effect=f"`device: {planned.knobs.get('device')}` places every process on {declared}",
             fix=f"Write --device={meant}, so that each process takes its own.",
             stops=False,
         )
@@ -129,8 +127,9 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
                 yield planned.finding(
                     PLACEMENT,
                     name if name in planned.document.root else "precision",
-                    declared=f"precision: {precision}, and `{keys}{name}`, a GradScaler that is on",
-                    effect="it would scale the loss, and check every gradient, for nothing",
+                    declared="a GradScaler must be on for fp16 only",
+                    effect=f"`{keys}{name}` is on for {precision}, and would scale the loss and "
+                    "check every gradient for nothing",
                     fix="Take it away: sbkit makes one where the precision is fp16.",
                 )
 

@@ -38,7 +38,7 @@ class LinearCost:
     terms: tuple[float, float, float]
 
     def __call__(self, sizes: Sequence[Sizes]) -> Numbers:
-        """Give the cost of each micro-batch of B utterances of S seconds."""
+        """Return the cost of each micro-batch of B utterances of S seconds."""
         costs: Numbers = _columns(sizes) @ np.array(self.terms)
         return costs
 
@@ -121,7 +121,7 @@ def probes(
 
 
 def size_of(batch: MicroBatch) -> Sizes:
-    """Give B and S."""
+    """Return B and S."""
     return len(batch), samples_to_seconds(max(each.samples for each in batch))
 
 

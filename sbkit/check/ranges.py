@@ -4,11 +4,17 @@ from collections.abc import Iterator
 
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
+from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.ranges import RANGES, out_of_range
 
 
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
-    """Find each knob whose value is out of its range."""
-    ranges = {**RANGES, **(planned.recipe.ranges if planned.has_recipe else {})}
+    """Find each knob, and each argument of a class that declares its ranges, out of its range."""
+    ranges = {**RANGES, **(planned.recipe.ranges if planned.recipe else {})}
+    told: dict[str | int, str] = {}
     for name, sentence in out_of_range(planned.knobs, ranges):
+        told[name] = sentence
         yield planned.finding("ranges", name, **words_of(sentence))
+    for keys, sentence in arguments_out_of_range(planned.overridden):
+        if keys[0] not in told:
+            yield planned.finding("ranges", *keys, **words_of(sentence))

@@ -1,4 +1,4 @@
-"""Shapes: every part gives what the next one takes; where not, both sides and the keys they follow.
+"""Shapes: whether each part's output fits the next one; if not, both sizes and their keys.
 
 The chain is walked in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
 value of the longest length, which a meta tensor does not have.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ruamel.yaml.comments import CommentedMap
 
 from sbkit.check.dry_run import ShapeMismatch, StepFailure, dry_run
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, cause_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
@@ -39,16 +39,16 @@ class Sizes:
         self._document = planned.overridden
 
     def taker(self, mismatch: ShapeMismatch) -> Keys:
-        """Name the key that sets what a module takes."""
+        """Return the key that sets the input size of a module."""
         return self._key(mismatch.taker, mismatch.takes)
 
     def giver(self, mismatch: ShapeMismatch) -> Keys:
-        """Name the key that sets what a module gives."""
+        """Return the key that sets the output size of a module."""
         like = self.taker(mismatch)[-1]
         return self._key(mismatch.giver, mismatch.gives, like) if mismatch.giver else ()
 
     def commonest(self, mismatches: list[ShapeMismatch]) -> Keys:
-        """Name the key that most mismatches have to do with, the taker's when all are alike."""
+        """Return the key that most mismatches have to do with, the taker's when all are alike."""
         keys = [self.taker(each) for each in mismatches] + [self.giver(each) for each in mismatches]
         return Counter(keys).most_common(1)[0][0]
 
@@ -88,9 +88,9 @@ def _misfit(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMisma
     return planned.finding(
         CHECK,
         *odd,
-        declared=f"`{dotted(odd)}` is {size}",
-        effect=f"it does not fit {others or 'what it is given'}: `{dotted(first.taker)}` takes "
-        f"{first.takes} and is given {first.gives}{giver}",
+        declared=f"`{dotted(odd)}` must fit {others or 'what it is given'}",
+        effect=f"is {size}: `{dotted(first.taker)}` takes {first.takes} and is given "
+        f"{first.gives}{giver}",
         fix="Make them the same, best by a `!ref` to one knob.",
     )
 
@@ -102,7 +102,8 @@ def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:
     return planned.finding(
         CHECK,
         *where,
-        declared="a step of training on two short utterances",
-        effect=f"it breaks off in {name} ({type(broken.error).__name__}: {reason})",
-        fix="Correct the part named, or what it is given.",
+        declared="a step of training on two short utterances must run",
+        effect=f"fails in {name} ({type(broken.error).__name__}: {reason})",
+        fix="Correct that part, or what it is given.",
+        cause=cause_of(broken.error),
     )

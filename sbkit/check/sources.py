@@ -1,4 +1,7 @@
-"""What the code of a run reads of its hparams: the script, what it imports, and sbkit."""
+"""What the code of a run reads of its hparams: the script, what it imports, and sbkit.
+
+Tables of ranges and the checks name knobs too, without doing anything by them: they do not count.
+"""
 
 import ast
 import inspect
@@ -14,6 +17,8 @@ from sbkit.train.recipe import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
+SPEAKING = (SBKIT / "check", SBKIT / "config")  # these name knobs, to judge them: no use of them
+TABLES = ("RANGES",)  # of a class or file: likewise
 HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`, `knobs["lr"]`
 
 
@@ -31,12 +36,12 @@ class Reading:
     indexed: frozenset[str]
 
     def passes_on(self, name: str) -> bool:
-        """Tell whether a mapping is handed to something else, which may read any key of it."""
+        """Return whether a mapping is handed to something else, which may read any key of it."""
         return name in self.whole or name not in self.indexed
 
 
 def read_by(recipe: Recipe) -> Reading:
-    """Read the sources of a recipe, of whatever they import that is not installed, and of sbkit."""
+    """Return what is read by a recipe, by what it imports that is not installed, and by sbkit."""
     readings = [vars(reading_of(file)) for file in sources(recipe)]
     names = (each.name for each in fields(Reading))
     return Reading(
@@ -45,7 +50,7 @@ def read_by(recipe: Recipe) -> Reading:
 
 
 def sources(recipe: Recipe) -> set[Path]:
-    """Follow the imports of a recipe."""
+    """Return the files of a recipe and those that they import."""
     found: set[Path] = set()
     waiting = list(_first(recipe))
     while waiting:
@@ -61,6 +66,7 @@ def reading_of(file: Path) -> Reading:
     """Collect what one file names."""
     nodes = _nodes(file)
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)}
+    tables = {id(each) for node in nodes if _is_table(node) for each in ast.walk(node)}
     found: dict[str, set[str]] = {field.name: set() for field in fields(Reading)}
     for node in nodes:
         name = _asked_for(node)
@@ -69,9 +75,16 @@ def reading_of(file: Path) -> Reading:
             found["named"].add(name)
         if name is not None and _holder(node) in HOLDERS:
             found["asked"].add(name)
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.Constant) and id(node) not in tables:
             found["named"].add(str(node.value))
     return Reading(**{name: frozenset(names) for name, names in found.items()})
+
+
+def _is_table(node: ast.AST) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name in TABLES
+    return False
 
 
 @cache
@@ -80,7 +93,7 @@ def _nodes(file: Path) -> list[ast.AST]:
 
 
 def _asked_for(node: ast.AST) -> str | None:
-    """Give the name in `knobs["name"]` and `hparams.name`."""
+    """Return the name in `knobs["name"]` and `hparams.name`."""
     match node:
         case ast.Subscript(slice=ast.Constant(value=str(name))):
             return name
@@ -120,4 +133,6 @@ def _files(modules: Iterable[str]) -> Iterator[Path]:
 
 
 def _is_own(file: Path) -> bool:
+    if any(folder in file.parents for folder in SPEAKING):
+        return False
     return SBKIT in file.parents or not any(folder in file.parents for folder in INSTALLED)

@@ -45,7 +45,8 @@ def check_special(planned: PlannedRun) -> Iterator[Finding]:
             yield planned.finding(
                 CHECK,
                 *found.keys,
-                declared=f"{role} is label {first.value} ({planned.place(*first.keys)})",
+                declared=f"{role} must be one label ({first.value} at "
+                f"{planned.place(*first.keys)})",
                 effect=f"here it is {found.value}",
                 fix=f"Write `!ref <{first.keys[-1]}>`.",
             )
@@ -58,7 +59,7 @@ def check_special(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _declared(planned: PlannedRun) -> Iterator[tuple[str, Special]]:
-    """Give what is called `blank_index`, `eos_id` and so on, as it takes effect."""
+    """Yield what is called `blank_index`, `eos_id` and so on, as it takes effect."""
     document = planned.overridden
     for keys, node in walk(document.root):
         match = SPECIAL.fullmatch(str(keys[-1])) if keys else None
@@ -73,7 +74,7 @@ def _check_collisions(planned: PlannedRun, special: dict[str, Special]) -> Itera
             yield planned.finding(
                 CHECK,
                 *special[other].keys,
-                declared=f"{one} and {other} are two labels",
+                declared=f"{one} and {other} must be two labels",
                 effect=f"both are {special[one].value}: {effect}",
                 fix=f"Give {other} a label of its own.",
                 stops=stops,
@@ -92,8 +93,8 @@ def _check_agreement(planned: PlannedRun, role: str, declared: Special) -> Itera
         yield planned.finding(
             CHECK,
             *declared.keys,
-            declared=f"{role} is label {value}",
-            effect=f"the tokenizer's is {theirs}, and {value} is "
-            + (f"its {tokenizer.pieces()[value]!r}" if inside else "no label"),
+            declared=f"{role} must be the tokenizer's ({theirs})",
+            effect=f"is {value}, which is "
+            + (f"{tokenizer.pieces()[value]!r} there" if inside else "no label there"),
             fix=f"Write {theirs}.",
         )

@@ -1,4 +1,4 @@
-"""Unread: keys of the YAML that do nothing, for nobody asks for them."""
+"""Unread: keys of the YAML that do nothing, because nothing reads them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,10 +21,11 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import REFERENCE, key_parts, text_of
+from sbkit.config.renamed import renamed
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the keys that nobody reads, where there is a script to tell."""
+    """Find the keys that nothing reads, where there is a recipe to search."""
     if not planned.has_recipe:
         return
     reading = read_by(planned.recipe)
@@ -33,10 +34,14 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             CHECK,
             *keys,
-            declared=f"`{dotted(keys)}`",
+            declared=f"`{dotted(keys)}` must be read by something",
             effect="no reference, no code of the recipe and no option reads it: it does nothing",
-            fix=f"Correct its name, or take it out.{did_you_mean(str(keys[-1]), known)}",
+            fix=f"Correct its name, or take it out.{_new_name(str(keys[-1]), known)}",
         )
+
+
+def _new_name(key: str, known: set[str]) -> str:
+    return renamed(key, known) or did_you_mean(key, known)
 
 
 def unread(document: Document, reading: Reading) -> Iterator[Keys]:
@@ -67,6 +72,8 @@ class _Walker:
         """Walk one mapping; the references are paths from it."""
         for key, child in mapping.items():
             below = {keys[1:] for keys in named if keys[0] == key}
+            if tag_of(child).startswith("!apply:"):
+                continue  # it was called when the YAML was built, and may have had its effect
             if not below and key not in self.names and not key.startswith("_"):
                 yield (*above, key)
             elif () not in below and (below or not self.reading.passes_on(key)):

@@ -1,8 +1,6 @@
 """Unused: parts of the model that no step trains."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from itertools import chain, combinations
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -10,30 +8,30 @@ from torch import nn
 from sbkit.check.dry_run import DryRun, dry_run
 from sbkit.check.finding import Finding
 from sbkit.check.object_walk import reached
-from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
 
 CHECK = "unused"
-NO_GRADIENT = ": no gradient, and it stays as it was made"
-FROZEN = "it is frozen (requires_grad is False)"
+NO_GRADIENT = ", so that it gets no gradient and stays as it was made"
+FROZEN = "frozen (requires_grad is False)"
 
 
 def check_unused(planned: PlannedRun) -> Iterator[Finding]:
-    """Name what of the model a small step leaves without a gradient, and what is frozen.
+    """Find what of the model a small step leaves without a gradient, and what is frozen.
 
-    A part may be off because a knob at its limit says so (`ctc_weight: 1.0` runs no decoder): it
-    is left out when it trains in a run whose knobs are off their limits.
+    A part may be off because a knob says so (`ctc_weight: 1.0` runs no decoder): the Brain declares
+    it in `resting`.
     """
     dry_run_result = dry_run(planned)
     if dry_run_result.broken is not None:
         return
+    used = dry_run_result.trained | resting(planned.brain)
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name
         for name, each in planned.model.named_parameters()
-        if each.requires_grad and id(each) not in dry_run_result.trained
+        if each.requires_grad and id(each) not in used
     }
-    dead -= awake_elsewhere(planned, dead)
     yield from _parts(planned, dry_run_result, dead, stops=True)
     yield from _parts(planned, dry_run_result, frozen, stops=False)
 
@@ -47,23 +45,28 @@ def _parts(
         keys = _keys(planned, name)
         inside = part.modules() if isinstance(part, nn.Module) else ()
         ran = not inside or any(id(each) in dry_run_result.ran for each in inside)
-        reason = ("its output does not reach the loss" if ran else "it is never run") + NO_GRADIENT
+        reason = ("does not reach the loss" if ran else "is never run") + NO_GRADIENT
         groups.setdefault((str(keys[0]), reason if stops else FROZEN), []).append(keys)
     for (_, reason), found in groups.items():
         yield planned.finding(
             CHECK,
             *found[0],
-            declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)}, to be trained",
-            effect=reason,
-            fix="Use it in the recipe, or take it out of the YAML."
+            declared=_must_train(found),
+            effect=reason if stops else f"{'is' if len(found) == 1 else 'are'} {reason}",
+            fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
+            "into `resting` of the Brain."
             if stops
-            else "Nothing, if that is meant; else let it learn.",
+            else "If that is meant, there is nothing to do; else unfreeze it.",
             stops=stops,
         )
 
 
+def _must_train(found: list[Keys]) -> str:
+    return f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained"
+
+
 def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:
-    """Give the largest modules all of whose parameters are named, then the parameters left."""
+    """Yield the largest modules all of whose parameters are named, then the parameters left."""
     left = set(names)
     for path, module in model.named_modules():
         own = {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters()}
@@ -73,36 +76,14 @@ def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:
     yield from ((name, model.get_parameter(name)) for name in sorted(left))
 
 
-def awake_elsewhere(planned: PlannedRun, dead: set[str]) -> set[str]:
-    """Find what trains in the same run with all knobs off their limits, or one, or two."""
-    awake: set[str] = set()
-    knobs = off_limits(planned.knobs)
-    for names in chain([tuple(knobs)], combinations(knobs, 1), combinations(knobs, 2)):
-        if dead <= awake:
-            break
-        other = {**planned.overrides, **{name: knobs[name] for name in names}}
-        with suppress(MissingPartError), variant(planned, other) as run:
-            trained = dry_run(run).trained
-            awake |= {name for name, each in run.model.named_parameters() if id(each) in trained}
-    return awake & dead
-
-
-def off_limits(knobs: Mapping[str, Any]) -> dict[str, float]:
-    """Give the knobs that are at a limit, each with a value off it."""
-    values: dict[str, float] = {}
-    for name, value in knobs.items():
-        if isinstance(value, float) and value in (0.0, 1.0):
-            values[name] = 0.5
-        elif value == 0 and isinstance(value, int) and not isinstance(value, bool):
-            values[name] = 1
-    return values
-
-
-def variant(planned: PlannedRun, overrides: Mapping[str, object]) -> PlannedRun:
-    """Take the same run with other knobs, on the data that is there."""
-    other = PlannedRun(planned.yaml_file, overrides, recipe=planned.recipe, target=planned.target)
-    other.parts |= {name: planned.parts[name] for name in ("splits",) if name in planned.parts}
-    return other
+def resting(brain: Any) -> frozenset[int]:
+    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
+    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
+    return frozenset(
+        id(parameter)
+        for each in declared
+        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
+    )
 
 
 def _keys(planned: PlannedRun, name: str) -> Keys:

@@ -1,4 +1,4 @@
-"""Whose device follows the model's: seen on the CPU, where every device is the same.
+"""Which tensors follow the model's device: found on the CPU, where every device is the same.
 
 A Brain cannot be made on `meta` (autocast and GradScaler refuse it), and SpeechBrain's encoder
 cannot run there (it asks for the value of the longest length). So what moves is watched instead.
@@ -21,7 +21,7 @@ class MoveWatch(TorchFunctionMode):
         self._moved: dict[int, Tensor] = {}  # keeps them, or an id would come twice
 
     def __contains__(self, tensor: object) -> bool:
-        """Tell whether a tensor was moved, or made where it belongs."""
+        """Return whether a tensor was moved, or made where it belongs."""
         return id(tensor) in self._moved
 
     def __torch_function__(

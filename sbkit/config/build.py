@@ -15,6 +15,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.document import BUILDER_TAGS, Document, Keys, did_you_mean, dotted, tag_of, walk
+from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE, read_tuple
 
 
@@ -62,7 +63,7 @@ for _prefix in ("!", "tag:yaml.org,2002:python/"):
 
 @contextmanager
 def clean_ruamel() -> Iterator[None]:
-    """Give ruamel back as it was: HyperPyYAML changes it for the whole process.
+    """Restore ruamel afterwards: HyperPyYAML changes it for the whole process.
 
     Its tuple rule goes into ruamel's global table, and after a failure every constructor stays
     deep. The rule is also taken out while reading, for callers outside sbkit leave it behind.
@@ -112,11 +113,15 @@ def _sentence(document: Document, error: _BuildError) -> str:
     name = str(error.node.tag).partition(":")[2]
     text = str(error.cause.args[-1] if error.cause.args else error.cause)
     wrong = re.search(r"unexpected keyword argument '(\w+)'", text)
-    advice = did_you_mean(wrong[1], _arguments(name)) if wrong else ""
+    advice = _advice(wrong[1], _arguments(name)) if wrong else ""
     return (
-        f"{where} must be arguments that `{name}` takes, but it raised "
+        f"{where} must have arguments that `{name}` takes, but it raised "
         f"{type(error.cause).__name__}: {text}.{advice or ' Correct them.'}"
     )
+
+
+def _advice(wrong: str, arguments: list[str]) -> str:
+    return renamed(wrong, arguments) or did_you_mean(wrong, arguments)
 
 
 def _arguments(name: str) -> list[str]:
@@ -146,7 +151,7 @@ def _name_problem(kind: str, name: str) -> str:
     except pydoc.ErrorDuringImport as error:
         return f"must be importable, but raised {error}."
     if found is None:
-        return f"must name something importable, but there is none.{_nearest_name(name)}"
+        return f"must name something that can be imported, but {_nearest_name(name)}"
     if kind == "!new" and not inspect.isclass(found):
         return "must name a class, but it is none. Use `!apply:` for a function."
     if kind == "!apply" and not inspect.isroutine(found):
@@ -161,8 +166,11 @@ def _nearest_name(name: str) -> str:
         holder = _locate(".".join(parts[:end]))
         if holder is not None:
             near = did_you_mean(parts[end], dir(holder))
-            return near or f" `{'.'.join(parts[:end])}` has no `{parts[end]}`."
-    return f" There is no module `{parts[0]}`."
+            return f"`{'.'.join(parts[:end])}` has no `{parts[end]}`.{near or ' Correct the name.'}"
+    return (
+        f"there is no module `{parts[0]}`. Correct the name; the folder of a file of your own must "
+        "be on PYTHONPATH."
+    )
 
 
 def _locate(name: str) -> object:

@@ -17,15 +17,35 @@ REFERENCE_TAGS = ("!ref", "!copy")
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 INCLUDE_TAG = "!include:"
+SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
 
 
 def nearest(word: str, words: Iterable[object]) -> str | None:
-    """Find the most similar of the words that are there, None when none is near."""
-    return next(iter(get_close_matches(word, [str(each) for each in words], n=1)), None)
+    """Return the key that was probably meant, None when none is near.
+
+    That is one of nearly the same spelling; else one that has all the word's parts in it
+    (`epochs`: `number_of_epochs`); else a similar one of the same first part (`batch_size`:
+    `batch_seconds`). Sharing a last part is not enough: `beam_size` is no `vocab_size`.
+    """
+    known = [str(each) for each in words]
+    parts = word.split("_")
+    holding = [each for each in known if _are_in(parts, each.split("_"))]
+    alike = [each for each in known if each.split("_")[0] == parts[0]]
+
+    def far(each: str) -> tuple[bool, int]:  # a last part is what a name is about
+        return not _are_in(parts[-1:], each.split("_")[-1:]), len(each)
+
+    same_spelling = get_close_matches(word, known, n=1, cutoff=SPELLING)
+    similar = get_close_matches(word, alike, n=1, cutoff=SIMILAR)
+    return next(iter((*same_spelling, *sorted(holding, key=far), *similar)), None)
+
+
+def _are_in(parts: list[str], others: list[str]) -> bool:
+    return all(get_close_matches(part, others, n=1, cutoff=SPELLING) for part in parts)
 
 
 def did_you_mean(word: str, words: Iterable[object]) -> str:
-    """Offer the most similar word as a question, or nothing."""
+    """Return a question that offers the word that was probably meant, or nothing."""
     found = nearest(word, words)
     return f" Did you mean `{found}`?" if found else ""
 
@@ -36,7 +56,7 @@ def dotted(keys: Keys) -> str:
 
 
 def tag_of(node: object) -> str:
-    """Give the node's explicit tag, or an empty string."""
+    """Return the node's explicit tag, or an empty string."""
     return getattr(getattr(node, "tag", None), "value", None) or ""
 
 
@@ -60,7 +80,7 @@ class Document:
     includers: tuple[Path, ...] = ()
 
     def place(self, keys: Keys) -> str:
-        """Name the file and the line of a key, as far down as the file goes."""
+        """Return the file and the line of a key, as far down as the file goes."""
         node: object = self.root
         line = 0
         for depth, key in enumerate(keys):

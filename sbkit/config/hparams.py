@@ -16,11 +16,13 @@ from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.config.argument_ranges import refuse_arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
 from sbkit.config.document import Document, read_document
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.config.references import check_references
+from sbkit.config.renamed import refuse_renamed
 from sbkit.config.tuples import check_tuples
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -31,6 +33,17 @@ WORDS: dict[str, object] = {  # as YAML has them: true, True and TRUE
     for word, value in (("true", True), ("false", False), ("null", None), ("~", None))
     for spelling in (word, word.capitalize(), word.upper())
 }
+
+
+USAGE = """\
+usage: train.py FILE.yaml [--key=value ...]
+
+Trains what FILE.yaml declares. Every key of the file can be overridden:
+  --lr=0.001               a knob; numbers, text, true, false, null, [lists] and {mappings}
+  --Transformer.dropout=0  a key inside another
+  --check=False            do not prove the run before its first step
+
+`sbkit check FILE.yaml [--key=value ...]` says what is wrong with a run before it starts."""
 
 
 class _NamedText(StringIO):
@@ -61,6 +74,7 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, 
     with clean_ruamel():
         document, text = _resolve(yaml_file, overrides)
         refuse_out_of_range(plain_values(text))
+        refuse_arguments_out_of_range(document)
         return build(document, text)
 
 
@@ -79,8 +93,12 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
     """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
 
     Raises:
+        SystemExit: `--help` came; how to call it was printed.
         SbkitError: the first argument is not a YAML file, or another is no override.
     """
+    if {"--help", "-h"} & {*arguments}:
+        print(USAGE)
+        raise SystemExit(0)
     if not arguments or arguments[0].startswith("-"):
         raise SbkitError(
             "The first argument must be a YAML file, but "
@@ -121,6 +139,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> tuple[Document, str]:
     """Check a file and its overrides, and give it back with its resolved text."""
     document = read_document(yaml_file)
+    refuse_renamed(document)
     for _, each in reversed(list(document.family())):
         check_references(each)
     apply_overrides(document, overrides)

@@ -22,6 +22,7 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import BUILT, Scope, check_arithmetic, text_of
+from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE
 
 OBJECT = "an object"
@@ -70,14 +71,14 @@ def _check_placeholders(document: Document, above: Keys) -> None:
 
 
 def _plain(document: Document, node: object) -> object:
-    """Give the value of a key beside an ``!include:``, whose references reach this file."""
+    """Return the value of a key beside an ``!include:``, whose references reach this file."""
     if isinstance(node, CommentedMap) and not tag_of(node):
         return {key: _plain(document, value) for key, value in node.items()}
     return Scope(document).evaluate(node)
 
 
 def kind(value: object) -> str:
-    """Name what sort of plain value this is, in a user's words."""
+    """Return what sort of plain value this is, in a user's words."""
     if isinstance(value, str):
         return "a list" if TUPLE.fullmatch(value) else "text"
     kinds: dict[type, str] = {
@@ -95,7 +96,7 @@ def kind(value: object) -> str:
 
 
 def converted(default: object, value: object) -> object:
-    """Give the value as one of the default's kind.
+    """Return the value as one of the default's kind.
 
     Raises:
         TypeError: it is of another kind.
@@ -181,6 +182,9 @@ def _existing_key(
 def _advice(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str:
     """Offer the nearest key beside it, or the same key elsewhere in the file."""
     known = parent if isinstance(parent, CommentedMap) else range(len(parent))
+    new_name = renamed(str(keys[-1]), [str(each) for each in known])
+    if new_name:
+        return new_name
     beside = nearest(str(keys[-1]), known)
     elsewhere = (each for each, _ in walk(document.root) if each[-1:] == keys[-1:])
     found = next(elsewhere, None) if beside is None else (*keys[:-1], beside)
@@ -194,7 +198,7 @@ def _option(keys: Keys, above: Keys) -> str:
 
 
 def _checked(document: Document, node: object, keys: Keys, value: object, above: Keys) -> object:
-    """Give the value as the YAML's kind, or say which kind that is."""
+    """Return the value as the YAML's kind, or say which kind that is."""
     if value is BUILT:
         return None
     if isinstance(value, PurePath):

@@ -18,22 +18,30 @@ class Range:
     low: float = -math.inf
     high: float = math.inf
     whole: bool = False
+    or_null: bool = False
 
     def __contains__(self, value: object) -> bool:
-        """Tell whether a knob may have this value."""
+        """Return whether a knob may have this value."""
+        if value is None:
+            return self.or_null
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return False
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Say it in a user's words."""
-        kind = "a whole number" if self.whole else "a number"
+        """Write it in a user's words."""
+        kind = f"{'null or ' * self.or_null}a {'whole ' * self.whole}number"
         if self.high < math.inf:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
 
-RANGES = {  # of what every run has; a recipe has its own, too
+SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
+AT_LEAST_NONE = Range(low=0, whole=True, advice="Pass 0 for none.")
+AT_LEAST_ONE = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
+NOT_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
+
+RANGES = {  # of what every run has; a class declares those of its arguments as `RANGES`, too
     "seed": Range(low=0, whole=True, advice="Pass any other."),
     "num_workers": Range(low=0, whole=True, advice="Pass 0 to read in the training process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
@@ -43,16 +51,24 @@ RANGES = {  # of what every run has; a recipe has its own, too
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
     "average_checkpoints": Range(low=1, whole=True, advice="Pass 1 to take the best alone."),
     "ckpt_interval_minutes": Range(advice="Pass 0 to save after an epoch only."),  # as below 0
+    "lr": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
 
 
 def out_of_range(
     knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES
 ) -> Iterator[tuple[str, str]]:
-    """Give each knob that has a value out of its range, with the sentence that refuses it."""
+    """Yield each knob that has a value out of its range, with the sentence that refuses it."""
     for name, allowed in ranges.items():
         if name in knobs and knobs[name] not in allowed:
-            yield name, f"`{name}` must be {allowed}, but is {knobs[name]!r}. {allowed.advice}"
+            yield name, refusal(name, knobs[name], allowed)
+
+
+def refusal(name: str, value: object, allowed: Range) -> str:
+    """Write the sentence that refuses a value."""
+    return f"`{name}` must be {allowed}, but is {value!r}. {allowed.advice}"
 
 
 def refuse_out_of_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:

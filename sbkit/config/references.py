@@ -81,7 +81,7 @@ class Scope:
         return scope._settle(target)
 
     def evaluate(self, node: object) -> object:
-        """Give the plain value of a node, `BUILT` for an object, None for a placeholder."""
+        """Return the plain value of a node, `BUILT` for an object, None for a placeholder."""
         tag = tag_of(node)
         if tag == PLACEHOLDER_TAG:
             return None
@@ -109,7 +109,7 @@ def key_parts(name: str) -> tuple[str, ...]:
 
 
 def text_of(node: object) -> str:
-    """Give the text of a tagged scalar."""
+    """Return the text of a tagged scalar."""
     return str(getattr(node, "value", ""))
 
 

@@ -10,6 +10,7 @@ the same steps.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
+from sbkit.config.ranges import NOT_NEGATIVE, SHARE
 
 LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
@@ -48,6 +50,8 @@ class TrainSampler(Sampler[MicroBatch]):
     model words in a wider company than the few sentences of a small corpus, and is played at one
     of the ``speeds``.
     """
+
+    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": NOT_NEGATIVE}
 
     def __init__(
         self,

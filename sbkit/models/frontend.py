@@ -3,9 +3,12 @@
 Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, D model width.
 """
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
+from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.models.normalize import GlobalNorm
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
@@ -19,6 +22,10 @@ class ConvFrontEnd(nn.Module):
     padding of the convolution itself, so an utterance never hears what it is batched with
     (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
     """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("n_mels", "channels", "d_model"), AT_LEAST_ONE),
+    }
 
     subsampling = STRIDE * STRIDE
 

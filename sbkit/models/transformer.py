@@ -9,7 +9,7 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import AT_LEAST_NONE, AT_LEAST_ONE, SHARE
 from sbkit.models.dropout import Dropout
 
 ROTARY_BASE = 10_000.0
@@ -24,6 +25,13 @@ ROTARY_BASE = 10_000.0
 
 class Transformer(nn.Module):
     """Encode frames and, when there are decoder layers, decode tokens against them."""
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), AT_LEAST_ONE),
+        "num_encoder_layers": AT_LEAST_ONE,
+        "num_decoder_layers": AT_LEAST_NONE,
+        "dropout": SHARE,
+    }
 
     def __init__(
         self,

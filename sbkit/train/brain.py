@@ -503,15 +503,27 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
 
+    @property
+    def resting(self) -> tuple[nn.Module, ...]:
+        """Return the modules that the present knobs turn off, which need no gradient."""
+        return ()
+
     def _wrap_step(self, batch: Any) -> None:
         """Share the step once, when there is a batch to see its unused parameters by."""
         if world_size() == 1 or self._ddp_step.is_wrapped or self._has_own_step():
             return
-        unused = self._ddp_step.wrap(self._placed(batch))
+        resting = {id(each) for part in self.resting for each in part.parameters()}
+        unused = [
+            name
+            for name in self._ddp_step.wrap(self._placed(batch))
+            if id(self.modules.get_parameter(name)) not in resting
+        ]
         if unused:
+            names = ", ".join(unused[:3]) + (", ..." if unused[3:] else "")
+            verb = "gets no gradient and stays" if len(unused) == 1 else "get no gradient and stay"
             say(
-                f"{len(unused)} parameters take no part in the loss and stay as they are: "
-                f"{unused[0]} to {unused[-1]}. If they will, declare find_unused_parameters: True."
+                f"note: {len(unused)} of the model's parameters ({names}) {verb} as made. For a "
+                "part in later steps only, declare find_unused_parameters: True."
             )
 
     def _unwrap_distributed(self) -> None:

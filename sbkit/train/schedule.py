@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import SHARE
 
 Schedule = Callable[[float], float]  # share of the run, 0 to 1 -> share of the peak rate, 0 to 1
 
@@ -13,6 +15,10 @@ class WarmupCosine:
 
     Source: Loshchilov and Hutter 2017, without restarts.
     """
+
+    RANGES: ClassVar = {
+        "warmup_fraction": SHARE,
+    }
 
     def __init__(self, *, warmup_fraction: float) -> None:
         _check_share("warmup_fraction", warmup_fraction)

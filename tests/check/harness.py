@@ -11,15 +11,17 @@ from pathlib import Path
 from unittest.mock import patch
 
 from recipes.asr.recipe import ASR
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import CHECKS, Check, check_planned_run
+from sbkit.check.cost import check_cost
 from sbkit.check.finding import Finding
-from sbkit.check.planned_run import PlannedRun, Recipe
+from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, read_document
 from sbkit.config.hparams import parse_command
 from sbkit.text.normalize import normalize
 from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
 
 Edit = Callable[[Path], None]
+WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # which takes seconds
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Mutation:
     """What is broken, and what must be found: no more and no less.
 
     text: replacements in the YAML, of which each must hit exactly once; options: more of the
-    command line; recipe, release, run: edit the recipe, a copy of the release, the run's folder.
+    command line; recipe, release, run: edit the recipe, a copy of the release, the run's folder;
+    checks: those that are run, all but the slow one where cost is not the subject.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Mutation:
     release: Edit | None = None
     run: Edit | None = None
     target: str | None = None
+    checks: tuple[Check, ...] = WITHOUT_COST
 
 
 def healthy_workplace(asterisk: Path, folder: Path) -> Workplace:
@@ -89,7 +93,7 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
         one_thread(),
         PlannedRun(*parse_command(command), recipe=recipe, target=mutation.target) as planned,
     ):
-        return check_planned_run(planned)
+        return check_planned_run(planned, mutation.checks)
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_healthy_yaml_gives_no_finding(tmp_path: Path) -> None:
         ({"bos_index": 2}, 4, "the start of a transcript from its end", False),
         ({"ctc_cost": {"blank_index": 5}}, 8, "here it is 5", True),
         ({"searcher": {"eos_index": 5}}, 10, "here it is 5", True),
-        ({"seq_lin": {"out_features": 9}}, 14, "it has 9", True),
+        ({"seq_lin": {"out_features": 9}}, 14, "has 9: no token from 9 on", True),
     ],
 )
 def test_what_collides_is_named_with_its_line(

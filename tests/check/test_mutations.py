@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.check.check import CHECKS
 from tests.check.harness import Mutation, assert_found, findings_of, healthy_workplace
 from tests.runs import ROOT, Workplace
 
@@ -18,14 +19,14 @@ SPEECHBRAINS_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.fe
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
 HEALTHY = [
-    Mutation(name="healthy", expected=()),
+    Mutation(name="healthy", checks=CHECKS, expected=()),
     Mutation(name="healthy pieces", options=("--token_type=bpe", "--vocab_size=50"), expected=()),
     Mutation(name="healthy Transformer", options=("--encoder_module=transformer",), expected=()),
     Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",), expected=()),
     Mutation(name="healthy without a decoder", options=PURE_CTC, expected=()),
     Mutation(name="healthy with another Fbank", text=(SPEECHBRAINS_FBANK,), expected=()),
     Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE, expected=()),
-    Mutation(name="healthy lobes", yaml="hparams/ctc_speechbrain.yaml", expected=()),
+    Mutation(name="healthy lobes", yaml="hparams/ctc_speechbrain.yaml", checks=CHECKS, expected=()),
 ]
 
 pytestmark = [

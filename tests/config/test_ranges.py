@@ -67,3 +67,22 @@ def test_nothing_is_built_over_it(tmp_path: Path) -> None:
 def test_a_brain_made_by_hand_refuses_it_too(declared: dict[str, dict[str, int]]) -> None:
     with pytest.raises(SbkitError, match="must be a whole number of at least"):
         Brain(**declared)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"freq_masks": -1}, "`freq_masks` must be a whole number of at least 0, but is -1."),
+        ({"spec_augment": {"freq_width": -2}}, "`spec_augment.freq_width` must be a whole number"),
+        ({"d_model": 0}, "`d_model` must be a whole number of at least 1, but is 0."),
+        ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, but is 1.5."),
+        ({"vocab_size": "abc"}, "`vocab_size` must be null or a whole number of at least 5"),
+    ],
+    ids=str,
+)
+def test_a_class_owns_the_ranges_of_its_arguments(
+    overrides: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SbkitError) as refused:
+        load_hparams(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path), **overrides})
+    assert str(refused.value).startswith(said)

@@ -168,6 +168,12 @@ class ForgottenTensor(AsrBrain):
         return replace(predictions, log_probs=moved)
 
 
+class LayersInList(AsrBrain):
+    def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
+        hparams["Transformer"].layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
+        super().__init__(hparams=hparams, **options)
+
+
 class SpareLayer(AsrBrain):
     def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
         hparams["CNN"].spare = nn.Linear(3, 3)
@@ -246,29 +252,40 @@ OWNERSHIP = [
         )
     ),
     Mutation(
+        name="layers in a Python list",
+        recipe=brain(LayersInList),
+        expected=(
+            Expected(
+                "ownership",
+                "Transformer",
+                ("`Transformer.layers` holds 36 parameters", "Use torch.nn.ModuleList instead"),
+            ),
+        ),
+    ),
+    Mutation(
         name="a buffer that nobody moves",
         recipe=brain(OwnBuffer),
-        expected=(Expected("ownership", "model", ("`brain.weigh`", "constants", "nothing moves")),),
+        expected=(Expected("ownership", "model", ("`brain.weigh`", "nothing moves")),),
     ),
     Mutation(
         name="a tensor that nobody moves",
         recipe=brain(OwnTensor),
-        expected=(Expected("ownership", "model", ("`brain.prior`", "constants", "nothing moves")),),
+        expected=(Expected("ownership", "model", ("`brain.prior`", "nothing moves")),),
     ),
     Mutation(
         name="a tensor that nobody moves, of the evaluation alone",
         recipe=brain(PriorOfTheTest),
-        expected=(Expected("ownership", "model", ("`brain.prior`", "constants", "nothing moves")),),
+        expected=(Expected("ownership", "model", ("`brain.prior`", "nothing moves")),),
     ),
     Mutation(
         name="a tensor that a module forgets to move",
         recipe=brain(ForgottenTensor),
-        expected=(Expected("ownership", "ctc_lin", ("`ctc_lin.prior` holds", "a buffer")),),
+        expected=(Expected("ownership", "ctc_lin", ("nothing moves `ctc_lin.prior`", "a buffer")),),
     ),
     Mutation(
         name="a layer twice in the list",
         text=((HEADS, "!ref <seq_lin>, !ref <ctc_lin>, !ref <ctc_lin>]"),),
-        expected=(Expected("ownership", "model.0.4", ("model.3, model.4", "`ctc_lin`")),),
+        expected=(Expected("ownership", "model.0.4", ("`model.3` and `model.4`", "`ctc_lin`")),),
     ),
     Mutation(
         name="a checkpointer without the model",
@@ -380,6 +397,12 @@ UNUSED = [
         expected=(Expected("unused", "learning_pace", ("does nothing",)),),
     ),
     Mutation(
+        name="a knob that has a range and is not read",
+        text=(("    dropout: !ref <dropout>\n", ""),),
+        options=("--dropout=0.9",),
+        expected=(Expected("unused", "dropout", ("does nothing",)),),
+    ),
+    Mutation(
         name="an option of another spelling",
         text=(("max_grad_norm: ", "max_grad_norn: "),),
         expected=(Expected("unused", "max_grad_norn", ("Did you mean `max_grad_norm`?",)),),
@@ -397,7 +420,7 @@ UNUSED = [
         text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
         expected=(
             Expected("unused", "label_smothing", ("Did you mean `label_smoothing`?",)),
-            Expected("shapes", ".yaml:1", ("breaks off in the recipe", "label_smoothing")),
+            Expected("shapes", ".yaml:1", ("fails in the recipe", "label_smoothing")),
         ),
     ),
     Mutation(
@@ -424,7 +447,7 @@ UNUSED = [
     Mutation(
         name="a layer that is never run",
         recipe=brain(SpareLayer),
-        expected=(Expected("unused", "CNN", ("`CNN.spare`", "it is never run")),),
+        expected=(Expected("unused", "CNN", ("`CNN.spare`", "is never run")),),
     ),
     Mutation(
         name="a decoder whose output is dropped",
@@ -448,11 +471,42 @@ UNUSED = [
         text=(
             (
                 "seq_lin: !new",
-                "_off: !apply:torch.nn.Module.requires_grad_ [!ref <CNN>, False]\n\nseq_lin: !new",
+                "off: !apply:torch.nn.Module.requires_grad_ [!ref <CNN>, False]\n\nseq_lin: !new",
             ),
         ),
         expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
     ),
 ]
 
-MUTATIONS = [*OWNERSHIP, *SHAPES, *UNUSED]
+CNN = "!new:sbkit.models.frontend.ConvFrontEnd"
+
+INTERFACES = [
+    *(
+        Mutation(
+            name=f"a front-end of another kind: {part}",
+            text=((CNN, f"!new:tests.check.parts.{part}"),),
+            expected=(Expected("shapes", "CNN", (said, "forward(features, lengths)")),),
+        )
+        for part, said in (
+            ("LensFrontEnd", "it takes `x`, `lens`"),
+            ("SingleFrontEnd", "it takes lengths and returns a tensor"),
+            ("UndividedFrontEnd", "frames and lengths of up to"),
+            ("TransposedFrontEnd", "has time on another axis than the second"),
+        )
+    ),
+    Mutation(
+        name="a decoder that sees the answer",
+        text=(
+            (
+                "!new:sbkit.models.transformer.Transformer",
+                "!new:tests.check.parts.SeeingTransformer",
+            ),
+        ),
+        expected=(
+            Expected("causality", "Transformer", ("change with the last one", "causal mask")),
+            Expected("leftovers", "Transformer", ("tests.check.parts",), stops=False),
+        ),
+    ),
+]
+
+MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]

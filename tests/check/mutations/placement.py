@@ -76,7 +76,7 @@ MUTATIONS = [
     Mutation(
         name="the CPU of a machine with eight devices",
         options=(*ROOMY, "--device=cpu"),
-        expected=(Expected("placement", "device", ("runs on cpu",), stops=False),),
+        expected=(Expected("placement", "device", ("every process on cpu",), stops=False),),
         **EIGHT,
     ),
     Mutation(

@@ -22,4 +22,12 @@ MUTATIONS = [
             Expected("ranges", "warmup_fraction", ("a number from 0 to 1", "is 3")),
         ),
     ),
+    Mutation(
+        name="an argument out of the range that its class declares",
+        text=(("    time_masks: !ref <time_masks>\n", "    time_masks: -1\n"),),
+        expected=(
+            Expected("ranges", "spec_augment.time_masks", ("at least 0", "is -1")),
+            Expected("unused", "time_masks"),
+        ),
+    ),
 ]

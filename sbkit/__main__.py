@@ -1,0 +1,6 @@
+"""Run ``python -m sbkit`` as the command ``sbkit``."""
+
+from sbkit.cli import main
+
+if __name__ == "__main__":
+    main()
