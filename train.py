@@ -11,11 +11,15 @@ from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
 from sbkit.base.exit import run_main
 from sbkit.check.check import check_before_training
 from sbkit.check.planned_run import Recipe
+from sbkit.checkpoint.declaration import Declaration
+from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import load_hparams, parse_command, read_knobs, save_resolved
 from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.data.fingerprint import fingerprints_of
 from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
+from sbkit.train.finished import is_finished, may_write_results
 
 RECIPE = Recipe(
     prepare_splits=prepare_splits,
@@ -37,15 +41,30 @@ def main() -> None:
 
     with process_group(placement.device):
         with main_rank_first():
+            if rank() == 0:
+                hold(run_folder)  # before anything in it is written
             if knobs.get("check", True) and rank() == 0:
                 check_before_training(yaml_file, overrides, RECIPE)
             splits = prepare_splits(knobs)
+            data = fingerprints_of({"train": splits.train, "dev": splits.dev, "test": splits.test})
+            Declaration.of(yaml_file, overrides, data=data).refuse_other(run_folder)
             tokenizer = prepare_tokenizer(knobs, splits)
         torch.manual_seed(knobs["seed"])
         hparams = load_hparams(yaml_file, overrides)
+        declaration = Declaration.of(
+            yaml_file,
+            overrides,
+            data=data,
+            tokenizer_file=tokenizer.model_file,
+            hparams=hparams,
+        )
+        if told := declaration.refuse_other(run_folder):
+            say(told)
         loaders = make_loaders(hparams, splits, tokenizer, placement)
         hparams["checkpointer"].refuse_other_model()
+        was_finished = is_finished(run_folder, number_of_epochs=knobs["number_of_epochs"])
         with main_rank_first():
+            hparams["checkpointer"].declaration = declaration.begin(run_folder)
             save_resolved(run_folder / "hyperparams.yaml", yaml_file, overrides)
         brain = AsrBrain(
             modules={"model": hparams["model"]},
@@ -56,7 +75,10 @@ def main() -> None:
             measure_set=loaders.measure,
         )
         brain.fit(hparams["epoch_counter"], loaders.train, loaders.dev)
-        brain.evaluate(loaders.test, min_key="CER")
+        if may_write_results(run_folder, was_finished=was_finished):
+            brain.evaluate(loaders.test, min_key="CER")
+        else:
+            say(f"All epochs were trained before; the results in {run_folder} stay as they are.")
     say(f"run folder: {run_folder}")
 
 

@@ -40,6 +40,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
         self._is_claimed = False
+        self.declaration: str | None = None  # checksum of the run's declaration.json
         self._told: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -220,7 +221,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        added = {**date, **self._identity, **(meta or {})}
+        belongs = {} if self.declaration is None else {"declaration": self.declaration}
+        added = {**date, **self._identity, **belongs, **(meta or {})}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

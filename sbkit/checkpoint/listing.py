@@ -34,6 +34,12 @@ def describe(folder: Path) -> Checkpoint | None:
     return described if is_dated else None
 
 
+def newest_described(folder: Path) -> Checkpoint | None:
+    """Find the newest checkpoint by its meta file alone, whether it is whole or damaged."""
+    described = filter(None, map(describe, sorted(folder.glob(f"{CKPT_PREFIX}+*"))))
+    return max(described, key=lambda each: each.meta["unixtime"], default=None)
+
+
 def without_meta(folder: Path) -> Iterator[Path]:
     """Find the checkpoints that cannot be described, which no order has a place for."""
     for each in sorted(folder.glob(f"{CKPT_PREFIX}+*")):
