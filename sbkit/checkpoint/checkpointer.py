@@ -16,10 +16,23 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.integrity import checksum
-from sbkit.checkpoint.listing import all_damaged, damage_of, describe, has_checksums, without_meta
+from sbkit.checkpoint.listing import (
+    all_damaged,
+    by_number,
+    damage_of,
+    describe,
+    has_checksums,
+    without_meta,
+)
 from sbkit.checkpoint.lock import hold
 from sbkit.checkpoint.recovery import needed_of, recover
-from sbkit.checkpoint.staging import main_process_only, publish, remove_unfinished, staging_path
+from sbkit.checkpoint.staging import (
+    main_process_only,
+    publish,
+    reason_of,
+    remove_unfinished,
+    staging_path,
+)
 from sbkit.checkpoint.weights import average, modules_of, read_weights, refuse_other_model
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
@@ -133,7 +146,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         Raises SbkitError when there are checkpoints and all of them are damaged, or when one of
         those found was trained with another tokenizer.
         """
-        ranked, nameless = self.find_checkpoints(**keys), list(without_meta(self.checkpoints_dir))
+        ranked = self.find_checkpoints(**by_number(**keys))
+        nameless = list(without_meta(self.checkpoints_dir))
         for folder in nameless:
             self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")
         whole = list(islice(filter(self._is_whole, ranked), count))
@@ -170,7 +184,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if trouble is not None:
             raise SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({trouble}). The one before it is untouched; make room there and start again."
+                f"({reason_of(trouble)}). What was saved before is untouched; make room there and "
+                "start again."
             ) from trouble
         if any(troubles):
             raise SystemExit(BAD_INPUT)

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.checkpoint.brain_state import check_brain_state
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, torch_state
 from sbkit.data.sampler import TrainSampler
@@ -468,6 +469,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         text = Path(path).read_text()
         # A run that began under SpeechBrain left YAML, with fewer counters.
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+        check_brain_state(state, COUNTERS)
         for name in COUNTERS:
             setattr(self, name, state.get(name, getattr(self, name)))
         self.metrics.restore(state)
