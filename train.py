@@ -11,7 +11,8 @@ from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
 from sbkit.base.exit import run_main
 from sbkit.check.check import check_before_training
 from sbkit.check.planned_run import Recipe
-from sbkit.checkpoint.declaration import Declaration
+from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
+from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import load_hparams, parse_command, read_knobs, save_resolved
 from sbkit.config.ranges import RANGES, refuse_out_of_range
@@ -20,6 +21,7 @@ from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
 from sbkit.train.finished import is_finished, may_write_results
+from sbkit.train.initialize import initialize_from
 
 RECIPE = Recipe(
     prepare_splits=prepare_splits,
@@ -62,6 +64,9 @@ def main() -> None:
             say(told)
         loaders = make_loaders(hparams, splits, tokenizer, placement)
         hparams["checkpointer"].refuse_other_model()
+        if hparams.get("init_from") and newest_described(run_folder / CHECKPOINTS) is None:
+            for line in initialize_from(Path(hparams["init_from"]), hparams).lines():
+                say(line)
         was_finished = is_finished(run_folder, number_of_epochs=knobs["number_of_epochs"])
         with main_rank_first():
             hparams["checkpointer"].declaration = declaration.begin(run_folder)

@@ -101,6 +101,12 @@ class AsrBrain(Brain):
         hypotheses = map(self.tokenizer.decode, best)
         return list(map(score, batch.ids, batch.texts, hypotheses))
 
+    def validation_error(self) -> float:
+        """Return the CER of dev with the weights as they are."""
+        super().validation_error()
+        share = gather_over_ranks(self.scored)
+        return total_scores([each for scored in share for each in scored]).cer
+
     def fit(self, *arguments: Any, **options: Any) -> None:
         """Train, and watch what it takes."""
         with self.cost_recorder:
@@ -119,7 +125,8 @@ class AsrBrain(Brain):
         epochs = self.hparams.epoch_counter
         progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
         for group in self.optimizer.param_groups:
-            group["lr"] = self.hparams.lr * self.hparams.lr_schedule(progress)
+            scale = group.get("lr_scale", 1.0)
+            group["lr"] = self.hparams.lr * self.hparams.lr_schedule(progress) * scale
         place = (self.hparams.seed, epochs.current, self.step, rank())
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
         self.cost_recorder.begin_step(batch.audio.numel())

@@ -7,6 +7,7 @@ checkpoint. This one writes a folder beside, checksums it, and renames it: the n
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, ckpt_recency
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import (
     all_damaged,
@@ -157,10 +159,50 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             self._refuse_other_tokenizer(checkpoint)
         return whole
 
-    def load_average(self, count: int, **keys: Any) -> None:
-        """Load the modules with the mean weights of the ``count`` best checkpoints."""
-        best = self.find_whole(count, **keys)
-        for name, module in modules_of(self).items() if best else ():
+    def load_average(
+        self, count: int, score: Callable[[], float] | None = None, **keys: Any
+    ) -> Averaged | None:
+        """Load the modules with mean weights of best checkpoints: as many as score best.
+
+        score(): the error of the loaded modules on the validation set, lower is better; every
+        rank calls it. It is not called where the choice was made before, from the same
+        checkpoints; without it all ``count`` are taken. Returns None when there are none.
+        """
+        ranked = self.find_whole(count, **keys)
+        if not ranked:
+            return None
+        known = read_averaged(self.checkpoints_dir)
+        names = tuple(each.path.name for each in ranked)
+        if score is None:
+            averaged = Averaged(names, names, {})
+        elif known is not None and known.of == names:
+            averaged = known
+        else:
+            scored = partial(self._score_mean, ranked, score)
+            averaged = choose(ranked, scored)
+            with main_rank_first():
+                if rank() == 0:
+                    write_averaged(self.checkpoints_dir, averaged)
+        self._load_mean(ranked[: len(averaged.checkpoints)])
+        return averaged
+
+    def find_averaged(self, **keys: Any) -> list[Checkpoint]:
+        """Find the checkpoints that the test averaged; without a valid choice, the best alone."""
+        averaged = read_averaged(self.checkpoints_dir)
+        if averaged is not None:
+            ranked = self.find_whole(len(averaged.of), **keys)
+            if tuple(each.path.name for each in ranked) == averaged.of:
+                return ranked[: len(averaged.checkpoints)]
+        return self.find_whole(1, **keys)
+
+    def _score_mean(
+        self, ranked: Sequence[Checkpoint], score: Callable[[], float], count: int
+    ) -> float:
+        self._load_mean(ranked[:count])
+        return score()
+
+    def _load_mean(self, best: Sequence[Checkpoint]) -> None:
+        for name, module in modules_of(self).items():
             mean = average(best, name)
             refuse_other_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
             module.load_state_dict(mean)

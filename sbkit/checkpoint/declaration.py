@@ -130,8 +130,13 @@ class Declaration:
                 f"{in_words(differences)}. Give the values that it began with, or choose another "
                 "--output_folder for a new run."
             )
-        changes = [str(each) for each in self.changes(before)]
-        return f"The run goes on with other values: {'; '.join(changes)}." if changes else None
+        changes = list(self.changes(before))
+        if not changes:
+            return None
+        said = f"The run goes on with other values: {'; '.join(map(str, changes))}."
+        if any(each.name == "number_of_epochs" for each in changes):
+            said += " The learning rate follows the schedule over the new number of epochs."
+        return said
 
     def differences(self, before: "Declaration") -> Iterator[Difference]:
         """Compare all that may not change; tensors only where nothing else explains them."""
@@ -253,10 +258,11 @@ def _leaves(
 
 
 def _describe_model(hparams: Mapping[str, Any]) -> dict[str, str]:
-    described = {}
+    described, freeze = {}, hparams.get("freeze") or ()
     for name, tensor in tensors_by_part(hparams).items():
         size = "x".join(map(str, tensor.shape)) or "1"
-        is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        at_freeze = any(name == path or name.startswith(f"{path}.") for path in freeze)
+        is_frozen = isinstance(tensor, nn.Parameter) and (at_freeze or not tensor.requires_grad)
         described[name] = f"{size}, frozen" if is_frozen else size
     return described
 

@@ -35,6 +35,7 @@ from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
+from sbkit.train.freeze import Frozen, with_lr_scale
 from sbkit.train.gradients import clip, normalize_by_tokens, step_unless
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
@@ -70,6 +71,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
         evaluation = resolve(placement.device.type, options.get("eval_precision", "fp32"))
         options["device"] = str(placement.device)
+        declared = hparams or {}
+        self.frozen = Frozen(declared.get("freeze") or (), declared)
+        opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
         self.device, self.device_type = placement.device, placement.device.type
         self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
@@ -89,6 +93,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         # Of the current step, on this rank: its labels, and its losses that were not finite.
         self._counts = torch.zeros(2, device=self.device)
         self._lost = torch.zeros((), device=self.device)  # such losses over all ranks
+        self._valid_set: Any = None  # of the last fit
         self._recovered: State | None = None  # random generators, until they are set
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
@@ -113,6 +118,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
         valid_set = self._loader(valid_set, Stage.VALID, valid_loader_kwargs)
+        self._valid_set = valid_set
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self._watchdog() as self.watchdog:
@@ -160,6 +166,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.nonfinite_count = 0
         self.metrics.start_epoch(afresh=self.step == 0)
         self.modules.train()
+        self.frozen.eval()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         self._counts.zero_()
@@ -207,10 +214,25 @@ class Brain(sb.Brain):  # type: ignore[misc]
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         count = int(self._declared("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
-            self.checkpointer.load_average(count, max_key=max_key, min_key=min_key)
+            score = None if self._valid_set is None else self.validation_error
+            averaged = self.checkpointer.load_average(
+                count, score, max_key=max_key, min_key=min_key
+            )
+            if averaged is not None and score is not None:
+                say(str(averaged))
         for name, value in counters.items():
             setattr(self, name, value)
         self.metrics.restore(figures)
+
+    def validation_error(self) -> float:
+        """Return the mean loss of the validation set with the weights as they are.
+
+        A recipe overrides this where another measure, lower is better, chooses its best checkpoint.
+        """
+        self.on_stage_start(Stage.VALID)
+        self.modules.eval()
+        batches = self.pinging(self._valid_set, "averaging")
+        return mean_over_ranks(as_loss(self.evaluate_batch(each, Stage.VALID)) for each in batches)
 
     def fit_batch(self, batch: Any) -> Any:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +14,6 @@ from sbkit.check.check import check_planned_run
 from sbkit.check.existing_run import check_run_folder
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.checkpoint import lock
 from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace
 from tests.runs import ROOT, Workplace, one_thread, read_json
@@ -133,19 +131,16 @@ def test_another_corpus_is_refused_and_nothing_is_written(
 
 
 def test_a_refused_second_run_writes_nothing(
-    workplace: Workplace, trained: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = {file: file.stat().st_mtime_ns for file in trained.rglob("*")}
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(trained)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with patch.object(lock, "_held", {}):
-            assert workplace.train_here(trained, *OPTIONS, "--max_seconds=3") == BAD_INPUT
-    finally:
+        assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
         holder.kill()
-        holder.wait()
     assert "One run at a time" in capsys.readouterr().err
-    assert {file: file.stat().st_mtime_ns for file in trained.rglob("*")} == before
+    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before

@@ -129,7 +129,10 @@ def spoiled(folder: Path, spoil: Callable[[dict[str, Any]], Any]) -> None:
         (lambda kept: kept["step"].fill_(torch.nan), "`step` holds numbers that are not"),
         (lambda kept: kept.update(exp_avg=torch.zeros(2, dtype=torch.int32)), "torch.int32"),
         (lambda kept: kept.update(exp_avg=torch.zeros(2, dtype=torch.complex64)), "complex64"),
-        (lambda kept: kept.update(exp_avg=torch.zeros(2).to_sparse()), "no plain tensor|cannot be read"),
+        (
+            lambda kept: kept.update(exp_avg=torch.zeros(2).to_sparse()),
+            "no plain tensor|cannot be read",
+        ),
         (lambda kept: kept.update(exp_avg="text"), "`exp_avg` has shape .. saved"),
     ],
 )
