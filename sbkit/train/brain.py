@@ -251,7 +251,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             loss = as_loss(objective)
             total = loss.sums.sum()
             torch.autograd.backward(self.scaler.scale(total))
-        self.nonfinite.record(batch, random, total)
+        self.nonfinite.record(batch, random, total, self.step)
         self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
         if self.should_step:
             self._lost = normalize_by_tokens(self._active_optimizers(), self._counts)
@@ -342,6 +342,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _choose_epoch(self, train_set: Any, epoch: int) -> None:
         """Tell the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
+        self.nonfinite.begin_epoch(sampler, epoch)
         if isinstance(sampler, TrainSampler):
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
