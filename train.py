@@ -1,12 +1,14 @@
 """Train a speech recognizer: ``torchrun train.py hparams/ctc.yaml [--knob=value ...]``."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recipes.CommonVoice.brain import AsrBrain
-from recipes.CommonVoice.data import make_loaders, prepare_splits, prepare_tokenizer
+from recipes.CommonVoice.data import Loaders, make_loaders, prepare_splits, prepare_tokenizer
 from recipes.CommonVoice.ranges import RANGES as RECIPE_RANGES
 from sbkit.base.exit import run_main
 from sbkit.check.check import check_before_training
@@ -33,6 +35,21 @@ RECIPE = Recipe(
 )
 
 
+def start_weights(run_folder: Path, hparams: Mapping[str, Any]) -> None:
+    """Load what fits of `init_from`, unless the run has weights of its own."""
+    if hparams.get("init_from") and newest_described(run_folder / CHECKPOINTS) is None:
+        for line in initialize_from(Path(hparams["init_from"]), hparams).lines():
+            say(line)
+
+
+def finish(brain: AsrBrain, loaders: Loaders, run_folder: Path, was_finished: bool) -> None:
+    """Test, unless the run was finished before and has its results."""
+    if may_write_results(run_folder, was_finished=was_finished):
+        brain.evaluate(loaders.test, min_key="CER")
+    else:
+        say(f"All epochs were trained before; the results in {run_folder} stay as they are.")
+
+
 def main() -> None:
     """Run the steps of a training run in their order."""
     yaml_file, overrides = parse_command(sys.argv[1:])
@@ -54,19 +71,13 @@ def main() -> None:
         torch.manual_seed(knobs["seed"])
         hparams = load_hparams(yaml_file, overrides)
         declaration = Declaration.of(
-            yaml_file,
-            overrides,
-            data=data,
-            tokenizer_file=tokenizer.model_file,
-            hparams=hparams,
+            yaml_file, overrides, data=data, tokenizer_file=tokenizer.model_file, hparams=hparams
         )
         if told := declaration.refuse_other(run_folder):
             say(told)
         loaders = make_loaders(hparams, splits, tokenizer, placement)
         hparams["checkpointer"].refuse_other_model()
-        if hparams.get("init_from") and newest_described(run_folder / CHECKPOINTS) is None:
-            for line in initialize_from(Path(hparams["init_from"]), hparams).lines():
-                say(line)
+        start_weights(run_folder, hparams)
         was_finished = is_finished(run_folder, number_of_epochs=knobs["number_of_epochs"])
         with main_rank_first():
             hparams["checkpointer"].declaration = declaration.begin(run_folder)
@@ -80,10 +91,7 @@ def main() -> None:
             measure_set=loaders.measure,
         )
         brain.fit(hparams["epoch_counter"], loaders.train, loaders.dev)
-        if may_write_results(run_folder, was_finished=was_finished):
-            brain.evaluate(loaders.test, min_key="CER")
-        else:
-            say(f"All epochs were trained before; the results in {run_folder} stay as they are.")
+        finish(brain, loaders, run_folder, was_finished)
     say(f"run folder: {run_folder}")
 
 

@@ -8,7 +8,7 @@ never with how it was last called.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ MAY_CHANGE = frozenset(
 OPTIMIZER = "opt_class."  # compared by `load_optimizer`, which knows what the moments allow
 PLACES = frozenset({"data_folder", "corpus", "manifest"})  # compared by the fingerprints instead
 SHOWN = 8  # differences in one sentence
+DIGITS = 12  # of a fingerprint
 WIDEST = 60  # characters of a value
 ABSENT = "nothing"  # in the place of a value that is not declared
 
@@ -142,7 +143,8 @@ class Declaration:
         """Compare all that may not change; tensors only where nothing else explains them."""
         found = [*self._other_data(before), *self._other_values(before)]
         if None not in (before.tokenizer, self.tokenizer) and before.tokenizer != self.tokenizer:
-            found.append(Difference("the tokenizer", before.tokenizer, self.tokenizer))
+            was, now = (str(each)[:DIGITS] for each in (before.tokenizer, self.tokenizer))
+            found.append(Difference("the tokenizer", was, now))
         yield from found
         if not found and before.model is not None and self.model is not None:
             yield from _compare(before.model, self.model)
@@ -157,7 +159,8 @@ class Declaration:
     def _other_data(self, before: "Declaration") -> Iterator[Difference]:
         if before.data is not None and self.data is not None:
             for each in _compare(before.data, self.data):
-                yield replace(each, name=f"the data of `{each.name}`")
+                was, now = (str(value)[:DIGITS] for value in (each.before, each.now))
+                yield Difference(f"the data of `{each.name}`", was, now)
 
     def _other_values(self, before: "Declaration") -> Iterator[Difference]:
         """Compare the values once those that may change are as they were."""
