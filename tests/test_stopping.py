@@ -84,6 +84,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
     [
         (signal.SIGTERM, "on_fit_batch_end", 7),  # within an epoch
         (signal.SIGUSR1, "on_fit_batch_end", 1),  # after the first step
+        (signal.SIGHUP, "on_fit_batch_end", 3),  # the terminal is closed
         (signal.SIGINT, "evaluate_batch", 13),  # while it validates
         (signal.SIGTERM, "on_stage_end", 6),  # after training of an epoch, before it is validated
     ],
@@ -141,6 +142,7 @@ def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]
         ((prepare, "_read_clip"), signal.SIGINT, INTERRUPTED),
         ((script, "prepare_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
         ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
+        ((script, "prepare_splits"), signal.SIGHUP, ASKED_TO_STOP),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else str(value),
 )
