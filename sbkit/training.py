@@ -1,11 +1,17 @@
 """A training run from its YAML to its results: the list of steps that train.py starts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from sbkit.check.check import check_before_training
+from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
+from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
+from sbkit.train.finished import is_finished, may_write_results
+from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
 
 
@@ -19,15 +25,53 @@ def train(arguments: Sequence[str]) -> None:
     run.refuse_out_of_range()
     with process_group(run.placement.device):
         with main_rank_first():
-            if run.knobs.get("check", True) and rank() == 0:
-                check_before_training(run)
-            _ = run.splits, run.labels
-        _ = run.hparams, run.loaders
+            prepare(run)
+        declaration = declare(run)
+        _ = run.loaders
         run.hparams["checkpointer"].refuse_other_model()
+        start_weights(run)
+        was_finished = is_finished(run.folder, number_of_epochs=run.knobs["number_of_epochs"])
         with main_rank_first():
+            run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
             save_resolved(run.folder / "hyperparams.yaml", run.yaml_file, run.overrides)
         brain = run.make_brain()
         brain.loaders = run.loaders
         brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
-        brain.evaluate(run.loaders.test)
+        if may_write_results(run.folder, was_finished=was_finished):
+            brain.evaluate(run.loaders.test)
+        else:
+            say(f"All epochs were trained before; the results in {run.folder} stay as they are.")
     say(f"run folder: {run.folder}")
+
+
+def prepare(run: Run) -> None:
+    """Take the run folder, check the run, and prepare data and labels, rank 0 before the others."""
+    if rank() == 0:
+        hold(run.folder)  # before anything in it is written
+    if run.knobs.get("check", True) and rank() == 0:
+        check_before_training(run)
+    data = run.splits.fingerprints
+    Declaration.of(run.yaml_file, run.overrides, data=data).refuse_other(run.folder)
+    _ = run.labels
+
+
+def declare(run: Run) -> Declaration:
+    """Write down what the run is, and refuse the folder of another one."""
+    declaration = Declaration.of(
+        run.yaml_file,
+        run.overrides,
+        data=run.splits.fingerprints,
+        tokenizer_file=run.label_file,
+        hparams=run.hparams,
+    )
+    if note := declaration.refuse_other(run.folder):
+        say(note)
+    return declaration
+
+
+def start_weights(run: Run) -> None:
+    """Load what fits of `init_from`, unless the run has weights of its own."""
+    source = run.knobs.get("init_from")
+    if source and newest_described(run.folder / CHECKPOINTS) is None:
+        for line in initialize_from(Path(source), run.hparams).lines():
+            say(line)

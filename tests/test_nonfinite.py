@@ -1,11 +1,13 @@
 """A batch that is not finite is skipped, named, and can be looked at again."""
 
+import gc
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.rng import torch_state
 from sbkit.cli import run as sbkit
-from sbkit.data.batch import TextBatch
+from sbkit.data.batch import Batch
+from sbkit.data.sampler import TrainSampler
 from sbkit.logs.log import read_log
-from sbkit.train.nonfinite import NonFiniteRecorder
+from sbkit.train.nonfinite import MOST_SEEN, NonFiniteRecorder
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import ROOT, Workplace, last_parameters, read_json
 from tests.shortage import largest_file
@@ -111,12 +114,16 @@ def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda saved: saved["micro_batches"][0]["batch"].pop("audio"), "'audio'"),
+        (lambda saved: saved["micro_batches"][0].pop("plan"), "'plan'"),
+        (lambda saved: saved["micro_batches"][0].update(plan=[[[10**6], 1, 100, 1]]), "made again"),
+        (lambda saved: saved["micro_batches"][0].update(plan=3), "cannot be made again"),
+        (lambda saved: saved["micro_batches"][0].update(ids=["x"]), "cannot be made again (its"),
+        (lambda saved: saved["micro_batches"][0].update(random={}), "What is replayed must be"),
+        (lambda saved: saved["micro_batches"].clear(), "it holds no micro-batch"),
         (lambda saved: saved["modules"].clear(), "must be those of the declared model"),
         (lambda saved: saved.pop("modules"), "is not ('modules')"),
         (lambda saved: saved.update(micro_batches=3), "What is replayed must be"),
     ],
-    ids=["a part of the batch", "no weights", "no modules", "no batches"],
 )
 def test_a_part_of_a_record_is_refused(
     spoil: Callable[[Any], Any], said: str, finished: Path
@@ -159,21 +166,24 @@ def test_the_command_in_a_record_works_from_anywhere(
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def a_bad_step(watch: NonFiniteRecorder, step: int) -> int:
-    """Let a loss be lost; give how many bad steps are seen."""
-    batch = TextBatch(
+def a_batch() -> Batch:
+    return Batch(
         ids=["clip"],
-        columns={},
         texts=["hello"],
         audio=torch.zeros(1, 160, dtype=torch.int16),
-        audio_lengths=torch.tensor([160]),
+        samples=torch.tensor([160]),
         tokens=torch.ones(1, 2, dtype=torch.int64),
         token_lengths=torch.tensor([2]),
         weights=torch.ones(1),
         speed_groups=(SpeedGroup(100, utterances=1, longest=160),),
         seconds=0.01,
     )
-    watch.record(batch, torch_state(torch.device("cpu")), torch.tensor(torch.nan))
+
+
+def a_bad_step(watch: NonFiniteRecorder, step: int) -> int:
+    """Let a loss be lost; return how many bad steps are seen."""
+    watch.begin_epoch(TrainSampler(samples=[160], batch_seconds=1.0, seed=0), epoch=1)
+    watch.record(a_batch(), torch_state(torch.device("cpu")), torch.tensor(torch.nan), 1)
     watch.end_step(step, torch.tensor([1.0, 1.0]))
     return watch.flush(overflow_is_usual=False)[1]
 
@@ -186,6 +196,19 @@ def test_only_the_newest_steps_keep_the_model_and_all_their_names(tmp_path: Path
     assert kept == {f"step-{step}-rank-0" for step in (1, 2, 10)}
     assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 4
     assert len(list((tmp_path / "nonfinite").iterdir())) == 7
+
+
+def test_no_audio_is_kept_and_the_rest_is_bounded() -> None:
+    """A recipe without an optimizer never ends a step."""
+    watch = NonFiniteRecorder(None, nn.Linear(2, 2))
+    batches = [a_batch() for _ in range(3)]
+    audio = [weakref.ref(batch.audio) for batch in batches]
+    for number in range(2 * MOST_SEEN):
+        watch.record(batches[number % 3], {}, torch.zeros(()), number + 1)
+    batches.clear()
+    gc.collect()
+    assert [each() for each in audio] == [None] * 3
+    assert len(watch._seen) == MOST_SEEN
 
 
 def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(

@@ -13,9 +13,9 @@ import torch
 
 from recipes.asr import data as asr_data
 from recipes.asr.brain import AsrBrain
-from recipes.CommonVoice import prepare
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.data import decode
 from sbkit.logs.log import Record, read_log
 from sbkit.train import run as run_steps
 from tests.runs import (
@@ -85,6 +85,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
     [
         (signal.SIGTERM, "on_fit_batch_end", 7),  # within an epoch
         (signal.SIGUSR1, "on_fit_batch_end", 1),  # after the first step
+        (signal.SIGHUP, "on_fit_batch_end", 3),  # the terminal is closed
         (signal.SIGINT, "evaluate_batch", 13),  # while it validates
         (signal.SIGTERM, "on_stage_end", 6),  # after training of an epoch, before it is validated
     ],
@@ -138,10 +139,11 @@ def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]
     ("place", "sent", "code"),
     [
         ((run_steps, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
-        ((prepare, "_read_clip"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
-        ((prepare, "_read_clip"), signal.SIGINT, INTERRUPTED),
+        ((decode, "read_audio"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
+        ((decode, "read_audio"), signal.SIGINT, INTERRUPTED),
         ((asr_data, "ensure_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
         ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
+        ((run_steps, "load_recipe"), signal.SIGHUP, ASKED_TO_STOP),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else str(value),
 )

@@ -3,10 +3,11 @@
 import errno
 import os
 import signal
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -21,7 +22,7 @@ from sbkit.base.errors import (
 )
 
 AFTER_THE_FIRST = 3.0  # seconds
-ASKING = (signal.SIGTERM, signal.SIGUSR1)
+ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 MENDS = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
@@ -36,8 +37,8 @@ class AskedToStop(SystemExit):
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Run a command and leave with its exit code.
 
-    Bad input leaves a sentence, not a traceback; so do SIGTERM and SIGUSR1, which `Brain.fit` takes
-    over while it trains.
+    Bad input leaves a sentence, not a traceback; so do SIGTERM, SIGUSR1 and SIGHUP, which
+    `Brain.fit` takes over while it trains.
     """
     try:
         with leaving_when_asked():
@@ -78,7 +79,7 @@ def _of_a_place(error: OSError) -> SbkitError:
 
 
 def exit_code(error: BaseException) -> int:
-    """Give the code that a command leaves with over an error."""
+    """Return the code that a command leaves with over an error."""
     match error:
         case SbkitError():
             return BAD_INPUT
@@ -93,12 +94,12 @@ def exit_code(error: BaseException) -> int:
 
 @contextmanager
 def leaving_when_asked() -> Iterator[None]:
-    """Turn SIGTERM and SIGUSR1 into AskedToStop, so that what is open is closed on the way out.
+    """Turn SIGTERM, SIGUSR1 and SIGHUP into AskedToStop: what is open is closed on the way out.
 
     Does nothing outside the main thread, where Python has no signals.
     """
     here = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, _leave) for each in ASKING} if here else {}
+    before = {each: signal.signal(each, _leave) for each in wanted(ASKING)} if here else {}
     try:
         yield
     finally:
@@ -106,9 +107,31 @@ def leaving_when_asked() -> Iterator[None]:
             signal.signal(each, handler)
 
 
+def wanted(signals: Iterable[signal.Signals]) -> Iterator[signal.Signals]:
+    """Walk the signals to be heard: not SIGHUP where `nohup` made this process deaf to it."""
+    for each in signals:
+        if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
+            yield each
+
+
+def leave_terminal() -> None:
+    """Print to nowhere once the terminal is gone; any word to it would end the process."""
+    for stream in (1, 2):
+        try:
+            is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
+        except OSError:  # closed
+            continue
+        if is_device and not os.isatty(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
+
+
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     for each in ASKING:  # once is enough: asked again, it would be torn out of its cleaning up
         signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        leave_terminal()
     raise AskedToStop(ASKED_TO_STOP)
 
 

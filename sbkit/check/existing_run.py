@@ -1,7 +1,7 @@
 """What the run folder holds already, and whether what is trained can be resumed and exported.
 
-The folder is only read. An export is tried before there is anything to export: the parts as plain
-data and back, on the meta device, which has sizes but no numbers.
+The folder is only read. A model can be exported when each of its parts is plain data that names
+what a bundle may build.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
@@ -18,11 +17,18 @@ from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.declaration import (
+    MAY_CHANGE,
+    PLACES,
+    Declaration,
+    in_words,
+    read_declaration,
+)
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.weights import modules_of, read_weights, refuse_other_model
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs, save_resolved
-from sbkit.inference.bundle import PARTS, TOKENIZER, build_model
+from sbkit.inference.bundle import PARTS, TOKENIZER
 from sbkit.inference.export import plain_parts
 from sbkit.inference.module_spec import TRUSTED
 from sbkit.logs.log import quiet
@@ -31,14 +37,6 @@ from sbkit.train.cost import PREDICTION
 NAME = "leftovers"
 RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
-# Knobs that a run may be resumed with in another way, and still be the run that it says it is.
-MAY_CHANGE = {
-    *("output_folder", "device", "precision", "eval_precision", "check", "data_folder"),
-    *("eval_batch_seconds", "grad_accumulation_factor", "num_workers", "log_every"),
-    *("number_of_epochs", "average_checkpoints", "ckpt_interval_minutes"),
-    *("nonfinite_patience", "stall_seconds"),
-}
-FRAMES = 100  # of features in the dry export
 SHOWN = 3
 
 
@@ -59,13 +57,13 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
     yield from _find_foreign(planned, folder)
     newest = newest_checkpoint(folder)
     if newest is not None:
-        yield from _find_other_knobs(planned, folder)
+        yield from _find_other_declaration(planned, folder)
         yield from _find_other_tokenizer(planned, folder, newest)
         yield from _find_other_model(planned, newest)
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what `sbkit export`, or an exporter that traces the model, would refuse."""
+    """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not {*PARTS, "model", "compute_features"} <= {*planned.document.root}:
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
@@ -77,7 +75,6 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(NAME, key, **words_of(str(error)))
         return
     yield from _find_distrusted(planned, config)
-    yield from _find_untraceable(planned, config)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -105,20 +102,46 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
         )
 
 
+def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
+    """Compare how the run in the folder began with how it would go on."""
+    before = read_declaration(folder)
+    if before is None:
+        yield from _find_other_knobs(planned, folder)
+        return
+    splits = planned.splits
+    declared = Declaration.of(
+        planned.yaml_file,
+        planned.overrides,
+        data=splits.fingerprints,
+        hparams=planned.hparams,
+    )
+    differences = list(declared.differences(before))
+    if differences:
+        key = next((each.name for each in differences if each.name in planned.knobs), None)
+        yield planned.finding(
+            NAME,
+            key or "output_folder",
+            declared=f"a run that goes on from the checkpoints of {folder}",
+            effect=in_words(differences),
+            fix="Give the values that it began with, or choose another --output_folder.",
+        )
+
+
 def _find_other_knobs(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
-    """Compare the knobs of the run that is there with those that it would be resumed with."""
+    """Compare the knobs of a run without a declaration, as it was last called, with these."""
     if not (folder / RESOLVED).is_file():
         return
     before, now = read_knobs(folder / RESOLVED, {}), planned.knobs
-    keys = [key for key in now.keys() | before.keys() if key not in MAY_CHANGE]
+    keys = [key for key in now.keys() | before.keys() if key not in MAY_CHANGE | PLACES]
     other = [key for key in sorted(keys) if before.get(key) != now.get(key)]
     if other:
         shown = "; ".join(f"{key}: {before.get(key)} there, {now.get(key)} here" for key in other)
+        count = "1 knob was another" if len(other) == 1 else f"{len(other)} knobs were others"
         yield planned.finding(
             NAME,
             next((key for key in other if key in now), "output_folder"),
             declared=f"a run that goes on from the checkpoints of {folder}",
-            effect=f"{len(other)} knobs were others when it began ({shown})",
+            effect=f"{count} when it was last called ({shown})",
             fix="Take its values, or choose another --output_folder for a new run.",
             stops=False,
         )
@@ -179,37 +202,3 @@ def _names(plain: Any) -> Iterator[str]:
         plain = list(plain.values())
     for each in plain if isinstance(plain, list) else ():
         yield from _names(each)
-
-
-def _find_untraceable(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Run the model for inference where there are no numbers to decide upon."""
-    brain = planned.brain
-    with torch.no_grad():
-        features, _ = brain.asr_model.features(torch.zeros(1, 1600), torch.tensor([1600]))
-        try:
-            with torch.device("meta"):
-                asr_model = build_model(config, brain.asr_model.vocabulary)
-                like = torch.zeros(2, FRAMES, features.shape[-1])
-                states, _ = asr_model.encode(like, torch.tensor([FRAMES, FRAMES // 2]))
-                asr_model.ctc_log_probs(states)
-        except (RuntimeError, NotImplementedError) as error:
-            yield planned.finding(
-                NAME,
-                _part_of(error, config),
-                declared="a model that can be exported",
-                effect="what it does depends on numbers that an exporter does not have "
-                f"({str(error).splitlines()[0]})",
-                fix="Compute with tensors instead of `if`, `.item()` or `int()` of a tensor.",
-                stops=False,
-            )
-
-
-def _part_of(error: BaseException, config: Mapping[str, Any]) -> str:
-    """Name the part in whose class the error was raised, as far as that can be told."""
-    files = set()
-    trace = error.__traceback__
-    while trace is not None:
-        files.add(trace.tb_frame.f_globals.get("__name__"))
-        trace = trace.tb_next
-    homes = {key: config["parts"][key]["new"].rpartition(".")[0] for key in PARTS}
-    return next((key for key, home in homes.items() if home in files), "model")

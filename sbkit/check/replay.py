@@ -4,7 +4,7 @@ Legend: B utterances.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.checkpoint.rng import TorchState, restore_torch_state
+from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.data.batch import Batch, TextBatch
+from sbkit.data.sampler import Example
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.step import as_loss
@@ -56,7 +57,7 @@ def replay_file(file: Path) -> int:
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
-        found = [_tell(brain, batch, random) for batch, random in micro_batches]
+        found = [_tell(brain, _again(planned, each), each["random"]) for each in micro_batches]
     if any(found):
         return REPRODUCED
     print(
@@ -64,6 +65,29 @@ def replay_file(file: Path) -> int:
         f"training ({record})."
     )
     return 0
+
+
+def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
+    """Make a micro-batch again, of the run's own data.
+
+    Raises SbkitError when the data are others now.
+    """
+    loader = planned.loaders.train
+    try:
+        examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]
+        batch: Batch = loader.collate_fn(loader.dataset.__getitems__(examples))
+    except (*UNREADABLE, SbkitError) as error:
+        raise _other_data(micro_batch["ids"], f"{type(error).__name__}: {error}") from error
+    if batch.ids != micro_batch["ids"]:
+        raise _other_data(micro_batch["ids"], f"its rows are {', '.join(batch.ids[:3])} now")
+    return batch
+
+
+def _other_data(ids: Sequence[str], why: str) -> SbkitError:
+    return SbkitError(
+        f"A replay must find the data that the run was trained on, but the batch of "
+        f"{', '.join(map(str, ids[:3]))} cannot be made again ({why}). Put the corpus back."
+    )
 
 
 def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
@@ -192,21 +216,25 @@ def placement_here(planned: PlannedRun) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
-def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchState]]]:
-    """Give what was not finite and in which step, the model, and the micro-batches of the step."""
+def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
+    """Return what was not finite and where, the model, and the plans of the step's micro-batches.
+
+    Each is a mapping of `ids`, `plan` and `random`. Raises SbkitError.
+    """
     try:
         record = json.loads(file.read_text())
         saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
         micro_batches = [
-            (
-                (TextBatch if "tokens" in each["batch"] else Batch).from_plain(each["batch"]),
-                each["random"],
-            )
+            {name: each[name] for name in ("ids", "plan", "random")}
             for each in saved["micro_batches"]
         ]
+        for each in micro_batches:
+            check_torch_state(each["random"])
+        if not micro_batches:
+            raise ValueError("it holds no micro-batch")
         return f"its {record['what']}, step {record['step']}", {**saved["modules"]}, micro_batches
     except UNREADABLE as error:
-        why, _, _ = str(error).partition("\n")
+        why = str(error).partition("\n")[0].partition(". ")[0]  # torch's goes on to bad advice
         raise SbkitError(
             f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
             f".pt beside it, but {file} is not ({why}). Name such a file; the newest {KEPT} of "

@@ -7,6 +7,7 @@ checkpoint. This one writes a folder beside, checksums it, and renames it: the n
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,25 @@ from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, ckpt_recency
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.integrity import checksum
-from sbkit.checkpoint.listing import all_damaged, damage_of, describe, has_checksums, without_meta
+from sbkit.checkpoint.listing import (
+    all_damaged,
+    by_number,
+    damage_of,
+    describe,
+    has_checksums,
+    without_meta,
+)
 from sbkit.checkpoint.lock import hold
 from sbkit.checkpoint.recovery import needed_of, recover
-from sbkit.checkpoint.staging import main_process_only, publish, remove_unfinished, staging_path
+from sbkit.checkpoint.staging import (
+    main_process_only,
+    publish,
+    reason_of,
+    remove_unfinished,
+    staging_path,
+)
 from sbkit.checkpoint.weights import average, modules_of, read_weights, refuse_other_model
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
@@ -40,6 +55,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
         self._is_claimed = False
+        self.declaration: str | None = None  # checksum of the run's declaration.json
         self._told: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -132,7 +148,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         Raises SbkitError when there are checkpoints and all of them are damaged, or when one of
         those found was trained with another tokenizer.
         """
-        ranked, nameless = self.find_checkpoints(**keys), list(without_meta(self.checkpoints_dir))
+        ranked = self.find_checkpoints(**by_number(**keys))
+        nameless = list(without_meta(self.checkpoints_dir))
         for folder in nameless:
             self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")
         whole = list(islice(filter(self._is_whole, ranked), count))
@@ -142,10 +159,50 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             self._refuse_other_tokenizer(checkpoint)
         return whole
 
-    def load_average(self, count: int, **keys: Any) -> None:
-        """Load the modules with the mean weights of the ``count`` best checkpoints."""
-        best = self.find_whole(count, **keys)
-        for name, module in modules_of(self).items() if best else ():
+    def load_average(
+        self, count: int, score: Callable[[], float] | None = None, **keys: Any
+    ) -> Averaged | None:
+        """Load the modules with mean weights of best checkpoints: as many as score best.
+
+        score(): the error of the loaded modules on the validation set, lower is better; every
+        rank calls it. It is not called where the choice was made before, from the same
+        checkpoints; without it all ``count`` are taken. Returns None when there are none.
+        """
+        ranked = self.find_whole(count, **keys)
+        if not ranked:
+            return None
+        known = read_averaged(self.checkpoints_dir)
+        names = tuple(each.path.name for each in ranked)
+        if score is None:
+            averaged = Averaged(names, names, {})
+        elif known is not None and known.of == names:
+            averaged = known
+        else:
+            scored = partial(self._score_mean, ranked, score)
+            averaged = choose(ranked, scored)
+            with main_rank_first():
+                if rank() == 0:
+                    write_averaged(self.checkpoints_dir, averaged)
+        self._load_mean(ranked[: len(averaged.checkpoints)])
+        return averaged
+
+    def find_averaged(self, **keys: Any) -> list[Checkpoint]:
+        """Find the checkpoints that the test averaged; without a valid choice, the best alone."""
+        averaged = read_averaged(self.checkpoints_dir)
+        if averaged is not None:
+            ranked = self.find_whole(len(averaged.of), **keys)
+            if tuple(each.path.name for each in ranked) == averaged.of:
+                return ranked[: len(averaged.checkpoints)]
+        return self.find_whole(1, **keys)
+
+    def _score_mean(
+        self, ranked: Sequence[Checkpoint], score: Callable[[], float], count: int
+    ) -> float:
+        self._load_mean(ranked[:count])
+        return score()
+
+    def _load_mean(self, best: Sequence[Checkpoint]) -> None:
+        for name, module in modules_of(self).items():
             mean = average(best, name)
             refuse_other_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
             module.load_state_dict(mean)
@@ -169,7 +226,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if trouble is not None:
             raise SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({trouble}). The one before it is untouched; make room there and start again."
+                f"({reason_of(trouble)}). What was saved before is untouched; make room there and "
+                "start again."
             ) from trouble
         if any(troubles):
             raise SystemExit(BAD_INPUT)
@@ -220,7 +278,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        added = {**date, **self._identity, **(meta or {})}
+        belongs = {} if self.declaration is None else {"declaration": self.declaration}
+        added = {**date, **self._identity, **belongs, **(meta or {})}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from speechbrain.utils.checkpoints import (
     CKPT_PREFIX,
@@ -31,7 +32,39 @@ def describe(folder: Path) -> Checkpoint | None:
         is_dated = math.isfinite(described.meta["unixtime"])
     except UNREADABLE:
         return None
-    return described if is_dated else None
+    is_known = isinstance(described.meta.get("end-of-epoch", True), bool)
+    return described if is_dated and is_known else None
+
+
+def newest_described(folder: Path) -> Checkpoint | None:
+    """Find the newest checkpoint by its meta file alone, whether it is whole or damaged."""
+    described = filter(None, map(describe, sorted(folder.glob(f"{CKPT_PREFIX}+*"))))
+    return max(described, key=lambda each: each.meta["unixtime"], default=None)
+
+
+def by_number(
+    *, max_key: str | None = None, min_key: str | None = None, **keys: Any
+) -> dict[str, Any]:
+    """Let `find_checkpoints` rank by a number of the meta file, and pass over those without one.
+
+    NaN, as of a validation set without labels, ranks last.
+    """
+    key = max_key or min_key
+    if key is None or (max_key and min_key):
+        return {"max_key": max_key, "min_key": min_key, **keys}
+    sign = 1 if max_key else -1
+    also = keys.pop("ckpt_predicate", None)
+
+    def has_number(each: Checkpoint) -> bool:
+        value = each.meta.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and (also is None or also(each))
+
+    def rank(each: Checkpoint) -> float:
+        value = sign * each.meta[key]
+        return -math.inf if math.isnan(value) else float(value)
+
+    return {**keys, "importance_key": rank, "ckpt_predicate": has_number}
 
 
 def without_meta(folder: Path) -> Iterator[Path]:

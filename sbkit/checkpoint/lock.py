@@ -10,10 +10,19 @@ _held: dict[tuple[int, int], int] = {}  # open folders by device and inode, unti
 
 
 def hold(folder: Path) -> None:
-    """Keep a folder for this process alone; where the disk has no locks, nothing is kept.
+    """Keep a folder, which is made, for this process alone; disks without locks keep nothing.
 
-    Raises SbkitError when another process has it.
+    A run calls this with its run folder before anything in it is written, and the Checkpointer with
+    that of its checkpoints.
+    Raises SbkitError when another process has it, or when it can be no folder.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SbkitError(
+            f"`output_folder` must be a folder to write to, but {folder} is not "
+            f"({error.strerror}). Choose another --output_folder."
+        ) from error
     state = folder.stat()
     place = (state.st_dev, state.st_ino)
     if place in _held:

@@ -23,9 +23,10 @@ Group = Mapping[str, Any]
 
 
 def load_optimizer(optimizer: Optimizer, file: Path) -> list[str]:
-    """Load the moments and the rate; give the hyperparameters that are declared otherwise now.
+    """Load the moments and the rate; return the hyperparameters that are declared otherwise now.
 
-    Raises SbkitError when the file is of another optimizer, or of other groups.
+    Raises SbkitError when the file is of another optimizer, of other groups, or of moments that
+    have another shape or are not finite.
     """
     with reading(file):
         state = torch.load(file, "cpu", weights_only=True)
@@ -57,20 +58,46 @@ def _refuse_other_moments(
     *,
     of: Path,
 ) -> None:
-    """Look at one parameter of each group for what a step would miss, as of `amsgrad`."""
+    """Compare what was saved of each parameter with what a step of this optimizer keeps of it.
+
+    A fused kernel reads past the end of a moment that is too short.
+    """
     for old, new in pairs:
-        numbered = zip(old["params"], new["params"], strict=True)
-        known = [(moments[at], parameter) for at, parameter in numbered if moments.get(at)]
-        for kept, parameter in known[:1]:
-            lacking = sorted(_moments_of(optimizer, new, parameter) - kept.keys())
+        like: dict[Any, Mapping[str, Any]] = {}  # by what the moments depend on
+        for at, parameter in zip(old["params"], new["params"], strict=True):
+            kept, kind = moments.get(at), (parameter.shape, parameter.dtype)
+            if not kept:
+                continue
+            if kind not in like:
+                like[kind] = _moments_of(optimizer, new, parameter)
+            lacking = sorted(like[kind].keys() - kept.keys())
             if lacking:
                 raise _another(of, f"{', '.join(lacking)} declared, but not saved")
+            for name, value in kept.items():
+                _refuse_unfit(name, value, like[kind].get(name), of=of)
 
 
-def _moments_of(optimizer: Optimizer, group: Group, parameter: Tensor) -> set[str]:
-    """Name what an optimizer keeps of a parameter, by a step of a copy over one like it.
+def _refuse_unfit(name: str, saved: Any, wanted: Any, *, of: Path) -> None:
+    """Refuse a moment of another shape or type, or one that no training leaves behind."""
+    saved_size, size = (tuple(getattr(each, "shape", ())) for each in (saved, wanted))
+    if wanted is not None and saved_size != size:
+        raise _another(of, f"`{name}` has shape {list(saved_size)} saved, {list(size)} declared")
+    number = torch.as_tensor(0.0 if saved is None else saved)
+    if number.layout is not torch.strided or number.is_meta:
+        raise ValueError(f"`{name}` is no plain tensor")
+    is_count = name == "step"
+    if number.is_complex() or not (is_count or number.is_floating_point() or not number.ndim):
+        raise ValueError(f"`{name}` is of {number.dtype}, which no optimizer keeps")
+    if not number.isfinite().all():
+        raise ValueError(f"`{name}` holds numbers that are not finite")
+    if (is_count or name.endswith("_sq")) and bool((number < 0).any()):
+        raise ValueError(f"`{name}` is below 0")
 
-    An optimizer that needs more for a step, such as a closure, names nothing.
+
+def _moments_of(optimizer: Optimizer, group: Group, parameter: Tensor) -> dict[str, Any]:
+    """Return what an optimizer keeps of a parameter, by a step of a copy over one like it.
+
+    An optimizer that needs more for a step, such as a closure, keeps nothing here.
     """
     like = torch.zeros_like(parameter, requires_grad=True)
     like.grad = torch.zeros_like(parameter)
@@ -78,7 +105,7 @@ def _moments_of(optimizer: Optimizer, group: Group, parameter: Tensor) -> set[st
     trial.state, trial.param_groups = defaultdict(dict), [{**group, "params": [like]}]
     with suppress(Exception):
         trial.step()
-    return set(trial.state[like])
+    return dict(trial.state[like])
 
 
 def _another(file: Path, difference: str) -> SbkitError:

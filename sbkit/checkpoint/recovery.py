@@ -9,9 +9,11 @@ from speechbrain.utils.checkpoints import (
     get_default_hook,
     torch_recovery,
 )
+from speechbrain.utils.epoch_loop import EpochCounter
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.brain_state import MOST_EPOCHS, check_count
 from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.optimizer import load_optimizer
 
@@ -59,4 +61,6 @@ def _load(name: str, recoverable: Any, checkpoint: Checkpoint, hook: Any) -> lis
         if hook is None:
             raise TypeError(f"there is no way to load {type(recoverable).__name__}")
         hook(recoverable, file, checkpoint.meta.get("end-of-epoch", True))
+        if isinstance(recoverable, EpochCounter):
+            check_count("epoch", recoverable.current, MOST_EPOCHS)
     return []

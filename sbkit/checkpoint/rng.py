@@ -30,6 +30,14 @@ def restore_torch_state(state: TorchState, device: torch.device) -> None:
         torch.get_device_module(device).set_rng_state(state[device.type], device)
 
 
+def check_torch_state(state: Any) -> None:
+    """Check that torch's generators could be set to a state; they stay as they are.
+
+    Raises TypeError, LookupError or RuntimeError.
+    """
+    torch.Generator().set_state(state["cpu"])
+
+
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
     """Leave every generator where it was, whatever is drawn here."""

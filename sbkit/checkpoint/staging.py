@@ -37,6 +37,16 @@ def remove_unfinished(folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def reason_of(trouble: Exception) -> str:
+    """Say why a file could not be written.
+
+    torch.save loses the system's error, and speaks of positions in its archive.
+    """
+    if isinstance(trouble, OSError):
+        return str(trouble)
+    return "there is no space for a whole file: the disk is full, or a limit or quota is reached"
+
+
 @contextmanager
 def main_process_only() -> Iterator[None]:
     """Keep SpeechBrain from meeting the other ranks after each file.

@@ -69,7 +69,11 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
 
 
 def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
-    """Refuse weights of another model; the first differences are named with their sizes."""
+    """Refuse weights of another model, or ones that cannot be computed with.
+
+    The first differences are named with their sizes. ``wanted`` may be on the meta device.
+    Raises SbkitError.
+    """
     differences = [
         f"{key}: {_size(saved, key)} saved, {_size(wanted, key)} declared"
         for key in sorted({*saved, *wanted})
@@ -81,6 +85,36 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
             f"The weights in {of} must be those of the declared model, but {len(differences)} "
             f"tensors differ ({shown}). Use the YAML they were trained with, or another folder."
         )
+    unfit = [f"{key} {fault}" for key in wanted if (fault := _fault(saved[key], wanted[key]))]
+    if unfit:
+        shown = "; ".join(unfit[:SHOWN])
+        raise SbkitError(
+            f"The weights in {of} must be finite numbers of the declared types, but "
+            f"{len(unfit)} of {len(saved)} tensors are not ({shown}). Restore them, or go on from "
+            "an earlier checkpoint."
+        )
+
+
+def _fault(saved: Any, wanted: Any) -> str | None:
+    """Say why a saved tensor cannot stand for a model's; None when it can.
+
+    A buffer that is declared with infinite values, such as a mask, may have them.
+    """
+    if not isinstance(wanted, torch.Tensor):
+        return None
+    if not isinstance(saved, torch.Tensor) or saved.layout is not torch.strided or saved.is_meta:
+        return "is no plain tensor"
+    if _kind(saved) != _kind(wanted):
+        return f"is of {saved.dtype} instead of {wanted.dtype}"
+    if saved.isfinite().all() or not (wanted.is_meta or wanted.isfinite().all()):
+        return None
+    return "holds numbers that are not finite"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.is_complex():
+        return "complex"
+    return "real" if tensor.is_floating_point() else "whole"
 
 
 def _file_of(checkpoint: Checkpoint, name: str) -> Path:

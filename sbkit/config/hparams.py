@@ -84,9 +84,17 @@ def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) 
     Raises:
         SbkitError: a fault of the file or of the overrides.
     """
+    write_text_atomically(path, resolved_text(yaml_file, overrides))
+
+
+def resolved_text(yaml_file: Path, overrides: Mapping[str, object]) -> str:
+    """Return the YAML as it takes effect: overridden, every reference resolved.
+
+    Raises:
+        SbkitError: a fault of the file or of the overrides.
+    """
     with clean_ruamel():
-        text = _resolve(yaml_file, overrides)[1]
-    write_text_atomically(path, text)
+        return _resolve(yaml_file, overrides)[1]
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:

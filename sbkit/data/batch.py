@@ -224,7 +224,7 @@ def make_loader(
 
 def _leave_signals_alone(worker: int) -> None:
     """Let the training process answer what a scheduler sends to all of its group."""
-    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(LEAVE, lambda number, frame: os._exit(0))
 

@@ -31,8 +31,7 @@ def export_run(run: Path, out: Path) -> None:
     _check_folders(run, out)
     document = read_document(run / "hyperparams.yaml")
     tokenizer = Tokenizer(model_file=run / TOKENIZER)
-    count = int(document.root.get("average_checkpoints", 1))
-    best = best_checkpoints(run / "checkpoints", count, tokenizer)
+    best = best_checkpoints(run / "checkpoints", tokenizer)
     config = {
         "format": FORMAT,
         "sample_rate": SAMPLE_RATE,
@@ -52,14 +51,14 @@ def export_run(run: Path, out: Path) -> None:
         load_bundle(beside)  # what cannot be loaded is not exported
 
 
-def best_checkpoints(folder: Path, count: int, tokenizer: Tokenizer) -> list[Checkpoint]:
-    """Find the undamaged checkpoints of the lowest dev CER, those that the test was run with.
+def best_checkpoints(folder: Path, tokenizer: Tokenizer) -> list[Checkpoint]:
+    """Find the undamaged checkpoints that the test was run with, or the one of the lowest CER.
 
     Raises SbkitError when there is none, or one was trained with another tokenizer.
     """
     best: list[Checkpoint] = []
     if folder.is_dir():
-        best = Checkpointer(folder, tokenizer=tokenizer).find_whole(count, min_key="CER")
+        best = Checkpointer(folder, tokenizer=tokenizer).find_averaged(min_key="CER")
     if not best:
         raise SbkitError(
             f"A run must have a whole checkpoint to be exported, but {folder} has none. "

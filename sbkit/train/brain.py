@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from sbkit.checkpoint.brain_state import check_brain_state
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, torch_state
 from sbkit.data.batch import Batch
@@ -43,6 +44,7 @@ from sbkit.train.evaluation import (
     measure_splits,
     report_test,
 )
+from sbkit.train.freeze import Frozen, with_lr_scale
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.nonfinite import ids_of
@@ -87,6 +89,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
         evaluation = resolve(placement.device.type, options.get("eval_precision", "fp32"))
         options["device"] = str(placement.device)
+        declared = hparams or {}
+        self.frozen = Frozen(declared.get("freeze") or (), declared)
+        opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
         self.device, self.device_type = placement.device, placement.device.type
         self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
@@ -107,6 +112,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._steps_of_epoch = 0
         self._is_last = False  # micro-batch of its epoch
         self._is_planned = False  # the epoch, by sbkit's sampler
+        self._valid_set: Mapping[str, Any] = {}  # of the last fit
         self._recovered: State | None = None  # random generators, until they are set
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
@@ -134,6 +140,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         train_set = self._loader(train_set, Stage.TRAIN, train_loader_kwargs)
         valid_set = self._named_loaders(valid_set, Stage.VALID, valid_loader_kwargs)
+        self._valid_set = valid_set or {}
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
             with self._watchdog() as self.watchdog, self.cost:
@@ -187,6 +194,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.global_step.begin_epoch(afresh=self.step == 0)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         self.modules.train()
+        self.frozen.eval()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)
@@ -233,10 +241,34 @@ class Brain(sb.Brain):  # type: ignore[misc]
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         count = int(self._declared("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
-            self.checkpointer.load_average(count, max_key=max_key, min_key=min_key)
+            score = self.validation_error if self._valid_set else None
+            averaged = self.checkpointer.load_average(
+                count, score, max_key=max_key, min_key=min_key
+            )
+            if averaged is not None and score is not None:
+                say(str(averaged))
         for name, value in counters.items():
             setattr(self, name, value)
         self.training_metrics.restore(figures)
+
+    def validation_error(self) -> float:
+        """Validate the weights as they are, and return what chooses the best: lower is better.
+
+        That is the first of `metrics`, negative where more is better, or else the mean loss.
+        """
+        self.results = {name: [] for name in self._valid_set}
+        self.on_stage_start(Stage.VALID)
+        self.modules.eval()
+        losses: list[Loss] = []
+        for name, loader in self._valid_set.items():
+            self.split = name
+            batches = self.pinging(loader, "averaging")
+            losses += [as_loss(self.evaluate_batch(each, Stage.VALID)) for each in batches]
+        if not self.metrics:
+            return mean_over_ranks(losses)
+        name, metric = next(iter(self.metrics.items()))
+        value = measure_splits(self.measure, gather_results(self.results))[name]
+        return value if metric.lower_is_better else -value
 
     def fit_batch(self, batch: Any) -> Any:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
@@ -253,7 +285,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         with self.no_sync(not self.should_step):
             with self.training_ctx:
                 outputs, objective = self._ddp_step(placed)
-            self.global_step.backward(as_loss(objective), self.scaler, batch, random)
+            self.global_step.backward(as_loss(objective), self.scaler, batch, random, self.step)
         if self.should_step:
             self.global_step.normalize(self._active_optimizers())
             self.optimizers_step()
@@ -278,7 +310,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             )
             for optimizer in self._active_optimizers():
                 for group in optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = rate * group.get("lr_scale", 1.0)
         if self._is_planned:
             place = (self.hparams.seed, epochs.current, self.step, rank())
             torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
@@ -335,8 +367,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.modules.eval()
         average_statistics(self.modules)
         losses: list[Loss] = []
-        for self.split in loaders:
-            losses += self._evaluate(loaders[self.split], stage)
+        for name, loader in loaders.items():
+            self.split = name
+            losses += self._evaluate(loader, stage)
         steps, self.step = self.step, 0
         if any(gather_over_ranks(self.signals.heard is not None)):
             self._leave_evaluation(stage)
@@ -412,6 +445,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """Tell the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
+        self.global_step.nonfinite.begin_epoch(sampler, epoch)
         if isinstance(sampler, TrainSampler):
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
@@ -562,6 +596,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         text = Path(path).read_text()
         # A run that began under SpeechBrain left YAML, with fewer counters.
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+        check_brain_state(state, COUNTERS)
         for name in COUNTERS:
             setattr(self, name, state.get(name, getattr(self, name)))
         self.training_metrics.restore(state)

@@ -1,10 +1,17 @@
-"""A step whose loss or gradient is not finite: who was in it, and how to look at it again."""
+"""A step whose loss or gradient is not finite: who was in it, and how to look at it again.
 
+Of a micro-batch only the names, the lengths and the random state are kept until the host looks at
+the step's flags: the store is deterministic, so the sampler's plan makes the batch again. Memory
+grows neither with the size of a batch nor, beyond some kilobytes a step, with `log_every`.
+"""
+
+import copy
 import shlex
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +22,26 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.rng import TorchState
+from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batch import Batch, TextBatch
+from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.ranks import rank
 
 FOLDER = "nonfinite"
+MOST_SEEN = 1024  # micro-batches of a step; a recipe without an optimizer never ends one
 KEPT = 3  # bad steps of a rank that can be replayed, the newest; each holds the whole model
 
 
 @dataclass(frozen=True)
 class Record:
-    """A micro-batch as the host had it, and the random state that it was computed from."""
+    """What makes a micro-batch again.
 
-    batch: Any
+    described: its utterances by name and length; epoch, number: its place in the sampler's plan,
+    from 1; None for one that no TrainSampler planned; random: what it was computed from.
+    """
+
+    described: dict[str, Any]
+    place: tuple[int, int] | None
     random: TorchState
     lost: Tensor  # (): the summed loss, on the device
 
@@ -49,20 +64,29 @@ class NonFiniteRecorder:
     def __init__(self, run_folder: Path | None, modules: nn.Module) -> None:
         self._folder = run_folder and run_folder / FOLDER
         self._modules = modules
-        self._seen: list[Record] = []
+        self._seen: deque[Record] = deque(maxlen=MOST_SEEN)
         self._steps: list[Step] = []
+        self._sampler: TrainSampler | None = None
+        self._epoch = 0
 
-    def record(self, batch: Any, random: TorchState, lost: Tensor) -> None:
-        """Remember a micro-batch of the step to come."""
-        self._seen.append(Record(batch, random, lost.detach()))
+    def begin_epoch(self, sampler: Any, epoch: int) -> None:
+        """Take the sampler that plans the epoch's batches, if it is one of sbkit's."""
+        self._sampler = sampler if isinstance(sampler, TrainSampler) else None
+        self._epoch = epoch
+
+    def record(self, batch: Any, random: TorchState, lost: Tensor, number: int = 0) -> None:
+        """Remember a micro-batch of the step to come, the ``number``-th of its epoch from 1."""
+        is_planned = self._sampler is not None and isinstance(batch, Batch) and number > 0
+        place = (self._epoch, number) if is_planned else None
+        self._seen.append(Record(describe(batch), place, random, lost.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        """Say what came of the micro-batches seen."""
+        """Take what came of the micro-batches seen."""
         self._steps.append(Step(step, tuple(self._seen), flags))
-        self._seen = []
+        self._seen.clear()
 
     def flush(self, *, overflow_is_usual: bool) -> tuple[int, int]:
-        """Read all flags in one transfer; give the skipped steps, and how many of them are bad.
+        """Read all flags in one transfer; return the skipped steps, and how many of them are bad.
 
         overflow_is_usual: with a GradScaler a step is also skipped when the scaled gradient
         overflows; only a loss that is not finite is bad then.
@@ -94,7 +118,7 @@ class NonFiniteRecorder:
         if self._folder is None or (what == "loss" and finite and all(finite)):
             return
         batches = [
-            describe(seen.batch) | {"loss_is_finite": good}
+            seen.described | {"loss_is_finite": good}
             for seen, good in zip(step.seen, finite, strict=True)
         ]
         record = {"what": what, "step": step.step, "rank": rank(), "micro_batches": batches}
@@ -106,11 +130,12 @@ class NonFiniteRecorder:
 
     def _keep(self, step: Step, file: Path) -> bool:
         """Save what a replay needs, unless the batches are of a kind that only a recipe knows."""
-        if not step.seen or not all(isinstance(seen.batch, Batch) for seen in step.seen):
+        plans = [self._plan(seen) for seen in step.seen]
+        if not plans or None in plans:
             return False
         micro_batches = [
-            {"batch": seen.batch.to(torch.device("cpu")).to_plain(), "random": seen.random}
-            for seen in step.seen
+            {"ids": seen.described["ids"], "plan": plan, "random": seen.random}
+            for seen, plan in zip(step.seen, plans, strict=True)
         ]
         saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
         beside = file.with_suffix(".tmp")
@@ -124,6 +149,18 @@ class NonFiniteRecorder:
                 beside.unlink(missing_ok=True)
             return True
         return False
+
+    def _plan(self, seen: Record) -> list[list[Any]] | None:
+        """Plan a micro-batch again: rows, samples, percent and weight of each of its examples."""
+        if self._sampler is None or seen.place is None:
+            return None
+        epoch, number = seen.place
+        planner = copy.copy(self._sampler)
+        planner.set_epoch(epoch, start=number - 1)
+        examples = next(iter(planner), None)
+        if examples is None:
+            return None
+        return [[list(each.rows), *astuple(each)[1:]] for each in examples]
 
 
 def _make_room(folder: Path) -> None:
@@ -139,7 +176,8 @@ def _said(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
-        print(f"{file} could not be written ({error}); the run goes on.", file=sys.stderr)
+        reason = reason_of(error)
+        print(f"{file} could not be written ({reason}); the run goes on.", file=sys.stderr)
 
 
 def replay_command(file: Path) -> str:
@@ -147,7 +185,10 @@ def replay_command(file: Path) -> str:
 
     It goes where the run was started, from where the YAML's relative paths lead.
     """
+    started = vars(sys.modules["__main__"])
     command = ["sbkit", "replay", str(file)]
+    if "RECIPE" in started and "__file__" in started:
+        command.append(f"--script={Path(started['__file__']).resolve()}")
     return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"
 
 

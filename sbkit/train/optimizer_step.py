@@ -43,11 +43,16 @@ class OptimizerStep:
         """Save what a skipped step must not change, before its first micro-batch."""
         self._buffers.save()
 
-    def backward(self, loss: Loss, scaler: GradScaler, batch: Any, random: TorchState) -> None:
-        """Add the gradient of a micro-batch; ``random`` is the state that it was computed from."""
+    def backward(
+        self, loss: Loss, scaler: GradScaler, batch: Any, random: TorchState, place: int
+    ) -> None:
+        """Add the gradient of a micro-batch.
+
+        random: the state that it was computed from; place: its number in the epoch.
+        """
         total = loss.sums.sum()
         torch.autograd.backward(scaler.scale(total))
-        self.nonfinite.record(batch, random, total)
+        self.nonfinite.record(batch, random, total, place)
         self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
 
     def normalize(self, optimizers: Sequence[Optimizer]) -> None:

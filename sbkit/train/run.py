@@ -71,6 +71,11 @@ class Run:
         make_folder(self.folder)
         return self.recipe.prepare_labels(self.knobs, self.splits)
 
+    @property
+    def label_file(self) -> Path:
+        """Name the file that `prepare_labels` leaves in the run folder."""
+        return self.folder / self.recipe.label_file
+
     @cached_property
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, with the random numbers of its seed."""

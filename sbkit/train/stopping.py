@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from sbkit.base.exit import leave_terminal, wanted
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 
-ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
 MOST_STEPS = 25  # between them: the steps to come may be slower than those before
 
 
 class StopSignals:
-    """Hear SIGTERM, SIGUSR1 and Ctrl-C without being torn out of a step.
+    """Hear SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without being torn out of a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread, where Python has no signals, it
     hears nothing.
@@ -30,7 +31,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         """Listen."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._hear) for each in ASKED}
+            self._before = {each: signal.signal(each, self._hear) for each in wanted(ASKED)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,6 +43,8 @@ class StopSignals:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         again = self.heard is signal.SIGINT and number == signal.SIGINT
         self.heard = signal.Signals(number)
+        if self.heard is signal.SIGHUP:
+            leave_terminal()
         if again:
             raise KeyboardInterrupt
 
@@ -86,7 +89,7 @@ class RankConsensus:
         return Decision(any(stops), any(saves))
 
     def _pace(self) -> float:
-        """Give the seconds of a step since the last question; infinite before the first."""
+        """Return the seconds of a step since the last question; infinite before the first."""
         if self._since is None:
             return math.inf
         before, started = self._since

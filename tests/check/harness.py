@@ -18,6 +18,7 @@ from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, read_document
 from sbkit.config.hparams import parse_command
 from sbkit.text.normalize import normalize
+from sbkit.train.recipe import Recipe
 from tests.runs import COUNTS, ROOT, Workplace, one_thread, prompts, write_tsv
 
 Edit = Callable[[Path], None]

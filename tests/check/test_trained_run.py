@@ -1,22 +1,33 @@
 """After a real run: it took what was predicted, and goes on from what it left."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import ASR
+import train
+from sbkit.base.errors import BAD_INPUT
 from sbkit.check.check import check_planned_run
 from sbkit.check.existing_run import check_run_folder
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace
-from tests.runs import Workplace, one_thread, read_json
+from tests.runs import ROOT, Workplace, one_thread, read_json
 
 pytestmark = pytest.mark.slow
 
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sbkit.checkpoint.lock import hold
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(300)
+"""
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 
 
@@ -37,7 +48,7 @@ def check(
 ) -> list[Finding]:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     command = parse_command(workplace.arguments(run, *OPTIONS, *options))
-    with one_thread(), PlannedRun(*command, recipe=ASR) as planned:
+    with one_thread(), PlannedRun(*command, recipe=train.RECIPE) as planned:
         return check_planned_run(planned, [check_run_folder])
 
 
@@ -77,15 +88,59 @@ def test_a_replaced_tokenizer_is_found(
 
 
 @pytest.mark.parametrize(
-    ("option", "stops"), [("--d_model=48", [False, True]), ("--lr=1.0", [False])]
+    ("option", "said"),
+    [
+        ("--d_model=48", "d_model: 32 when it began, 48 now"),
+        ("--language=de", "language: en when it began, de now"),
+        ("--batch_seconds=7", "batch_seconds: 6.0 when it began, 7.0 now"),
+    ],
 )
-def test_other_knobs_are_told(
-    workplace: Workplace,
-    trained: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    option: str,
-    stops: list[bool],
+def test_another_declaration_is_refused(
+    workplace: Workplace, trained: Path, monkeypatch: pytest.MonkeyPatch, option: str, said: str
 ) -> None:
     findings = check(workplace, monkeypatch, trained, option)
-    assert [each.stops for each in findings] == stops
-    assert "1 knobs were others" in findings[0].effect
+    assert said in findings[0].effect
+    assert findings[0].stops
+
+
+def test_another_corpus_is_refused_and_nothing_is_written(
+    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run keeps its results, also from a run without a check."""
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
+    other = Workplace(release, workplace.cache)
+    before = {file: file.read_bytes() for file in trained.rglob("*") if file.is_file()}
+    assert other.train_here(trained, *OPTIONS, "--check=False") == 0  # the same corpus has moved
+    assert "stay as they are" in capsys.readouterr().out
+    kept = ("summary.json", "wer_test.txt", "declaration.json")
+    assert [(trained / name).read_bytes() for name in kept] == [
+        before[trained / name] for name in kept
+    ]
+
+    before = {file: file.read_bytes() for file in trained.rglob("*") if file.is_file()}
+    train_tsv = release / "train.tsv"
+    train_tsv.write_text("\n".join(train_tsv.read_text().splitlines()[:-2]) + "\n")
+    for check_first in ("True", "False"):
+        code = other.train_here(trained, *OPTIONS, f"--check={check_first}")
+        assert code == BAD_INPUT
+        error = capsys.readouterr().err
+        assert "the data of `train`: " in error
+        assert "when it began" in error
+        after = {file: file.read_bytes() for file in trained.rglob("*") if file.is_file()}
+        assert after == before
+
+
+def test_a_refused_second_run_writes_nothing(
+    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
+        holder.kill()
+    assert "One run at a time" in capsys.readouterr().err
+    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before

@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.integrity import write_checksums
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -104,6 +105,45 @@ def test_a_schedule_keeps_what_it_wrote(tmp_path: Path) -> None:
     expected, group = optimizer.param_groups[0], other.param_groups[0]
     for name in ("lr", "initial_lr", "max_lr", "momentum", "max_momentum"):
         assert group[name] == expected[name], name
+
+
+def spoiled(folder: Path, spoil: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what was saved of the last parameter, and the checksums with it."""
+    (path,) = folder.glob("CKPT+*")
+    state = torch.load(path / "optimizer.ckpt", weights_only=True)
+    spoil(state["state"][1])
+    torch.save(state, path / "optimizer.ckpt")
+    write_checksums(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda kept: kept.update(exp_avg=torch.zeros(1)), "`exp_avg` has shape .1. saved, .2."),
+        (lambda kept: kept.update(exp_avg_sq=torch.zeros(2, 3)), "`exp_avg_sq` has shape .2, 3."),
+        (lambda kept: kept.update(exp_avg=3.0), "`exp_avg` has shape .. saved"),
+        (lambda kept: kept["exp_avg_sq"].fill_(torch.inf), "`exp_avg_sq` holds numbers that are"),
+        (lambda kept: kept["exp_avg"].fill_(torch.nan), "`exp_avg` holds numbers that are not"),
+        (lambda kept: kept["exp_avg_sq"].fill_(-1.0), "`exp_avg_sq` is below 0"),
+        (lambda kept: kept["step"].fill_(-1e9), "`step` is below 0"),
+        (lambda kept: kept["step"].fill_(torch.nan), "`step` holds numbers that are not"),
+        (lambda kept: kept.update(exp_avg=torch.zeros(2, dtype=torch.int32)), "torch.int32"),
+        (lambda kept: kept.update(exp_avg=torch.zeros(2, dtype=torch.complex64)), "complex64"),
+        (
+            lambda kept: kept.update(exp_avg=torch.zeros(2).to_sparse()),
+            "no plain tensor|cannot be read",
+        ),
+        (lambda kept: kept.update(exp_avg="text"), "`exp_avg` has shape .. saved"),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_moments_that_no_training_leaves_are_refused(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], Any], said: str, fused: bool
+) -> None:
+    saved(tmp_path, over(AdamW, fused=fused))
+    spoiled(tmp_path, spoil)
+    with pytest.raises(SbkitError, match=said):
+        recovered(tmp_path, over(AdamW, fused=fused))
 
 
 @pytest.mark.parametrize(

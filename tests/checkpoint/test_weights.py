@@ -8,7 +8,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.weights import average
+from sbkit.checkpoint.weights import average, refuse_other_model
 from tests.checkpoint.saves import checkpointer, cut, line, save
 
 
@@ -69,3 +69,31 @@ def test_weights_that_no_checkpoint_holds_are_named(tmp_path: Path) -> None:
     save(tmp_path, 0.4)
     with pytest.raises(SbkitError, match="must hold the weights of `encoder`"):
         average(Checkpointer(tmp_path).find_whole(1), "encoder")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.full((2, 3), torch.nan), "weight holds numbers that are not finite"),
+        (torch.full((2, 3), -torch.inf), "weight holds numbers that are not finite"),
+        (torch.ones(2, 3, dtype=torch.int32), "weight is of torch.int32 instead of torch.float32"),
+        (torch.ones(2, 3, dtype=torch.complex64), "weight is of torch.complex64"),
+        (torch.ones(2, 3).to_sparse(), "weight is no plain tensor"),
+        (torch.ones(2, 3, device="meta"), "weight is no plain tensor"),
+    ],
+)
+def test_weights_that_cannot_be_computed_with_are_refused(value: torch.Tensor, said: str) -> None:
+    wanted = line(0.0).state_dict()
+    saved = {**wanted, "weight": value}
+    with pytest.raises(SbkitError, match=said):
+        refuse_other_model(saved, wanted, of="a file")
+    on_meta = {name: each.to("meta") for name, each in wanted.items()}
+    with pytest.raises(SbkitError, match=said):
+        refuse_other_model(saved, on_meta, of="a file")
+
+
+def test_weights_of_another_precision_and_a_mask_of_infinities_are_taken() -> None:
+    mask = {"mask": torch.full((2, 2), -torch.inf)}
+    refuse_other_model(mask, mask, of="a file")
+    wanted = line(0.0).state_dict()
+    refuse_other_model({name: each.half() for name, each in wanted.items()}, wanted, of="a file")

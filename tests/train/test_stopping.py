@@ -1,15 +1,31 @@
 """Signals are heard, and ranks agree on them without asking in every step."""
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
 
 from sbkit.train.stopping import MOST_STEPS, NEITHER, Decision, RankConsensus, StopSignals
 
+HANGS_UP = """
+import os, signal, sys
+from sbkit.train.stopping import StopSignals
+with StopSignals() as signals:
+    print("listening", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGHUP)
+    for _ in range(10):
+        print("a step", flush=True)
+    assert signals.heard is signal.SIGHUP
+sys.exit(75)
+"""
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_heard_and_the_handlers_come_back(sent: signal.Signals) -> None:
     before = signal.getsignal(sent)
     with StopSignals() as signals:
@@ -17,6 +33,34 @@ def test_a_signal_is_heard_and_the_handlers_come_back(sent: signal.Signals) -> N
         os.kill(os.getpid(), sent)
         assert signals.heard is sent
     assert signal.getsignal(sent) is before
+
+
+def test_who_was_started_with_nohup_stays_deaf() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.heard is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_gone_ends_nothing() -> None:
+    """Words to it would be an OSError, before anything is saved."""
+    leader, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS_UP],
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=terminal,
+        text=True,
+    )
+    os.close(terminal)
+    assert os.read(leader, 100).startswith(b"listening")
+    os.close(leader)
+    _, _ = process.communicate("go on\n", timeout=60)
+    assert process.returncode == 75
 
 
 def test_a_second_interrupt_does_not_wait() -> None:

@@ -1,0 +1,103 @@
+"""How many of the best checkpoints are averaged: as many as make validation best.
+
+The mean of the last weights of a converged run beats each of them; the mean over a run that was
+still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
+down to the best alone, are scored on the validation set, and the best of these is taken.
+Source: model soups, Wortsman et al. 2022, over prefixes instead of one by one: a validation set is
+small, and each further try would fit it more.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from speechbrain.utils.checkpoints import Checkpoint
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+
+FILE = "averaged.json"  # in the folder of the checkpoints
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Which checkpoints a run is tested and exported with.
+
+    checkpoints: names of their folders, the best first; of: all that were there to choose from;
+    scores: on the validation set by how many were averaged.
+    """
+
+    checkpoints: tuple[str, ...]
+    of: tuple[str, ...]
+    scores: dict[str, float]
+
+    def __str__(self) -> str:
+        """Say how many are averaged, and what of it."""
+        tried = ", ".join(f"{count}: {score:.2f}" for count, score in self.scores.items())
+        count = len(self.checkpoints)
+        what = "The best checkpoint alone is" if count == 1 else f"The {count} best checkpoints are"
+        how = "tested" if count == 1 else "averaged"
+        return f"{what} {how}, of {len(self.of)} (validation by how many are averaged: {tried})."
+
+
+def sizes_of(count: int) -> list[int]:
+    """List how many are tried: all, half of them, and so on, down to one."""
+    sizes = []
+    while count >= 1:
+        sizes.append(count)
+        count //= 2
+    return sizes
+
+
+def choose(ranked: Sequence[Checkpoint], score: Callable[[int], float]) -> Averaged:
+    """Score the means of the first checkpoints and take the best; of equal ones the most averaged.
+
+    score(count): the error of the mean of the ``count`` first on the validation set, such as CER:
+    lower is better, NaN the worst. It is called at most log2(len(ranked)) + 1 times.
+    """
+    scores = {count: score(count) for count in sizes_of(len(ranked))} if len(ranked) > 1 else {}
+
+    def rank(count: int) -> tuple[float, int]:
+        value = scores[count]
+        return (math.inf if math.isnan(value) else value, -count)
+
+    best = min(scores, key=rank, default=1)
+    if scores and rank(best)[0] == math.inf:
+        best = 1  # nothing could be scored
+    names = tuple(each.path.name for each in ranked)
+    return Averaged(names[:best], names, {str(count): value for count, value in scores.items()})
+
+
+def write_averaged(folder: Path, averaged: Averaged) -> None:
+    """Write the choice beside the checkpoints, for export and for a test that is repeated."""
+    write_text_atomically(folder / FILE, to_json(asdict(averaged), indent=1) + "\n")
+
+
+def read_averaged(folder: Path) -> Averaged | None:
+    """Read the choice; None where none was made.
+
+    Raises SbkitError for a file that sbkit did not write.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        names = _names(record["checkpoints"]), _names(record["of"])
+        if not names[0] or names[1][: len(names[0])] != names[0]:
+            raise ValueError("what is averaged is not the first of what was there")
+        return Averaged(*names, dict(record["scores"]))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SbkitError(
+            f"{file} must name the checkpoints that were averaged, but cannot be read ({error}). "
+            "Remove it: the same command then chooses again."
+        ) from error
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TypeError("a list of names is something else")
+    return tuple(value)

@@ -1,0 +1,104 @@
+"""Parts that do not learn, and parts that learn slower, both by the paths of their modules.
+
+A path begins with a key of the YAML and goes on as in PyTorch: `CNN`, `Transformer.encoder.0`,
+`Transformer.encoder.0.norm.weight`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.part_names import part_names, to_part_name
+from sbkit.config.document import did_you_mean
+
+Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
+
+
+class Frozen:
+    """The modules of `freeze`: no gradient, and evaluation's ways in training too.
+
+    Their dropout is off and their batch normalization keeps its statistics: what does not learn
+    computes the same for training as for inference.
+    """
+
+    def __init__(self, paths: Iterable[str], hparams: Mapping[str, Any]) -> None:
+        """Find the modules and take their parameters' gradients away.
+
+        Raises SbkitError for a path that leads nowhere.
+        """
+        self.paths = tuple(paths)
+        self._modules = list[nn.Module]()
+        for path in self.paths:
+            for parameter in _parameters_at(path, hparams, "freeze"):
+                parameter.requires_grad_(False)
+            self._modules += [each for name, each in _modules(hparams) if name == path]
+
+    def eval(self) -> None:
+        """Put the frozen modules into evaluation mode; call it after `modules.train()`."""
+        for module in self._modules:
+            module.eval()
+
+
+def with_lr_scale(
+    opt_class: Callable[[Groups], Any], scales: Mapping[str, float], hparams: Mapping[str, Any]
+) -> Callable[[Groups], Any]:
+    """Let an optimizer be made with groups whose rate is scaled: each has an `lr_scale`.
+
+    The longest path decides where several lead to a parameter. Groups that come in, such as those
+    without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
+    its own times ``group.get("lr_scale", 1.0)``.
+    Raises SbkitError for a path that leads nowhere, or a scale that is no number of at least 0.
+    """
+    scale_of: dict[int, float] = {}
+    for path, scale in sorted(scales.items(), key=lambda item: item[0].count(".")):
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale >= 0:
+            raise SbkitError(
+                f"`lr_scale` must give each path a number of at least 0, but gives {path} "
+                f"{scale!r}. Write 0.1 for a tenth of `lr`, and use `freeze` for none."
+            )
+        for parameter in _parameters_at(path, hparams, "lr_scale"):
+            scale_of[id(parameter)] = float(scale)
+
+    def make(groups: Groups) -> Any:
+        optimizer = opt_class(list(split_groups(groups, scale_of)))
+        for group in optimizer.param_groups:
+            group["lr"] *= group.setdefault("lr_scale", 1.0)
+        return optimizer
+
+    return make if scale_of else opt_class
+
+
+def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """Split each group by the scales of its parameters; those without one come first."""
+    listed: list[Any] = list(groups)
+    if not listed or not isinstance(listed[0], dict):
+        listed = [{"params": listed}]
+    for group in listed:
+        by_scale: dict[float, list[nn.Parameter]] = {1.0: []}
+        for parameter in group["params"]:
+            by_scale.setdefault(scale_of.get(id(parameter), 1.0), []).append(parameter)
+        for scale, parameters in by_scale.items():
+            if parameters or scale == 1.0:
+                yield {**group, "params": parameters, "lr_scale": scale}
+
+
+def _modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    parts, model = part_names(hparams), hparams["model"]
+    for name, module in model.named_modules():
+        if name:
+            yield to_part_name(f"{name}.", parts).rstrip("."), module
+
+
+def _parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.Parameter]:
+    """List the parameters at or below a path; a module may have none."""
+    parts = part_names(hparams)
+    named = {to_part_name(name, parts): each for name, each in hparams["model"].named_parameters()}
+    modules = [name for name, _ in _modules(hparams)]
+    if path not in modules and path not in named:
+        raise SbkitError(
+            f"`{knob}` must name modules of the model by their path, but there is no `{path}`."
+            f"{did_you_mean(path, [*modules, *named])} Its parts are {', '.join(parts)}."
+        )
+    return [each for name, each in named.items() if name == path or name.startswith(f"{path}.")]

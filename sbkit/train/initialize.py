@@ -1,0 +1,152 @@
+"""Start a run from the weights of another one: what fits by name and by shape is loaded.
+
+Names are those of the YAML's parts, such as `CNN.conv1.weight`, so the other model may list its
+parts in another order, have others, or another vocabulary. Only numbers are read: safetensors or
+a state_dict, and a YAML or JSON as text; nothing of the other folder is built.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ruamel.yaml.error import YAMLError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.declaration import CHECKPOINTS
+from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
+from sbkit.checkpoint.weights import average
+from sbkit.config.document import read_document
+
+BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
+RUN_YAML = "hyperparams.yaml"
+SHOWN = 4  # names in a line
+
+
+@dataclass(frozen=True)
+class Initialized:
+    """What became of each tensor.
+
+    loaded: taken from there; new: ours, but not there or of another shape, with the reason; left:
+    there, but not ours.
+    """
+
+    source: Path
+    loaded: tuple[str, ...]
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Say it in three lines."""
+        return [
+            f"init_from {self.source}: {len(self.loaded)} tensors are loaded{_of(self.loaded)}",
+            f"init_from: {len(self.new)} tensors are new{_of(self.new)}",
+            f"init_from: {len(self.left)} tensors there are not used{_of(self.left)}",
+        ]
+
+
+def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
+    """Load into the model what fits of a run's or a bundle's weights.
+
+    Call it only where the run has no checkpoint of its own.
+    Raises SbkitError when the folder is neither, or when nothing in it fits.
+    """
+    theirs, ours = read_named_weights(source), tensors_by_part(hparams)
+    loaded, new = [], []
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            fault = _fault(theirs.get(name), tensor)
+            if fault is None:
+                tensor.copy_(theirs[name])
+                loaded.append(name)
+            else:
+                new.append(f"{name} ({fault})")
+    left = tuple(name for name in theirs if name not in ours)
+    if not loaded:
+        raise SbkitError(
+            f"`init_from` must name a run or a bundle with parts of this model, but of the "
+            f"{len(theirs)} tensors in {source} none fits by name and shape "
+            f"({', '.join([*theirs][:SHOWN])}). Give the parts the names that they have there."
+        )
+    return Initialized(source, tuple(loaded), tuple(new), left)
+
+
+def read_named_weights(source: Path) -> dict[str, Tensor]:
+    """Read the weights of a bundle, or those that a run was tested with, by part and path.
+
+    Raises SbkitError.
+    """
+    if (source / BUNDLE_WEIGHTS).is_file():
+        weights, parts = _read_bundle(source)
+    elif (source / CHECKPOINTS).is_dir():
+        weights, parts = _read_run(source)
+    else:
+        raise SbkitError(
+            f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
+            f"{BUNDLE_WEIGHTS}, but {source} is neither. Name such a folder, or null to start "
+            "from nothing."
+        )
+    return {to_part_name(name, parts): each for name, each in weights.items()}
+
+
+def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
+    try:
+        config = json.loads((source / BUNDLE_CONFIG).read_text(encoding="utf-8"))
+        parts = config["model"]
+        if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
+            raise TypeError("`model` is no list of names")
+        return load_safetensors((source / BUNDLE_WEIGHTS).read_bytes()), parts
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
+    try:
+        parts = part_names_in(read_document(source / RUN_YAML).root)
+    except (YAMLError, RecursionError) as error:
+        raise _unreadable(source, error) from error
+    checkpointer = Checkpointer(source / CHECKPOINTS)
+    best = checkpointer.find_averaged(min_key="CER") or checkpointer.find_whole(1)
+    if not best:
+        raise SbkitError(
+            f"`init_from` must name a run with a whole checkpoint, but {source} has none. Train it "
+            "first, or name another."
+        )
+    return average(best, "model"), parts
+
+
+def _unreadable(source: Path, error: Exception) -> SbkitError:
+    return SbkitError(
+        f"`init_from` must name a run folder or a bundle, but {source} cannot be read "
+        f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}). Name "
+        "another, or null to start from nothing."
+    )
+
+
+def _fault(theirs: Any, ours: Tensor) -> str | None:
+    if theirs is None:
+        return "not there"
+    if not isinstance(theirs, Tensor) or theirs.layout is not torch.strided or theirs.is_meta:
+        return "no plain tensor there"
+    if theirs.shape != ours.shape:
+        return f"{_size(theirs)} there, {_size(ours)} here"
+    if theirs.is_complex() or theirs.is_floating_point() != ours.is_floating_point():
+        return f"{theirs.dtype} there, {ours.dtype} here"
+    return None if theirs.isfinite().all() else "not finite there"
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "1"
+
+
+def _of(names: tuple[str, ...]) -> str:
+    if not names:
+        return "."
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f": {', '.join(names[:SHOWN])}{more}."

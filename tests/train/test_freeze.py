@@ -1,0 +1,102 @@
+"""Parts that do not learn, and parts that learn slower, by their paths."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from sbkit.base.errors import SbkitError
+from sbkit.train.brain import Brain
+from sbkit.train.freeze import Frozen, with_lr_scale
+
+
+def parts() -> dict[str, Any]:
+    cnn = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    head = nn.Linear(3, 1)
+    return {"CNN": cnn, "head": head, "model": nn.ModuleList([cnn, head])}
+
+
+class Line(Brain):
+    """Fit a line."""
+
+    def compute_forward(self, batch: Any, stage: Any) -> Any:
+        model = self.modules["model"]
+        return model[1](model[0](batch))
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+        return predictions.square().mean()
+
+
+def fit(**knobs: Any) -> tuple[Line, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    hparams = {**parts(), **knobs}
+    before = {name: each.clone() for name, each in hparams["model"].state_dict().items()}
+    brain = Line(
+        modules={"model": hparams["model"]},
+        opt_class=lambda groups: SGD(groups, lr=1.0),
+        hparams=hparams,
+        run_opts={"device": "cpu", "noprogressbar": True},
+    )
+    brain.fit(range(1, 2), DataLoader([torch.randn(4, 2)], batch_size=None))
+    return brain, before, hparams["model"].state_dict()
+
+
+def test_a_frozen_part_stays_as_it_is_with_its_statistics() -> None:
+    _, before, after = fit(freeze=["CNN"])
+    for name, tensor in after.items():
+        assert torch.equal(tensor, before[name]) is name.startswith("0."), name
+
+
+def test_a_layer_of_a_part_can_be_frozen() -> None:
+    _, before, after = fit(freeze=["CNN.0", "head.bias"])
+    same = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    assert same == {"0.0.weight", "0.0.bias", "1.bias"}
+
+
+def test_frozen_parts_compute_as_in_inference() -> None:
+    hparams = parts()
+    frozen = Frozen(["CNN"], hparams)
+    hparams["model"].train()
+    frozen.eval()
+    assert not any(module.training for module in hparams["CNN"].modules())
+    assert hparams["head"].training
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("CNM", "Did you mean `CNN`"), ("CNN.9", "there is no `CNN.9`"), ("model", "are CNN, head")],
+)
+def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
+    with pytest.raises(SbkitError, match=f"`freeze` must name modules .*{said}"):
+        Frozen([path], parts())
+    with pytest.raises(SbkitError, match=f"`lr_scale` must name modules .*{said}"):
+        with_lr_scale(SGD, {path: 0.1}, parts())
+
+
+@pytest.mark.parametrize("scale", [-1, "fast", True, float("nan")])
+def test_a_scale_that_is_no_factor_is_refused(scale: Any) -> None:
+    with pytest.raises(SbkitError, match="a number of at least 0"):
+        with_lr_scale(SGD, {"CNN": scale}, parts())
+
+
+def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
+    scales = {"CNN.0": 0.5, "CNN": 0.1}
+    brain, _, _ = fit(lr_scale=scales, remove_vector_weight_decay=True)
+    groups = brain.optimizer.param_groups
+    found = [(group["lr_scale"], group["lr"], group["weight_decay"]) for group in groups]
+    assert found == [
+        (1.0, 1.0, 0.0),
+        (0.5, 0.5, 0.0),
+        (0.1, 0.1, 0.0),
+        (1.0, 1.0, 0),
+        (0.5, 0.5, 0),
+    ]
+    counted = sum(len(group["params"]) for group in groups)
+    assert counted == len(list(brain.modules.parameters()))
+
+
+def test_without_scales_the_optimizer_is_the_declared_one() -> None:
+    assert with_lr_scale(SGD, {}, parts()) is SGD

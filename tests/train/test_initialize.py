@@ -1,0 +1,101 @@
+"""A run starts from another one's weights: what fits by name and shape, and nothing is built."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.train.initialize import initialize_from
+
+ORDER = ("CNN", "head")
+
+
+def parts(value: float, *, vocabulary: int = 4, order: tuple[str, ...] = ORDER) -> dict[str, Any]:
+    named: dict[str, nn.Module] = {"CNN": nn.Linear(2, 3), "head": nn.Linear(3, vocabulary)}
+    for parameter in nn.ModuleList(named.values()).parameters():
+        nn.init.constant_(parameter, value)
+    return {**named, "model": nn.ModuleList(named[name] for name in order)}
+
+
+def write_run(folder: Path, hparams: dict[str, Any], order: tuple[str, ...] = ORDER) -> Path:
+    folder.mkdir()
+    (folder / "hyperparams.yaml").write_text(
+        "CNN: &cnn !new:os.system [touch built]\nhead: &head !new:torch.nn.Linear [3, 4]\n"
+        f"model: !new:torch.nn.ModuleList\n- [{', '.join(f'*{name.lower()}' for name in order)}]\n"
+    )
+    checkpointer = Checkpointer(folder / "checkpoints", recoverables={"model": hparams["model"]})
+    checkpointer.save_checkpoint(meta={"CER": 1.0})
+    return folder
+
+
+def write_bundle(folder: Path, hparams: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model": list(ORDER)}))
+    save_file(hparams["model"].state_dict(), folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_run, write_bundle])
+@pytest.mark.parametrize("order", [ORDER, ORDER[::-1]])
+def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
+    tmp_path: Path, write: Any, order: tuple[str, ...]
+) -> None:
+    source = write(tmp_path / "source", parts(7.0))
+    ours = parts(1.0, vocabulary=9, order=order)
+    done = initialize_from(source, ours)
+    assert done.loaded == ("CNN.weight", "CNN.bias")
+    assert sorted(done.new) == [
+        "head.bias (4 there, 9 here)",
+        "head.weight (4x3 there, 9x3 here)",
+    ]
+    assert ours["CNN"].weight.unique().tolist() == [7.0]
+    assert ours["head"].weight.unique().tolist() == [1.0]
+    assert len(done.lines()) == 3
+    assert ": 2 tensors are loaded: CNN.weight, CNN.bias." in done.lines()[0]
+
+
+def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", parts(7.0))
+    cnn = nn.Linear(2, 3)
+    done = initialize_from(source, {"CNN": cnn, "model": nn.ModuleList([cnn])})
+    assert done.left == ("head.weight", "head.bias")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float) -> None:
+    source = write_bundle(tmp_path / "source", parts(value))
+    with pytest.raises(SbkitError, match="none fits by name and shape"):
+        initialize_from(source, parts(1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", '{"model": 3}'),
+        ("config.json", "[" * 9999),
+        ("model.safetensors", "no numbers"),
+    ],
+)
+def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
+    source = write_bundle(tmp_path / "source", parts(7.0))
+    (source / name).write_text(text)
+    with pytest.raises(SbkitError, match="`init_from` must name"):
+        initialize_from(source, parts(1.0))
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="is neither"):
+        initialize_from(tmp_path, parts(1.0))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
+    with pytest.raises(SbkitError, match="has none"):
+        initialize_from(tmp_path, parts(1.0))
