@@ -122,7 +122,8 @@ class ShardWriter:
             sha256 = self._sink.finish()
             self._unfinished.rename(self._file)
         shard = Shard(self._file, self._clips, self._unreadable, sha256)
-        listing = {"sha256": sha256, "clips": self._clips, "unreadable": self._unreadable}
+        columns = list(zip(*((*key, *rest) for key, *rest in self._clips), strict=True))
+        listing = {"sha256": sha256, "clips": columns, "unreadable": self._unreadable}
         write_sealed(self._file.with_suffix(".json"), listing)
         write_stamp(self._file, sha256)
         return shard
@@ -167,7 +168,7 @@ def read_shard(listing: Path) -> Shard | None:
         return None
     return Shard(
         listing.with_suffix(".arrow"),
-        [CachedClip(ClipKey(*key), *rest) for key, *rest in content["clips"]],
+        [CachedClip(ClipKey(*row[:3]), *row[3:]) for row in zip(*content["clips"], strict=True)],
         [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]],
         content["sha256"],
     )

@@ -280,7 +280,8 @@ def double_the_samples(file: Path) -> None:
     listing = file.with_suffix(".json")
     content = shard.read_sealed(listing)
     assert content is not None
-    content["clips"] = [[key, 2 * samples, digest] for key, samples, digest in content["clips"]]
+    *keys, samples, digests = content["clips"]
+    content["clips"] = [*keys, [2 * count for count in samples], digests]
     shard.write_sealed(listing, content)
     file.with_suffix(".ok").unlink()
 
