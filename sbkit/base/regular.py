@@ -31,7 +31,7 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
                 f"{what} must be a file, but {path} is {other}. Put the file itself there."
             )
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # from here on nobody can put another one in its place
+        with os.fdopen(descriptor, "rb") as file:  # what is looked at now is what is read
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
             size = os.fstat(descriptor).st_size

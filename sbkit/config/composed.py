@@ -166,7 +166,7 @@ def _plain_text(node: Node) -> tuple[str, int]:
     return text, len(text)
 
 
-def _value(node: ScalarNode) -> object:
+def _value(node: Node) -> object:
     """Construct a plain value as HyperPyYAML does, whose text it takes: `x:` is None, 017 is 17."""
     constructor = YAML().constructor
     try:

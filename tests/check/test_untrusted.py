@@ -11,10 +11,10 @@ import torch._dynamo
 from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.allowed import refusal
 from sbkit.check.finding import Finding
 from sbkit.check.untrusted import check_untrusted
 from sbkit.cli import run
+from sbkit.config.allowed import refusal
 from sbkit.config.build import clean_ruamel
 from tests.runs import ROOT
 
@@ -181,7 +181,8 @@ def test_an_include_that_turns_in_a_circle_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_finding_cannot_be_forged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = 'a: "(!!python/name:os.system [] \\e[2J\\e[H\\e[0mNothing found.\\e[8m)"\nb: "(!!x [\u202e])"'
+    cleared = "\\e[2J\\e[H\\e[0mNothing found.\\e[8m"
+    text = f'a: "(!!python/name:os.system [] {cleared})"\nb: "(!!x [\u202e])"'
     assert run(["check", "--untrusted", str(written(tmp_path, text))]) == 1
     out = capsys.readouterr().out
     assert "\\x1b[2J" in out

@@ -1,4 +1,4 @@
-"""The one list: every entry is what it says, and nothing that reads a file is in a bundle's part."""
+"""The one list: every entry is what it says, and nothing that reads a file is for a bundle."""
 
 from importlib.util import find_spec
 
