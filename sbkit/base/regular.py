@@ -35,7 +35,7 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
             size = os.fstat(descriptor).st_size
-            content = b"" if size > largest else file.read(largest + 1)
+            content = b"" if size > largest else file.read(size)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "its name is no name of a file"
         raise SbkitError(
@@ -45,9 +45,9 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
         raise SbkitError(
             f"{what} must fit into memory, but {path} has {size} bytes. Use a larger machine."
         ) from error
-    if max(size, len(content)) > largest:
+    if size > largest:
         raise SbkitError(
-            f"{what} must be a file of at most {largest} bytes, but {path} has "
-            f"{max(size, len(content))}. It is not what its name says."
+            f"{what} must be a file of at most {largest} bytes, but {path} has {size}. It is not "
+            "what its name says; restore it."
         )
     return content

@@ -1,7 +1,7 @@
 """What the run folder holds already, and whether what is trained can be resumed and exported.
 
 The folder is only read. An export is tried before there is anything to export: the parts as plain
-data and back, on the meta device, which has sizes but no numbers.
+data.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
@@ -20,11 +19,13 @@ from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.weights import modules_of, read_weights, refuse_other_model
+from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs, save_resolved
-from sbkit.inference.bundle import PARTS, TOKENIZER, build_model
+from sbkit.inference.bundle import TOKENIZER
+from sbkit.inference.config import FEATURES
 from sbkit.inference.export import plain_parts
-from sbkit.inference.module_spec import TRUSTED
+from sbkit.inference.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
 
@@ -38,7 +39,6 @@ MAY_CHANGE = {
     *("number_of_epochs", "average_checkpoints", "ckpt_interval_minutes"),
     *("nonfinite_patience", "stall_seconds"),
 }
-FRAMES = 100  # of features in the dry export
 SHOWN = 3
 
 
@@ -65,19 +65,18 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what `sbkit export`, or an exporter that traces the model, would refuse."""
-    if not {*PARTS, "model", "compute_features"} <= {*planned.document.root}:
+    """Find what `sbkit export` would refuse."""
+    if not {"model", FEATURES} <= {*planned.document.root}:
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
         return  # what does not run cannot be exported either, and is told
     try:
         config = _plain(planned)
     except SbkitError as error:
-        key = next((key for key in PARTS if f"`{key}`" in str(error)), "model")
+        key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
         yield planned.finding(NAME, key, **words_of(str(error)))
         return
     yield from _find_distrusted(planned, config)
-    yield from _find_untraceable(planned, config)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -160,56 +159,15 @@ def _plain(planned: PlannedRun) -> dict[str, Any]:
 
 def _find_distrusted(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
     for key, part in config["parts"].items():
-        strange = [name for name in _names(part) if not name.startswith(TRUSTED)]
+        strange = [
+            name for kind, name in names_of(part) if refusal(f"!{kind}", name, consumer="bundle")
+        ]
         if strange:
             yield planned.finding(
                 NAME,
                 key,
                 declared=f"`{key}`, made of {', '.join(strange)}",
-                effect="`sbkit export` builds nothing but modules of "
-                f"{', '.join(place[:-1] for place in TRUSTED)}",
-                fix="Import its module before you export, from Python.",
+                effect="`sbkit export` builds of itself only what is on sbkit's list",
+                fix="Export with --import and the name of its module.",
                 stops=False,
             )
-
-
-def _names(plain: Any) -> Iterator[str]:
-    if isinstance(plain, dict):
-        yield from (plain[kind] for kind in ("new", "name") if kind in plain)
-        plain = list(plain.values())
-    for each in plain if isinstance(plain, list) else ():
-        yield from _names(each)
-
-
-def _find_untraceable(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Run the model for inference where there are no numbers to decide upon."""
-    brain = planned.brain
-    with torch.no_grad():
-        features, _ = brain.asr_model.features(torch.zeros(1, 1600), torch.tensor([1600]))
-        try:
-            with torch.device("meta"):
-                asr_model = build_model(config, brain.asr_model.vocabulary)
-                like = torch.zeros(2, FRAMES, features.shape[-1])
-                states, _ = asr_model.encode(like, torch.tensor([FRAMES, FRAMES // 2]))
-                asr_model.ctc_log_probs(states)
-        except (RuntimeError, NotImplementedError) as error:
-            yield planned.finding(
-                NAME,
-                _part_of(error, config),
-                declared="a model that can be exported",
-                effect="what it does depends on numbers that an exporter does not have "
-                f"({str(error).splitlines()[0]})",
-                fix="Compute with tensors instead of `if`, `.item()` or `int()` of a tensor.",
-                stops=False,
-            )
-
-
-def _part_of(error: BaseException, config: Mapping[str, Any]) -> str:
-    """Name the part in whose class the error was raised, as far as that can be told."""
-    files = set()
-    trace = error.__traceback__
-    while trace is not None:
-        files.add(trace.tb_frame.f_globals.get("__name__"))
-        trace = trace.tb_next
-    homes = {key: config["parts"][key]["new"].rpartition(".")[0] for key in PARTS}
-    return next((key for key, home in homes.items() if home in files), "model")

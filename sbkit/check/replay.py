@@ -4,10 +4,11 @@ Legend: B utterances.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from pickle import PickleError
 from typing import Any
@@ -17,15 +18,19 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.check.planned_run import MissingPartError, PlannedRun, Recipe
 from sbkit.checkpoint.rng import TorchState, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
+from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.step import as_loss
 
 REPRODUCED = 1  # exit code
+LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
 # What another kind of JSON or of a pickle, or a part of one, ends in.
 UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
 
@@ -44,19 +49,23 @@ class Trace:
         return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
 
 
-def replay_file(file: Path, recipe: Recipe | None) -> int:
-    """Print which utterance and which module were first not finite; give 1 if any was.
+def replay_file(file: Path, recipe: Recipe | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print which utterance and which module were first not finite; return 1 if any was.
 
+    The run's YAML is built, so it may name only what is on sbkit's list, or what is defined in the
+    modules that ``own`` names.
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
     """
     record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
+    refuse_foreign(run_folder / "hyperparams.yaml", own=own)
     here = {"output_folder": str(run_folder)}
     with PlannedRun(run_folder / "hyperparams.yaml", here, recipe=recipe) as planned:
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
-        found = [_tell(brain, batch, random) for batch, random in micro_batches]
+        with _replaying(file):
+            found = [_tell(brain, batch, random) for batch, random in micro_batches]
     if any(found):
         return REPRODUCED
     print(
@@ -81,7 +90,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
 
 
 def one_line(batch: Batch, row: int) -> str:
-    """Give an utterance's lengths and text."""
+    """Return an utterance's lengths and text."""
     samples, count = int(batch.samples[row]), int(batch.token_lengths[row])
     return f"{samples} samples, {count} labels, {batch.texts[row]!r}"
 
@@ -190,19 +199,51 @@ def placement_here(planned: PlannedRun) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
-def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchState]]]:
-    """Give what was not finite and in which step, the model, and the micro-batches of the step."""
+@contextmanager
+def _replaying(file: Path) -> Iterator[None]:
+    """Refuse micro-batches that the model cannot run, whatever error they end in."""
     try:
-        record = json.loads(file.read_text())
-        saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
-        micro_batches = [
-            (Batch.from_plain(each["batch"]), each["random"]) for each in saved["micro_batches"]
-        ]
-        return f"its {record['what']}, step {record['step']}", {**saved["modules"]}, micro_batches
-    except UNREADABLE as error:
-        why, _, _ = str(error).partition("\n")
-        raise SbkitError(
-            f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
-            f".pt beside it, but {file} is not ({why}). Name such a file; the newest {KEPT} of "
-            "each rank can be replayed."
-        ) from error
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchState]]]:
+    """Read what was not finite and in which step, the model, and the step's micro-batches."""
+    kept = read_regular(file, largest=LARGEST_RECORD, what="What is replayed")
+    tensors = read_regular(file.with_suffix(".pt"), largest=LARGEST_KEPT, what="Its .pt")
+    try:
+        record = json.loads(kept)
+        saved = torch.load(BytesIO(tensors), "cpu", weights_only=True)
+        micro_batches = [(_batch(each["batch"]), each["random"]) for each in saved["micro_batches"]]
+        if not micro_batches:
+            raise ValueError("it holds no micro-batches")
+        what, step = printable(str(record["what"])), int(record["step"])
+        return f"its {what}, step {step}", {**saved["modules"]}, micro_batches
+    except (*UNREADABLE, AttributeError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _batch(plain: Mapping[str, Any]) -> Batch:
+    """Make a batch of what was kept; raises ValueError when its counts are not of one batch."""
+    batch = Batch.from_plain(plain)
+    played = sum(group.utterances for group in batch.speed_groups)
+    rows = {len(batch.ids), len(batch.texts), len(batch.audio), len(batch.samples), played}
+    if rows != {len(batch.ids)} or not batch.ids:
+        raise ValueError("its lists are not of one length")
+    if min(group.utterances for group in batch.speed_groups) < 1:
+        raise ValueError("it plays a group of no utterances")
+    if int(batch.samples.max()) > batch.audio.shape[1]:
+        raise ValueError("its audio is shorter than its lengths")
+    return batch
+
+
+def _unreadable(file: Path, error: Exception) -> SbkitError:
+    why = printable(str(error).partition("\n")[0].partition(". ")[0])  # torch's go on to bad advice
+    return SbkitError(
+        f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
+        f".pt beside it, but {file} is not ({type(error).__name__}: {why}). Name such a file; the "
+        f"newest {KEPT} of each rank can be replayed."
+    )

@@ -14,7 +14,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Literal
 
 from torch import nn
@@ -260,8 +260,10 @@ def _is_own(kind: str, found: object, consumer: Consumer, own: frozenset[str]) -
 
 def _unwrapped_by_torch(found: object) -> object:
     """See through torch's own wrappers: dynamo puts one around `torch.manual_seed`."""
-    wrapper = str(getattr(found, "__globals__", {}).get("__name__"))
-    return inspect.unwrap(found) if wrapper.startswith("torch.") and callable(found) else found
+    if not isinstance(found, FunctionType):
+        return found
+    wrapper = str(found.__globals__.get("__name__"))
+    return inspect.unwrap(found) if wrapper.startswith("torch.") else found
 
 
 def _module(name: str) -> ModuleType | None:
