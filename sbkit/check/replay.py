@@ -213,9 +213,13 @@ def _replaying(file: Path) -> Iterator[None]:
 def _read(file: Path) -> tuple[str, dict[str, Tensor], list[tuple[Batch, TorchState]]]:
     """Read what was not finite and in which step, the model, and the step's micro-batches."""
     kept = read_regular(file, largest=LARGEST_RECORD, what="What is replayed")
-    tensors = read_regular(file.with_suffix(".pt"), largest=LARGEST_KEPT, what="Its .pt")
     try:
         record = json.loads(kept)
+        if not isinstance(record, dict):
+            raise ValueError("it holds no record")
+        tensors = read_regular(
+            file.with_suffix(".pt"), largest=LARGEST_KEPT, what="What is replayed, its .pt,"
+        )
         saved = torch.load(BytesIO(tensors), "cpu", weights_only=True)
         micro_batches = [(_batch(each["batch"]), each["random"]) for each in saved["micro_batches"]]
         if not micro_batches:
@@ -244,6 +248,6 @@ def _unreadable(file: Path, error: Exception) -> SbkitError:
     why = printable(str(error).partition("\n")[0].partition(". ")[0])  # torch's go on to bad advice
     return SbkitError(
         f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
-        f".pt beside it, but {file} is not ({type(error).__name__}: {why}). Name such a file; the "
+        f".pt beside it, but {file} is not ({why or type(error).__name__}). Name such a file; the "
         f"newest {KEPT} of each rank can be replayed."
     )

@@ -219,7 +219,7 @@ REPLAYED: dict[str, Callable[[Place], Any]] = {
     "as it was": lambda place: None,
     "a pickle that runs": partial(_pt, lambda place: Call(place.canary)),
     "a pickle inside": partial(_pt, lambda place: {"modules": {"a": Call(place.canary)}}),
-    "a list": partial(_pt, lambda place: []),
+    ".pt a list": partial(_pt, lambda place: []),
     "no micro-batches": partial(_pt, lambda place: {"modules": {}, "micro_batches": []}),
     "a group of 10**9": partial(_pt, _group(10**9)),
     "a group of none": partial(_pt, _group(0)),
