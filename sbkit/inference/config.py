@@ -65,7 +65,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
             "Export it again."
         )
     if config.is_asr and config.tokenizer is None:
-        raise SbkitError(f"`tokenizer` must be the SHA-256 of one, but {of} has null. Export it.")
+        raise SbkitError(f"`tokenizer` must be the SHA-256 of one, but {of} has null. Export again.")
     if not config.is_asr and config.labels is None:
         raise SbkitError(f"`labels` must be a list of texts, but {of} has null. Export it again.")
     return config
