@@ -52,7 +52,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     config = BundleConfig(
         model_class=read("model_class", lambda value: value in MODEL_CLASSES, _one_of()),
         sample_rate=read("sample_rate", lambda value: value == SAMPLE_RATE, f"{SAMPLE_RATE}"),
-        model=tuple(read("model", _is_names, "a list of different names of parts")),
+        model=tuple(read("model", _is_owned, "a list of names of parts")),
         parts=read("parts", _is_parts, f"a mapping of parts that has `{FEATURES}`"),
         tokenizer=read("tokenizer", _is_digest, "a SHA-256 in hexadecimal, or null", None),
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
@@ -65,7 +65,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
             "Export it again."
         )
     if config.is_asr and config.tokenizer is None:
-        raise SbkitError(f"`tokenizer` must be the SHA-256 of one, but {of} has null. Export again.")
+        raise SbkitError(
+            f"`tokenizer` must be the SHA-256 of one, but {of} has null. Export again."
+        )
     if not config.is_asr and config.labels is None:
         raise SbkitError(f"`labels` must be a list of texts, but {of} has null. Export it again.")
     return config
@@ -127,6 +129,12 @@ def _is_names(value: Any) -> bool:
     return _is_labels(value) and all(
         part.isidentifier() for name in value for part in name.split(".")
     )
+
+
+def _is_owned(value: Any) -> bool:
+    """Check names of which one may be there twice: a part may stand twice in a ModuleList."""
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return texts and _is_names(sorted({*value}))
 
 
 def _is_labels(value: Any) -> bool:

@@ -143,7 +143,7 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
             continue  # this version has no such model
         parts = [key for key in wanted if key not in NOT_PARTS]
         required = {key for key in parts if wanted[key].default is inspect.Parameter.empty}
-        if required <= {*owned} <= {*parts} and len(owned) == len({*owned}):
+        if required <= {*owned} <= {*parts}:
             return owned, name
     raise SbkitError(
         "`model` must be a list of the parts of a model, such as `CNN`, `Transformer` and "
