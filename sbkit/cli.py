@@ -6,15 +6,17 @@ Each command imports its parts when it runs, so that ``sbkit --help`` answers at
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.version import __version__
 
 if TYPE_CHECKING:
+    from sbkit.inference.classify import Classification
     from sbkit.inference.transcribe import Transcript
 
 
@@ -51,20 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
-    replay = commands.add_parser("replay", help="look again at a batch that was not finite")
+    replay = commands.add_parser(
+        "replay",
+        help="look again at a batch that was not finite; of foreign YAML only the list is built",
+    )
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
+    _add_import(replay)
     replay.set_defaults(command=_replay)
 
     export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
     export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
+    _add_import(export)
     export.set_defaults(command=_export)
-
-    transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
-    transcribe.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-    transcribe.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
-    transcribe.add_argument("--format", choices=("text", "json"), default="text")
-    transcribe.set_defaults(command=_transcribe)
 
     cache = commands.add_parser("cache", help="list and remove prepared audio")
     cache.set_defaults(command=_list_cache)
@@ -77,7 +78,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     prune.set_defaults(command=_prune_cache)
+    _add_inference(commands)
     return parser
+
+
+def _add_inference(commands: Any) -> None:
+    transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
+    transcribe.set_defaults(command=_transcribe)
+    classify = commands.add_parser("classify", help="print which label audio files have")
+    classify.set_defaults(command=_classify)
+    for each in (transcribe, classify):
+        each.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
+        each.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
+        each.add_argument("--format", choices=("text", "json"), default="text")
+        _add_import(each)
+
+
+def _add_import(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--import",
+        dest="imports",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module of your own that parts of the model are in; may be repeated",
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -95,23 +120,42 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
+    from sbkit.inference.own_parts import import_own
 
-    return replay_file(options.file)
+    return replay_file(options.file, own=import_own(options.imports))
 
 
 def _export(options: argparse.Namespace) -> int:
     from sbkit.inference.export import export_run
+    from sbkit.inference.own_parts import import_own
 
-    export_run(options.run, options.out)
+    export_run(options.run, options.out, own=import_own(options.imports))
     print(options.out)
     return 0
 
 
 def _transcribe(options: argparse.Namespace) -> int:
+    from sbkit.inference.own_parts import import_own
     from sbkit.inference.transcribe import transcribe_files
 
+    own = import_own(options.imports)
+    return _print_each(transcribe_files(options.bundle, options.files, own=own), options)
+
+
+def _classify(options: argparse.Namespace) -> int:
+    from sbkit.inference.classify import classify_files
+    from sbkit.inference.own_parts import import_own
+
+    own = import_own(options.imports)
+    return _print_each(classify_files(options.bundle, options.files, own=own), options)
+
+
+def _print_each(
+    results: "Iterable[Transcript | Classification | SbkitError]", options: argparse.Namespace
+) -> int:
+    """Print what is found in each file, and the errors of those in which nothing is."""
     code = 0
-    for result in transcribe_files(options.bundle, options.files):
+    for result in results:
         if isinstance(result, SbkitError):
             print(result, file=sys.stderr)
             code = BAD_INPUT
@@ -141,16 +185,11 @@ def _prune_cache(options: argparse.Namespace) -> int:
     return 0
 
 
-def _line(transcript: "Transcript", options: argparse.Namespace) -> str:
-    """Write one transcript: the text, after the file's name where there are several."""
+def _line(result: "Transcript | Classification", options: argparse.Namespace) -> str:
+    """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        values = {
-            "file": str(transcript.file),
-            "text": transcript.text,
-            "seconds": transcript.seconds,
-        }
-        return json.dumps(values, ensure_ascii=False)
-    return f"{transcript.file}\t{transcript.text}" if len(options.files) > 1 else transcript.text
+        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
+    return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
 
 
 if __name__ == "__main__":

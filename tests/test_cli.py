@@ -71,8 +71,13 @@ class Spoken:
     text: str
     seconds: float
 
+    def __str__(self) -> str:
+        return self.text
 
-def transcribe_files(bundle: Path, files: Sequence[Path]) -> Iterator[Spoken | SbkitError]:
+
+def transcribe_files(
+    bundle: Path, files: Sequence[Path], *, own: frozenset[str]
+) -> Iterator[Spoken | SbkitError]:
     for file in files:
         if file.suffix == ".wav":
             yield Spoken(file, f"{bundle} é", 1.5)
@@ -117,7 +122,7 @@ def test_export_hands_over_both_folders(
 ) -> None:
     calls: list[tuple[Path, Path]] = []
     module = ModuleType("sbkit.inference.export")
-    monkeypatch.setattr(module, "export_run", lambda *both: calls.append(both), raising=False)
+    monkeypatch.setattr(module, "export_run", lambda *both, own: calls.append(both), raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     assert calls == [(Path("results/1"), Path("model"))]

@@ -31,6 +31,7 @@ from tests.shortage import largest_file
 
 pytestmark = pytest.mark.slow
 
+IMPORT = ("--import", "tests.faulty")  # a part of its own is in the YAML
 NO_CHECK = "--check=false"
 
 
@@ -84,7 +85,7 @@ def test_a_replay_names_the_utterance_and_the_module(
     finished: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = next((finished / "nonfinite").glob("*.json"))
-    assert sbkit(["replay", str(file)]) == 1
+    assert sbkit(["replay", str(file), *IMPORT]) == 1
     whole, *blamed = capsys.readouterr().out.splitlines()
     assert "the output of model.0.overflow" in whole
     (one,) = blamed
@@ -108,7 +109,7 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
 @pytest.mark.parametrize("name", ["train_log.jsonl", "hyperparams.yaml", "nowhere.json"])
 def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> None:
     with pytest.raises(SbkitError, match="What is replayed must be"):
-        sbkit(["replay", str(finished / name)])
+        sbkit(["replay", str(finished / name), *IMPORT])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_part_of_a_record_is_refused(
     torch.save(saved, file.with_suffix(".pt"))
     try:
         with pytest.raises(SbkitError, match=re.escape(said)):
-            sbkit(["replay", str(file)])
+            sbkit(["replay", str(file), *IMPORT])
     finally:
         file.unlink()
         file.with_suffix(".pt").unlink()
@@ -153,7 +154,7 @@ def test_the_command_in_a_record_works_from_anywhere(
     elsewhere.mkdir(parents=True)
     sbkit_here = f"{shlex.quote(sys.executable)} -c 'from sbkit.cli import main; main()'"
     done = subprocess.run(
-        command.replace("&& sbkit ", f"&& {sbkit_here} "),
+        command.replace("&& sbkit ", f"&& {sbkit_here} ") + f" {' '.join(IMPORT)}",
         shell=True,
         cwd=elsewhere,
         capture_output=True,

@@ -1,11 +1,19 @@
-"""Text that came from elsewhere, made safe to print on a terminal."""
+"""Text of others on a terminal: what would move the cursor or hide letters is written out."""
 
-KEPT = "\n\t"
+import unicodedata
+
+JOINERS = "\u200c\u200d"  # invisible, and part of words in Persian and Hindi
+HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: str) -> str:
-    """Return the text with every control character escaped, but for line breaks and tabs."""
-    return "".join(
-        each if each in KEPT or each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text
-    )
+    r"""Escape control characters, line ends and changes of direction: ESC becomes ``\x1b``."""
+    return "".join(_escaped(each) if _is_hidden(each) else each for each in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in HIDDEN and character not in JOINERS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

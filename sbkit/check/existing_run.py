@@ -26,11 +26,13 @@ from sbkit.checkpoint.declaration import (
 )
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.weights import modules_of, read_weights, refuse_other_model
+from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs, save_resolved
-from sbkit.inference.bundle import PARTS, TOKENIZER
+from sbkit.inference.bundle import TOKENIZER
+from sbkit.inference.config import FEATURES
 from sbkit.inference.export import plain_parts
-from sbkit.inference.module_spec import TRUSTED
+from sbkit.inference.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
 
@@ -64,14 +66,14 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
-    if not {*PARTS, "model", "compute_features"} <= {*planned.document.root}:
+    if not {"model", FEATURES} <= {*planned.document.root}:
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
         return  # what does not run cannot be exported either, and is told
     try:
         config = _plain(planned)
     except SbkitError as error:
-        key = next((key for key in PARTS if f"`{key}`" in str(error)), "model")
+        key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
         yield planned.finding(NAME, key, **words_of(str(error)))
         return
     yield from _find_distrusted(planned, config)
@@ -176,29 +178,22 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 def _plain(planned: PlannedRun) -> dict[str, Any]:
     file = Path(planned.building_knobs["output_folder"]) / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
-    config = plain_parts(read_document(file).root, planned.hparams["tokenizer"])
+    config = plain_parts(read_document(file).root, planned.hparams)
     described: dict[str, Any] = json.loads(json.dumps(config))
     return described
 
 
 def _find_distrusted(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
     for key, part in config["parts"].items():
-        strange = [name for name in _names(part) if not name.startswith(TRUSTED)]
+        strange = [
+            name for kind, name in names_of(part) if refusal(f"!{kind}", name, consumer="bundle")
+        ]
         if strange:
             yield planned.finding(
                 NAME,
                 key,
                 declared=f"`{key}`, made of {', '.join(strange)}",
-                effect="`sbkit export` builds nothing but modules of "
-                f"{', '.join(place[:-1] for place in TRUSTED)}",
-                fix="Import its module before you export, from Python.",
+                effect="`sbkit export` builds of itself only what is on sbkit's list",
+                fix="Export with --import and the name of its module.",
                 stops=False,
             )
-
-
-def _names(plain: Any) -> Iterator[str]:
-    if isinstance(plain, dict):
-        yield from (plain[kind] for kind in ("new", "name") if kind in plain)
-        plain = list(plain.values())
-    for each in plain if isinstance(plain, list) else ():
-        yield from _names(each)

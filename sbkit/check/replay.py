@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from pickle import PickleError
 from typing import Any
@@ -17,16 +18,21 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
+from sbkit.config.hparams import read_knobs
+from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.sampler import Example
 from sbkit.distributed.device import Placement, resolve
-from sbkit.train.nonfinite import FOLDER, KEPT
+from sbkit.train.recipe import refuse_foreign_modules
 from sbkit.train.step import as_loss
 
 REPRODUCED = 1  # exit code
+LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
 # What another kind of JSON or of a pickle, or a part of one, ends in.
 UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
 
@@ -45,19 +51,25 @@ class Trace:
         return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
 
 
-def replay_file(file: Path) -> int:
-    """Print which utterance and which module were first not finite; give 1 if any was.
+def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
+    """Print which utterance and which module were first not finite; return 1 if any was.
 
+    The run's YAML is built, so it may name only what is on sbkit's list, or what is defined in the
+    modules that ``own`` names.
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
     """
     record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
+    yaml_file = run_folder / "hyperparams.yaml"
+    refuse_foreign(yaml_file, own=own)
+    refuse_foreign_modules(read_knobs(yaml_file, {}), yaml_file, own)
     here = {"output_folder": str(run_folder)}
-    with PlannedRun(run_folder / "hyperparams.yaml", here) as planned:
+    with PlannedRun(yaml_file, here) as planned:
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
-        found = [_tell(brain, _again(planned, each), each["random"]) for each in micro_batches]
+        with _replaying(file):
+            found = [_tell(brain, _again(planned, each), each["random"]) for each in micro_batches]
     if any(found):
         return REPRODUCED
     print(
@@ -201,8 +213,8 @@ def _brain(planned: PlannedRun) -> Any:
         raise next(
             iter(planned.faults.values()),
             SbkitError(
-                "A replay needs the training script that made the run, but there is none. Pass "
-                "--script=PATH/train.py; the .json holds the whole command as `replay`."
+                "A replay needs the recipe that made the run, but its hyperparams.yaml names none. "
+                "Replay files of runs of train.py."
             ),
         ) from error
 
@@ -216,14 +228,31 @@ def placement_here(planned: PlannedRun) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
+@contextmanager
+def _replaying(file: Path) -> Iterator[None]:
+    """Refuse micro-batches that the model cannot run, whatever error they end in."""
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
 def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
     """Return what was not finite and where, the model, and the plans of the step's micro-batches.
 
     Each is a mapping of `ids`, `plan` and `random`. Raises SbkitError.
     """
+    kept = read_regular(file, largest=LARGEST_RECORD, what="What is replayed")
     try:
-        record = json.loads(file.read_text())
-        saved = torch.load(file.with_suffix(".pt"), "cpu", weights_only=True)
+        record = json.loads(kept)
+        if not isinstance(record, dict):
+            raise ValueError("it holds no record")
+        tensors = read_regular(
+            file.with_suffix(".pt"), largest=LARGEST_KEPT, what="What is replayed, its .pt,"
+        )
+        saved = torch.load(BytesIO(tensors), "cpu", weights_only=True)
         micro_batches = [
             {name: each[name] for name in ("ids", "plan", "random")}
             for each in saved["micro_batches"]
@@ -232,11 +261,16 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
             check_torch_state(each["random"])
         if not micro_batches:
             raise ValueError("it holds no micro-batch")
-        return f"its {record['what']}, step {record['step']}", {**saved["modules"]}, micro_batches
-    except UNREADABLE as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]  # torch's goes on to bad advice
-        raise SbkitError(
-            f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
-            f".pt beside it, but {file} is not ({why}). Name such a file; the newest {KEPT} of "
-            "each rank can be replayed."
-        ) from error
+        what, step = printable(str(record["what"])), int(record["step"])
+        return f"its {what}, step {step}", {**saved["modules"]}, micro_batches
+    except (*UNREADABLE, AttributeError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> SbkitError:
+    why = printable(str(error).partition("\n")[0].partition(". ")[0])  # torch's go on to bad advice
+    return SbkitError(
+        f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
+        f".pt beside it, but {file} is not ({why or type(error).__name__}). Name such a file; the "
+        f"newest {KEPT} of each rank can be replayed."
+    )

@@ -19,7 +19,7 @@ ZIP = b"PK"  # what torch.save begins its files with
 
 
 def checksum(file: Path) -> str:
-    """Give a file's SHA-256 in hexadecimal."""
+    """Return a file's SHA-256 in hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -30,10 +30,30 @@ def write_checksums(folder: Path) -> None:
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
+def refuse_changed(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
+    """Compare the bytes of files with the checksums that were written beside them.
+
+    What is compared is what will be parsed. A checksum finds accidents; it is no signature.
+    Raises SbkitError.
+    """
+    try:
+        expected = json.loads(checksums.decode())
+    except (ValueError, RecursionError) as error:
+        raise SbkitError(
+            f"{of / CHECKSUMS} must be the list of checksums of {of}, but cannot be read "
+            f"({type(error).__name__}). Export it again."
+        ) from error
+    for name, content in contents.items():
+        digest = expected.get(name) if isinstance(expected, dict) else None
+        if digest != hashlib.sha256(content).hexdigest():
+            why = "has no checksum" if digest is None else "is not what was written"
+            raise SbkitError(f"{of} must be whole, but {name} {why}. Export it again.")
+
+
 def find_damage(folder: Path, *, needed: Iterable[str] | None = None) -> str | None:
     """Compare files with their checksums, all of the folder's unless ``needed`` names them.
 
-    Gives None when all is well.
+    Returns None when all is well.
     """
     try:
         expected = _read_checksums(folder)
@@ -53,7 +73,7 @@ def find_damage(folder: Path, *, needed: Iterable[str] | None = None) -> str | N
 def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
     """Find a file of a folder without checksums that is not there or that ends too early.
 
-    Gives None when none is. Only files of torch.save can be told to be whole.
+    Returns None when none is. Only files of torch.save can be told to be whole.
     """
     for name in sorted({*needed} | _files(folder)):
         if not (folder / name).is_file() or not (folder / name).stat().st_size:

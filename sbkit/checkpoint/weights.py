@@ -1,6 +1,6 @@
 """The weights in checkpoints: read, compared with a model's, and averaged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from speechbrain.utils.checkpoints import (
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.checkpoint.integrity import reading
 
 SHOWN = 3  # tensors that differ
@@ -36,12 +37,13 @@ def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
 def read_weights(file: Path) -> dict[str, Any]:
     """Read a state_dict onto the CPU, by the names that SpeechBrain now has for its tensors.
 
-    Raises SbkitError when the file holds something else.
+    Raises SbkitError when the file holds something else, tensors without numbers, or NaN.
     """
     with reading(file):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
+        refuse_unusable(weights, of=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
@@ -68,6 +70,33 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
 
 
+def refuse_unusable(
+    weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()
+) -> None:
+    """Refuse tensors that hold no numbers or NaN, and infinite ones among the ``parameters``.
+
+    A buffer may be infinite: it may be a mask.
+    Raises SbkitError.
+    """
+    for name, value in weights.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            raise SbkitError(
+                f"Weights must be plain tensors, but {printable(name)} in {of} is {kind}. Restore "
+                "an earlier checkpoint."
+            )
+        finite = value.isfinite() if name in parameters else ~value.isnan()
+        if not bool(finite.all()):
+            count = value.numel() - int(finite.sum())
+            raise SbkitError(
+                f"Weights must be finite, but {printable(name)} in {of} holds {count} of "
+                f"{value.numel()} that {'is' if count == 1 else 'are'} not. Restore an earlier "
+                "checkpoint, or train again with a lower `lr`."
+            )
+
+
 def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
     """Refuse weights of another model, or ones that cannot be computed with.
 
@@ -80,10 +109,13 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
         if _size(saved, key) != _size(wanted, key)
     ]
     if differences:
-        shown = "; ".join(differences[:SHOWN])
+        shown = printable("; ".join(differences[:SHOWN]))
+        count = (
+            "1 tensor differs" if len(differences) == 1 else f"{len(differences)} tensors differ"
+        )
         raise SbkitError(
-            f"The weights in {of} must be those of the declared model, but {len(differences)} "
-            f"tensors differ ({shown}). Use the YAML they were trained with, or another folder."
+            f"The weights in {of} must be those of the declared model, but {count} "
+            f"({shown}). Use the YAML they were trained with, or another folder."
         )
     unfit = [f"{key} {fault}" for key in wanted if (fault := _fault(saved[key], wanted[key]))]
     if unfit:
@@ -130,4 +162,8 @@ def _file_of(checkpoint: Checkpoint, name: str) -> Path:
 def _size(tensors: Mapping[str, Any], key: str) -> str:
     if key not in tensors:
         return "none"
-    return "x".join(map(str, getattr(tensors[key], "shape", ()))) or "1"
+    value = tensors[key]
+    size = "x".join(map(str, getattr(value, "shape", ()))) or "1"
+    if not isinstance(value, torch.Tensor) or value.is_floating_point():
+        return size
+    return f"{size} {str(value.dtype).removeprefix('torch.')}"  # any of floats fits any other

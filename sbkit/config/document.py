@@ -123,6 +123,13 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         raise SbkitError(f"{path}:{line} must be valid YAML, but {error.problem}.") from error
     except YAMLError as error:
         raise SbkitError(f"{path} must be valid YAML, but {error}.") from error
+    except SbkitError:
+        raise
+    except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
+        raise SbkitError(
+            f"{path} must be valid YAML, but cannot be read ({type(error).__name__}: {error}). "
+            "Correct it."
+        ) from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         what = tag_of(root) or ("nothing" if root is None else "no such lines")
         raise SbkitError(

@@ -2,101 +2,225 @@
 
     config.json        the parts as plain data, and where they come from
     model.safetensors  the weights of the one ModuleList
-    tokenizer.model    sentencepiece
+    tokenizer.model    sentencepiece, where the model writes text
     checksums.json     SHA-256 of the other files
 
-Loading it runs no code of its own: weights are safetensors, and only modules are built.
+Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
+is what is parsed; weights are safetensors; and only classes of `sbkit.config.allowed` are built,
+within the memory that the weights account for. Checksums find accidents, they are no signature.
 """
 
-import json
+import hashlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
-from sbkit.checkpoint.weights import refuse_other_model
-from sbkit.inference.module_spec import build
-from sbkit.models.asr import AsrModel
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
+from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
+from sbkit.inference.budget import within_budget
+from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
+from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
 from sbkit.models.decoding import greedy
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
-FORMAT = 1
-PARTS = ("CNN", "Transformer", "seq_lin", "ctc_lin")
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+LARGEST = {  # bytes
+    CONFIG: 1 << 22,
+    CHECKSUMS: 1 << 16,
+    TOKENIZER: LARGEST_MODEL,
+    WEIGHTS: 1 << 36,
+}
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model that is ready to transcribe."""
+    """A model that is ready to be run.
 
-    config: dict[str, Any]
-    asr_model: AsrModel
-    tokenizer: Tokenizer
+    model: an AsrModel or an UtteranceClassifier, as config.model_class says.
+    """
+
+    config: BundleConfig
+    model: Any
+    tokenizer: Tokenizer | None
 
     @torch.inference_mode()
-    def transcribe(self, clips: list[torch.Tensor]) -> list[str]:
-        """Transcribe clips of 16 kHz int16 audio, (S,) each, as one batch."""
-        audio = nn.utils.rnn.pad_sequence([clip.float() for clip in clips], batch_first=True)
-        samples = torch.tensor([len(clip) for clip in clips])
-        features, frames = self.asr_model.features(audio, samples)
-        states, frames = self.asr_model.encode(features, frames)
-        best = greedy(self.asr_model.ctc_log_probs(states), frames, self.tokenizer.vocabulary.blank)
-        return [self.tokenizer.decode(ids) for ids in best]
+    def transcribe(self, clips: list[Tensor]) -> list[str]:
+        """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
+        tokenizer = self.require_asr()
+        audio, audio_lengths = _as_batch(clips)
+        features, frames = self.model.features(audio, audio_lengths)
+        states, frames = self.model.encode(features, frames)
+        best = greedy(self.model.ctc_log_probs(states), frames, tokenizer.vocabulary.blank)
+        return [tokenizer.decode(ids) for ids in best]
+
+    @torch.inference_mode()
+    def classify(self, clips: list[Tensor]) -> Tensor:
+        """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
+        labels = self.require_labels()
+        probabilities: Tensor = self.model.log_probs(*_as_batch(clips)).exp()
+        if probabilities.shape != (len(clips), len(labels)):
+            raise SbkitError(
+                f"A classifier must score its {len(labels)} labels, but gives a tensor of "
+                f"{tuple(probabilities.shape)} for {len(clips)} clips. Export it again."
+            )
+        return probabilities
+
+    def require_asr(self) -> Tokenizer:
+        """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
+        if not self.config.is_asr or self.tokenizer is None:
+            raise SbkitError(
+                "`sbkit transcribe` must have a bundle of a model that writes text, but this one "
+                "tells labels apart. Use: sbkit classify BUNDLE FILE"
+            )
+        return self.tokenizer
+
+    def require_labels(self) -> tuple[str, ...]:
+        """Return the labels; raises SbkitError for a model that is no classifier."""
+        if self.config.is_asr or self.config.labels is None:
+            raise SbkitError(
+                "`sbkit classify` must have a bundle of a classifier, but this one writes text. "
+                "Use: sbkit transcribe BUNDLE FILE"
+            )
+        return self.config.labels
 
 
-def load_bundle(folder: Path) -> Bundle:
-    """Load a bundle for inference.
+def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
+    """Load a bundle for inference; ``own`` names modules of the user's that it may use.
 
-    Raises SbkitError when a file is missing, damaged, or of another model.
+    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
     """
-    config = _read_config(folder)
-    damage = find_damage(folder, needed=(CONFIG, WEIGHTS, TOKENIZER))
-    if damage is not None:
-        raise SbkitError(f"A bundle must be whole, but in {folder} {damage}. Export it again.")
-    tokenizer = Tokenizer(model_file=folder / TOKENIZER)
-    asr_model = build_model(config, tokenizer.vocabulary)
-    weights = _read_weights(folder / WEIGHTS)
-    refuse_other_model(weights, asr_model.model.state_dict(), of=str(folder))
-    asr_model.model.load_state_dict(weights)
-    return Bundle(config, asr_model, tokenizer)
+    _require_folder(folder)
+    contents = {CONFIG: _read(folder, CONFIG)}
+    config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
+    contents[WEIGHTS] = _read(folder, WEIGHTS)
+    if config.tokenizer is not None:
+        contents[TOKENIZER] = _read(folder, TOKENIZER)
+    refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
+    tokenizer = _load_tokenizer(config, contents, folder)
+    weights = _parse_weights(contents[WEIGHTS], folder / WEIGHTS)
+    for part in config.parts.values():
+        refuse_unlisted(part, own=own, imports=config.imports)
+    vocabulary = None if tokenizer is None else tokenizer.vocabulary
+    with within_budget(weights):
+        model = build_model(config, vocabulary, own=own, largest=_largest(weights))
+    modules: nn.ModuleList = model.model
+    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    names = {name for name, _ in modules.named_parameters()}
+    refuse_unusable(weights, of=str(folder / WEIGHTS), parameters=names)
+    _load_state(modules, weights, folder)
+    return Bundle(config, model, tokenizer)
 
 
-def build_model(config: Mapping[str, Any], vocabulary: Vocabulary) -> AsrModel:
-    """Build the parts that a config describes, with fresh weights, for inference."""
-    parts = {name: build(config["parts"][name]) for name in PARTS}
-    model = nn.ModuleList(parts[name] for name in config["model"]).eval()
-    features = build(config["parts"]["compute_features"])
-    return AsrModel(model=model, compute_features=features, vocabulary=vocabulary, **parts)
+def build_model(
+    config: BundleConfig,
+    vocabulary: Vocabulary | None,
+    *,
+    own: frozenset[str] = frozenset(),
+    largest: int = LARGEST_NUMBER,
+) -> Any:
+    """Build the parts that a config describes, with fresh weights, for inference.
 
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    The parts go to the model's class by their names, with what else it asks for.
+    """
+    made = model_class(config.model_class)
+    parts = {name: build(each, own=own, largest=largest) for name, each in config.parts.items()}
+    strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
+    if strange:
         raise SbkitError(
-            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none "
-            f"({error}). Make one: sbkit export RUN --out {folder}"
-        ) from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise SbkitError(
-            f"A bundle must be of format {FORMAT}, but {folder / CONFIG} is not. Export it again "
-            "with this version of sbkit."
+            f"Every part must be a torch.nn.Module, but `{printable(strange[0])}` is a "
+            f"{type(parts[strange[0]]).__name__}. Export it again."
         )
-    return config
-
-
-def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    model = nn.ModuleList(parts[name] for name in config.model).eval()
+    parts[FEATURES].eval()
+    more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
+    wanted = inspect.signature(made).parameters
+    more = {name: value for name, value in more.items() if name in wanted}
     try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
+        return made(model=model, **parts, **more)
+    except SbkitError:
+        raise
+    except Exception as error:  # parts of others, which fit no other part
         raise SbkitError(
-            f"{file} must be a safetensors file, but cannot be read ({error}). Export it again."
+            f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
+            f"({printable(str(error))[:200]}). Export it again."
         ) from error
+
+
+def model_class(name: str) -> Any:
+    """Import one of MODEL_CLASSES; raises SbkitError when this version of sbkit has no such."""
+    home, _, last = name.rpartition(".")
+    if name not in MODEL_CLASSES or find_spec(home) is None:
+        raise SbkitError(
+            f"A bundle's model must be one that this sbkit has, but {printable(name)} is not "
+            "here. Install a newer sbkit."
+        )
+    return getattr(import_module(home), last)
+
+
+def _require_folder(folder: Path) -> None:
+    there = (folder / CONFIG).is_symlink() or (folder / CONFIG).exists()
+    if not folder.is_dir() or not there:
+        raise SbkitError(
+            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
+            "one of a run: sbkit export RUN --out BUNDLE"
+        )
+
+
+def _read(folder: Path, name: str) -> bytes:
+    return read_regular(folder / name, largest=LARGEST[name], what=f"A bundle's {name}")
+
+
+def _load_tokenizer(
+    config: BundleConfig, contents: Mapping[str, bytes], folder: Path
+) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    if hashlib.sha256(contents[TOKENIZER]).hexdigest() != config.tokenizer:
+        raise SbkitError(
+            f"{folder / TOKENIZER} must be the one that the model was trained with, but its "
+            f"SHA-256 is not the one in {CONFIG}. Export it again."
+        )
+    return Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
+
+
+def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"{file} must be a safetensors file, but cannot be read "
+            f"({printable(str(error))[:200]}). Export it again."
+        ) from error
+
+
+def _largest(weights: Mapping[str, Tensor]) -> int:
+    return max((size for each in weights.values() for size in each.shape), default=0)
+
+
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        modules.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"({printable(str(error))[:200]}). Export it again."
+        ) from error
+
+
+def _as_batch(clips: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
+    audio = nn.utils.rnn.pad_sequence([clip.float() for clip in clips], batch_first=True)
+    return audio, torch.tensor([len(clip) for clip in clips])

@@ -1,64 +1,93 @@
-"""From a run folder to a bundle."""
+"""From a run folder to a bundle.
 
+The folder is data: nothing in its YAML is run, and its parts are built from sbkit's list.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
+from torch import Tensor
+from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import building, to_json
+from sbkit.base.files import to_json
+from sbkit.base.printable import printable
 from sbkit.base.provenance import versions
+from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.checkpoint.weights import average
-from sbkit.config.document import read_document
-from sbkit.inference.bundle import CONFIG, FORMAT, PARTS, TOKENIZER, WEIGHTS, load_bundle
-from sbkit.inference.module_spec import to_plain
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.checkpoint.weights import average, refuse_unusable
+from sbkit.config.allowed import find
+from sbkit.config.document import read_document, tag_of
+from sbkit.config.judge import refuse_bomb
+from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
+from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
+from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
+from sbkit.inference.place import refuse_occupied, replacing
+from sbkit.text.labels import ClassLabels
+from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
+RESOLVED = "hyperparams.yaml"
+LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
+NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
 
-def export_run(run: Path, out: Path) -> None:
+def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> None:
     """Write the best checkpoint of a run as a bundle, whole or not at all.
 
-    Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or ``out`` exists and
-    is not a bundle.
+    ``own`` names modules of the user's that hold parts of the model.
+    Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
+    on the list, and when ``out`` exists and is not a bundle.
     """
-    _check_folders(run, out)
-    document = read_document(run / "hyperparams.yaml")
-    tokenizer = Tokenizer(model_file=run / TOKENIZER)
+    _require_run(run)
+    refuse_occupied(out)
+    refuse_bomb(run / RESOLVED)
+    root = read_document(run / RESOLVED).root
+    tokenizer = _tokenizer_of(run)
+    labels = _labels_of(run)
+    described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})
+    for part in described["parts"].values():
+        refuse_unlisted(part, own=own)
     best = best_checkpoints(run / "checkpoints", tokenizer)
-    config = {
-        "format": FORMAT,
-        "sample_rate": SAMPLE_RATE,
-        "checkpoints": [
-            {name: each.meta.get(name) for name in ("epoch", "CER", "WER")} for each in best
-        ],
-        "versions": versions(),
-        **{name: document.root[name] for name in KNOBS if name in document.root},
-        **plain_parts(document.root, tokenizer),
-    }
-    with building(out, replace=True) as beside:
+    config = (
+        _config(run, root, tokenizer, labels, best)
+        | described
+        | {"imports": _imports(described, own)}
+    )
+    weights = _weights_of(best, run)
+    with replacing(out) as beside:
         (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-        (beside / TOKENIZER).write_bytes((run / TOKENIZER).read_bytes())
-        weights = {name: value.clone() for name, value in average(best, "model").items()}
+        if tokenizer is not None:
+            (beside / TOKENIZER).write_bytes(tokenizer.content)
         (beside / WEIGHTS).write_bytes(save(weights))
         write_checksums(beside)
-        load_bundle(beside)  # what cannot be loaded is not exported
+        load_bundle(beside, own=own)  # what cannot be loaded is not exported
 
 
-def best_checkpoints(folder: Path, tokenizer: Tokenizer) -> list[Checkpoint]:
-    """Find the undamaged checkpoints that the test was run with, or the one of the lowest CER.
+def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:
+    """Find the undamaged checkpoints that the test was run with, or the best one on dev.
 
     Raises SbkitError when there is none, or one was trained with another tokenizer.
     """
     best: list[Checkpoint] = []
     if folder.is_dir():
-        best = Checkpointer(folder, tokenizer=tokenizer).find_averaged(min_key="CER")
+        checkpointer = Checkpointer(folder, tokenizer=tokenizer)
+        try:
+            best = checkpointer.find_averaged(min_key="CER")
+            best = best or checkpointer.find_averaged(max_key="accuracy")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SbkitError(
+                f"Checkpoints must be ranked by numbers, but in {folder} one has something else "
+                f"({printable(str(error))[:200]}). Move that one away."
+            ) from error
     if not best:
         raise SbkitError(
             f"A run must have a whole checkpoint to be exported, but {folder} has none. "
@@ -67,35 +96,126 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer) -> list[Checkpoint]:
     return best
 
 
-def plain_parts(root: CommentedMap, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Give the parts as plain data, and the order in which the ModuleList owns them."""
-    objects = {id(root.get("tokenizer")): tokenizer}
-    names = (*PARTS, "compute_features")
-    missing = [name for name in (*names, "model") if name not in root]
-    if missing:
+def _weights_of(best: Sequence[Checkpoint], run: Path) -> dict[str, Tensor]:
+    weights = average(best, "model")
+    strange = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+    if strange:
         raise SbkitError(
-            f"The run's hyperparams.yaml must define {', '.join(names)} and model, but has no "
-            f"{', '.join(missing)}. Export works for runs of train.py."
+            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} "
+            f"`{printable(str(strange[0]))}` is none. Restore an earlier one."
         )
-    by_node = {id(root[name]): name for name in PARTS}
-    owned = [by_node.get(id(node), "another part") for node in root["model"][0]]
-    if {*owned} != {*PARTS}:
-        raise SbkitError(
-            f"`model` must be a list of {', '.join(PARTS)} to be exported, but is one of "
-            f"{', '.join(owned)}. Take out what is not used, or put what is into one of them."
-        )
-    parts = {name: to_plain(root[name], key=name, objects=objects) for name in names}
-    return {"model": owned, "parts": parts}
+    refuse_unusable(weights, of=str(run / "checkpoints"))
+    return {name: value.clone() for name, value in weights.items()}
 
 
-def _check_folders(run: Path, out: Path) -> None:
-    if not (run / "hyperparams.yaml").is_file():
+def plain_parts(root: CommentedMap, objects: Mapping[str, object]) -> dict[str, Any]:
+    """Describe the parts as plain data, the order in which the ModuleList owns them, and the model.
+
+    ``objects`` are those of the YAML whose attributes its parts may refer to, by their keys.
+
+    Raises SbkitError when a part is missing, or is made of something else than a description.
+    """
+    if not isinstance(root.get("model"), CommentedMap | list) or FEATURES not in root:
         raise SbkitError(
-            f"The run to export must be a run folder with hyperparams.yaml, but {run} is none. "
+            f"The run's {RESOLVED} must define {FEATURES} and `model`, a torch.nn.ModuleList of "
+            "its parts, but does not. Export works for runs of train.py."
+        )
+    by_node = {id(root.get(key)): made for key, made in objects.items() if made is not None}
+    owned, name_of_model = _owned(root)
+    parts = {name: to_plain(root[name], key=name, objects=by_node) for name in [*owned, FEATURES]}
+    return {"model_class": name_of_model, "model": owned, "parts": parts}
+
+
+def _owned(root: CommentedMap) -> tuple[list[str], str]:
+    """Name the parts that the ModuleList owns, and the first model that takes them all."""
+    node = root["model"]
+    if find(tag_of(node).removeprefix("!new:")) is not ModuleList:
+        raise SbkitError(
+            f"`model` must be a torch.nn.ModuleList, but is {printable(tag_of(node)) or 'a list'}. "
+            "Write `model: !new:torch.nn.ModuleList`."
+        )
+    owned_nodes = node[0] if isinstance(node, list) and node else ()
+    if not isinstance(owned_nodes, list):
+        owned_nodes = ()
+    by_node = {
+        id(value): name for name, value in root.items() if isinstance(value, CommentedMap | list)
+    }
+    owned = [by_node.get(id(each), "another part") for each in owned_nodes]
+    for name in MODEL_CLASSES:
+        try:
+            wanted = inspect.signature(model_class(name).__init__).parameters
+        except SbkitError:
+            continue  # this version has no such model
+        parts = [key for key in wanted if key not in NOT_PARTS]
+        required = {key for key in parts if wanted[key].default is inspect.Parameter.empty}
+        if required <= {*owned} <= {*parts}:
+            return owned, name
+    raise SbkitError(
+        "`model` must be a list of the parts of a model, such as `CNN`, `Transformer` and "
+        "`ctc_lin`, each under a key of its own, but is one of "
+        f"{printable(', '.join(owned)) or 'none'}. Take out what is not used, or put what is into "
+        "one of them."
+    )
+
+
+def _config(
+    run: Path,
+    root: CommentedMap,
+    tokenizer: Tokenizer | None,
+    labels: ClassLabels | None,
+    best: Sequence[Checkpoint],
+) -> dict[str, Any]:
+    """Collect what a bundle says of itself besides its parts."""
+    digest = None if tokenizer is None else hashlib.sha256(tokenizer.content).hexdigest()
+    names = ("epoch", "CER", "WER", "accuracy")
+    metas = [each.meta if isinstance(each.meta, dict) else {} for each in best]
+    return {
+        "format": FORMAT,
+        "sample_rate": _sample_rate(root, run),
+        "tokenizer": digest,
+        "labels": None if labels is None else labels.names,
+        "checkpoints": [{name: meta[name] for name in names if name in meta} for meta in metas],
+        "versions": versions(),
+        **{name: str(root[name]) for name in KNOBS if name in root},
+    }
+
+
+def _sample_rate(root: CommentedMap, run: Path) -> int:
+    rate = root.get("sample_rate", SAMPLE_RATE)
+    if isinstance(rate, bool) or not isinstance(rate, int):
+        raise SbkitError(
+            f"`sample_rate` must be a whole number, but {run / RESOLVED} has "
+            f"{printable(str(rate))}. Correct it."
+        )
+    return int(rate)
+
+
+def _imports(described: dict[str, Any], own: frozenset[str]) -> list[str]:
+    """Name the modules of the user's that the parts come from."""
+    homes = {
+        name.rpartition(".")[0]
+        for part in described["parts"].values()
+        for _, name in names_of(part)
+    }
+    return sorted(own & homes)
+
+
+def _tokenizer_of(run: Path) -> Tokenizer | None:
+    file = run / TOKENIZER
+    if not file.exists() and not file.is_symlink():
+        return None
+    content = read_regular(file, largest=LARGEST_MODEL, what="The run's tokenizer")
+    return Tokenizer(model_file=file, content=content)
+
+
+def _labels_of(run: Path) -> ClassLabels | None:
+    file = run / LABELS
+    return ClassLabels(file=file) if file.exists() or file.is_symlink() else None
+
+
+def _require_run(run: Path) -> None:
+    if not (run / RESOLVED).is_file():
+        raise SbkitError(
+            f"The run to export must be a run folder with {RESOLVED}, but {run} is none. "
             "Name the folder that training printed, such as results/ctc/3407."
-        )
-    if out.exists() and not (out / CONFIG).is_file() and any(out.iterdir()):
-        raise SbkitError(
-            f"--out must be a new folder or an earlier bundle, but {out} holds something else. "
-            "Choose another folder."
         )

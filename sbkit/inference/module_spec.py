@@ -1,32 +1,28 @@
 """Objects as plain data: from a resolved YAML to JSON, and from JSON to modules.
 
 `!new:torch.nn.Linear {in_features: 2}` becomes `{"new": "torch.nn.Linear", "arguments": {...}}`,
-a partial `!name:` likewise. Reading it back builds modules and nothing else.
+a partial `!name:` likewise. Reading it back builds what stands on the list of
+`sbkit.config.allowed` for bundles, and nothing else.
 """
 
 import functools
-import pydoc
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.config.allowed import find, refusal
 from sbkit.config.document import tag_of
-from sbkit.config.tuples import read_tuple
+from sbkit.config.tuples import TUPLE, read_tuple
 
-# What may be built without asking: places that hold modules and no side effects.
-TRUSTED = (
-    "torch.nn.",
-    "sbkit.models.",
-    "sbkit.audio.",
-    "speechbrain.nnet.",
-    "speechbrain.lobes.",
-    "speechbrain.processing.",
-)
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
+KINDS = ("new", "name")
+ARGUMENTS = "arguments"
+DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
+LARGEST_NUMBER = 1 << 16  # in an argument; sizes beyond it are those of a matrix in the weights
+LONGEST_TEXT = 1_000  # characters
 
 Plain = Any  # what JSON can hold
 
@@ -35,74 +31,190 @@ def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
     """Turn a node of a resolved YAML into plain data.
 
     ``objects`` gives, by the identity of their node, the objects whose attributes may be used.
-    Raises SbkitError for what only running code could tell.
+    Raises SbkitError for what only running code could tell, and for what grows without bound.
     """
-    inner = functools.partial(to_plain, key=key, objects=objects)
-    tag = tag_of(node)
-    if tag == ATTRIBUTE and isinstance(node, CommentedSeq) and id(node[0]) in objects:
-        return getattr(objects[id(node[0])], node[1])
-    if tag.startswith(("!new:", "!name:")):
-        kind, name = tag[1:].split(":", 1)
-        return {kind: name, "arguments": _arguments(node, inner)}
-    if tag and tag != "!tuple":
+    return _Flattened(key, objects).plain(node, 0)
+
+
+class _Flattened:
+    """Walk a tree that may share its branches, and count what it comes to."""
+
+    def __init__(self, key: str, objects: Mapping[int, object]) -> None:
+        self._key, self._objects, self._count = key, objects, 0
+
+    def plain(self, node: object, depth: int) -> Plain:
+        self._count += 1
+        if self._count > MOST or depth > DEEPEST:
+            raise SbkitError(
+                f"`{self._key}` must have at most {MOST} values and {DEEPEST} levels to be "
+                "exported, but has more. Look for an alias that repeats itself."
+            )
+        tag = tag_of(node)
+        if tag == ATTRIBUTE:
+            return self._attribute(node)
+        if tag.startswith(("!new:", "!name:")):
+            kind, name = tag[1:].split(":", 1)
+            return {kind: name, ARGUMENTS: self._children(node, depth, {})}
+        if tag and tag != "!tuple":
+            raise SbkitError(
+                f"`{self._key}` must be made of !new:, !name: and plain values to be exported, but "
+                f"holds {printable(tag)}. Write a class in its place."
+            )
+        return self._children(node, depth, getattr(node, "value", node))
+
+    def _children(self, node: object, depth: int, scalar: object) -> Plain:
+        if isinstance(node, CommentedMap):
+            return {str(name): self.plain(child, depth + 1) for name, child in node.items()}
+        if isinstance(node, CommentedSeq):
+            return [self.plain(child, depth + 1) for child in node]
+        if isinstance(scalar, str) and TUPLE.fullmatch(scalar):
+            return {"tuple": self._tuple(scalar)}
+        if scalar is not None and not isinstance(scalar, bool | int | float | str | dict):
+            raise SbkitError(
+                f"`{self._key}` must be made of plain values to be exported, but holds a "
+                f"{type(scalar).__name__}. Write a number or a text."
+            )
+        return scalar
+
+    def _tuple(self, text: str) -> list[object]:
+        try:
+            return list(read_tuple(text))
+        except (ValueError, TypeError) as error:
+            raise SbkitError(
+                f"`{self._key}` must hold tuples of plain values to be exported, but has "
+                f"{printable(text[:60])} ({printable(str(error))}). Correct it."
+            ) from error
+
+    def _attribute(self, node: object) -> Plain:
+        match node:
+            case [target, str(name)] if id(target) in self._objects and not name.startswith("_"):
+                value = getattr(self._objects[id(target)], name, None)
+                if isinstance(value, bool | int | float | str):
+                    return value
         raise SbkitError(
-            f"`{key}` must be made of !new:, !name: and plain values to be exported, but holds "
-            f"{tag}. Give it a class instead."
+            f"`{self._key}` must take nothing but data of the tokenizer to be exported, but holds "
+            f"{ATTRIBUTE} of something else. Write the value."
         )
-    if isinstance(node, CommentedMap):
-        return {name: inner(child) for name, child in node.items()}
-    if isinstance(node, CommentedSeq):
-        return [inner(child) for child in node]
-    text = getattr(node, "value", node)
-    if isinstance(text, str) and text.startswith("(") and text.endswith(")"):
-        return {"tuple": list(read_tuple(text))}
-    return text
 
 
-def _arguments(node: object, inner: Any) -> Plain:
-    if isinstance(node, CommentedMap):
-        return {name: inner(child) for name, child in node.items()}
-    if isinstance(node, CommentedSeq):
-        return [inner(child) for child in node]
-    return {}
+def refuse_bomb(plain: Plain) -> None:
+    """Refuse data that is deeper or larger than a model's description; raises ValueError."""
+    count, waiting = 0, [(plain, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > DEEPEST or count > MOST:
+            raise ValueError(f"it has more than {DEEPEST} levels or {MOST} values")
+        below = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting += [(each, depth + 1) for each in below]
 
 
-def build(plain: Plain) -> Any:
-    """Build what plain data describes; only modules, and functions of trusted places."""
+def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
+    """List the kind and the name of everything that plain data would build."""
+    if _kind_of(plain) is not None:
+        kind = _kind_of(plain) or ""
+        yield kind, plain[kind]
+        plain = plain[ARGUMENTS]
+    below = plain.values() if isinstance(plain, dict) else plain
+    for each in below if isinstance(plain, dict | list) else ():
+        yield from names_of(each)
+
+
+def refuse_unlisted(
+    plain: Plain, *, own: frozenset[str] = frozenset(), imports: tuple[str, ...] = ()
+) -> None:
+    """Refuse data that names anything but what a bundle may build; nothing is built.
+
+    ``own`` names modules of the user's, imported by --import; ``imports`` those that the bundle
+    was exported with.
+    Raises SbkitError.
+    """
+    for kind, name in names_of(plain):
+        if not isinstance(name, str):
+            _refuse(f"a name that is {printable(repr(name))[:60]}")
+        reason = refusal(f"!{kind}", name, consumer="bundle", own=own)
+        if reason is not None:
+            home = name.rpartition(".")[0]
+            known = home in imports and home.split(".")[0].isidentifier()
+            raise SbkitError(
+                f"A model must be built of modules on sbkit's list, but {printable(name)} {reason}."
+                + (
+                    f" It was exported with `--import {home}`: if you have that module and trust "
+                    "it, pass the same."
+                    if known
+                    else " If it is a class of your own, pass --import and the name of its module."
+                )
+            )
+
+
+def build(plain: Plain, *, own: frozenset[str] = frozenset(), largest: int = LARGEST_NUMBER) -> Any:
+    """Build what plain data describes: modules and activations of the list, and plain values.
+
+    ``largest`` bounds the numbers in it.
+    Raises SbkitError for anything else, and for arguments that a class does not take.
+    """
+    refuse_unlisted(plain, own=own)
+    return _build(plain, max(largest, LARGEST_NUMBER))
+
+
+def _build(plain: Plain, largest: int) -> Any:
     if isinstance(plain, list):
-        return [build(item) for item in plain]
+        return [_build(item, largest) for item in plain]
     if not isinstance(plain, dict):
-        return plain
-    if "tuple" in plain:
-        return tuple(plain["tuple"])
-    for kind in ("new", "name"):
-        if kind in plain:
-            return _construct(kind, plain[kind], build(plain["arguments"]))
-    return {name: build(item) for name, item in plain.items()}
+        return _bounded(plain, largest)
+    if plain.keys() == {"tuple"}:
+        values = plain["tuple"]
+        if not isinstance(values, list) or any(isinstance(each, dict) for each in values):
+            _refuse("a tuple of something else than plain values")
+        return tuple(_build(values, largest))
+    kind = _kind_of(plain)
+    if kind is None:
+        return {name: _build(item, largest) for name, item in plain.items()}
+    return _construct(kind, plain[kind], plain[ARGUMENTS], largest)
 
 
-def _construct(kind: str, name: str, arguments: Any) -> Any:
-    made = _locate(kind, name)
-    positional = arguments if isinstance(arguments, list) else []
-    keywords = {} if isinstance(arguments, list) else arguments
-    if kind == "new":
+def _construct(kind: str, name: str, arguments: Plain, largest: int) -> Any:
+    if not isinstance(arguments, list | dict):
+        _refuse(f"arguments of {printable(name)} that are neither a list nor a mapping")
+    made: Any = find(name)
+    positional = _build(arguments, largest) if isinstance(arguments, list) else []
+    keywords = (
+        {key: _build(value, largest) for key, value in arguments.items()}
+        if isinstance(arguments, dict)
+        else {}
+    )
+    if kind == "name":
+        return functools.partial(made, *positional, **keywords) if arguments else made
+    try:
         return made(*positional, **keywords)
-    return functools.partial(made, *positional, **keywords) if arguments else made
-
-
-def _locate(kind: str, name: str) -> Any:
-    """Find a class by its name; what counts is where the object found was defined.
-
-    A name may lie: `speechbrain.core.os.system` is `posix.system`.
-    """
-    module_name = name.rsplit(".", 1)[0]
-    made = pydoc.locate(name) if name.startswith(TRUSTED) or module_name in sys.modules else None
-    home = f"{getattr(made, '__module__', None)}."
-    is_module = isinstance(made, type) and issubclass(made, nn.Module)
-    trusted = home.startswith(TRUSTED) and (kind == "name" or is_module) and callable(made)
-    if not (trusted or is_module):
+    except SbkitError:
+        raise
+    except Exception as error:  # whatever a constructor makes of what it is given
         raise SbkitError(
-            f"A bundle may build only modules of {', '.join(place[:-1] for place in TRUSTED)}, or "
-            f"of code that was imported before, but names {name}. Import its module first."
-        )
-    return made
+            f"A part must be built from its arguments, but {printable(name)} raised "
+            f"{type(error).__name__} ({printable(str(error))[:200]}). Correct them where it was "
+            "declared, and export it again."
+        ) from error
+
+
+def _kind_of(plain: Plain) -> str | None:
+    """Tell what is to be built from a mapping of plain values."""
+    if not isinstance(plain, dict):
+        return None
+    return next((kind for kind in KINDS if plain.keys() == {kind, ARGUMENTS}), None)
+
+
+def _bounded(value: Any, largest: int) -> Any:
+    if isinstance(value, int | float) and not abs(value) <= largest:
+        _refuse(f"a number beyond {largest}, for which its weights have no place")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        _refuse(f"a text of {len(value)} characters")
+    return value
+
+
+def _refuse(what: str) -> NoReturn:
+    raise SbkitError(
+        f"The parts of a bundle must be plain data of ordinary size, but hold {what}. Export it "
+        "again."
+    )

@@ -4,18 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.inference.bundle import load_bundle
-
-LONGEST_PIECE = 30 * SAMPLE_RATE  # attention grows with the square of the length
-SHORTEST_PIECE = 20 * SAMPLE_RATE
-QUIET_WINDOW = SAMPLE_RATE // 10  # 100 ms, shorter than a pause between words
-PIECES_AT_ONCE = 4
+from sbkit.base.printable import printable
+from sbkit.base.units import samples_to_seconds
+from sbkit.inference.bundle import Bundle, load_bundle
+from sbkit.inference.pieces import batches, read_pieces
+from sbkit.inference.running import fitting
 
 
 @dataclass(frozen=True)
@@ -26,31 +20,30 @@ class Transcript:
     text: str
     seconds: float
 
+    def __str__(self) -> str:
+        """Write what is said."""
+        return self.text
 
-def transcribe_files(bundle: Path, files: Sequence[Path]) -> Iterator[Transcript | SbkitError]:
+
+def transcribe_files(
+    bundle: Path, files: Sequence[Path], *, own: frozenset[str] = frozenset()
+) -> Iterator[Transcript | SbkitError]:
     """Transcribe one file after the other; one that is no audio gives its error and no more."""
-    loaded = load_bundle(bundle)
+    loaded = load_bundle(bundle, own=own)
+    loaded.require_asr()
     for file in files:
         try:
-            samples = read_audio(file)
+            yield _transcribe(loaded, file)
         except SbkitError as error:
             yield error
-            continue
-        pieces = [torch.from_numpy(piece) for piece in cut_at_quiet(samples)]
-        texts: list[str] = []
-        for start in range(0, len(pieces), PIECES_AT_ONCE):
-            texts += loaded.transcribe(pieces[start : start + PIECES_AT_ONCE])
-        text = " ".join(text for text in texts if text)
-        yield Transcript(file, text, samples_to_seconds(len(samples)))
 
 
-def cut_at_quiet(samples: Samples) -> list[Samples]:
-    """Cut long audio where it is quietest, 20 to 30 s into what is left: (S,) -> [(S',), ...]."""
-    pieces = []
-    while len(samples) > LONGEST_PIECE:
-        windows = samples[SHORTEST_PIECE:LONGEST_PIECE].reshape(-1, QUIET_WINDOW).astype(np.float64)
-        quietest = int(np.argmin(np.square(windows).sum(1)))
-        cut = SHORTEST_PIECE + quietest * QUIET_WINDOW + QUIET_WINDOW // 2
-        pieces.append(samples[:cut])
-        samples = samples[cut:]
-    return [*pieces, samples]
+def _transcribe(bundle: Bundle, file: Path) -> Transcript:
+    rate = bundle.config.sample_rate
+    count, pieces = read_pieces(file, rate)
+    texts: list[str] = []
+    for batch in batches(pieces):
+        with fitting(file):
+            texts += bundle.transcribe(batch)
+    text = printable(" ".join(text for text in texts if text))
+    return Transcript(file, text, samples_to_seconds(count, rate))

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.regular import read_regular
+
+LARGEST = 1 << 22  # bytes
 
 
 class ClassLabels:
@@ -17,8 +20,9 @@ class ClassLabels:
     def __init__(self, *, file: str | Path) -> None:
         self.file = Path(file)
         try:
-            self.names = self.file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            content = read_regular(self.file, largest=LARGEST, what="The list of classes")
+            self.names = content.decode().split("\n")[:-1]
+        except UnicodeDecodeError as error:
             raise SbkitError(
                 f"{self.file} must list the classes, a line each, but cannot be read ({error}). "
                 "Restore it, or choose another output_folder."

@@ -9,18 +9,25 @@ from sentencepiece import sentencepiece_model_pb2
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.text.vocabulary import Vocabulary
 
 KINDS = ("char", "bpe", "unigram")
+LARGEST_MODEL = 1 << 25  # bytes; 250 000 pieces take 4 MB
 LONGEST_SENTENCE = 1 << 20  # bytes; sentencepiece drops longer ones in silence, at 4192 by default
 
 
 class Tokenizer:
-    """Encode and decode with a trained model file."""
+    """Encode and decode with a trained model file.
 
-    def __init__(self, *, model_file: str | Path) -> None:
+    The file is read once; ``content`` gives its bytes where they were read, and checked, before.
+    """
+
+    def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
-        self._pieces = _load(self.model_file)
+        self.content = _read(self.model_file) if content is None else content
+        self._pieces = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(
             size=self._pieces.get_piece_size(),
             blank=self._pieces.pad_id(),
@@ -38,7 +45,7 @@ class Tokenizer:
     def kind(self) -> str:
         """Name what was trained: char, bpe or unigram."""
         model = sentencepiece_model_pb2.ModelProto()
-        model.ParseFromString(self.model_file.read_bytes())
+        model.ParseFromString(self.content)
         names = {4: "char", 2: "bpe", 1: "unigram"}
         return names.get(model.trainer_spec.model_type, "other")
 
@@ -137,13 +144,21 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
     return model.getvalue()
 
 
-def _load(model_file: Path) -> sentencepiece.SentencePieceProcessor:
+def _read(model_file: Path) -> bytes:
+    return read_regular(
+        model_file.resolve(), largest=LARGEST_MODEL, what="The tokenizer, a sentencepiece model,"
+    )
+
+
+def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
     try:
         pieces = sentencepiece.SentencePieceProcessor()
-        pieces.load_from_serialized_proto(model_file.read_bytes())
+        pieces.load_from_serialized_proto(content)
+        for label in range(pieces.get_piece_size()):
+            pieces.id_to_piece(label)  # one that is no UTF-8 would end decoding
         return pieces
-    except (OSError, RuntimeError) as error:
+    except (RuntimeError, ValueError) as error:
         raise SbkitError(
             f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
-            f"({error}). Remove it to train it again, or restore it."
+            f"({printable(str(error))}). Remove it to train it again, or restore it."
         ) from error

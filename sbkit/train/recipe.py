@@ -7,13 +7,16 @@ imported, also from a file beside the YAML.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sbkit.base import version
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.config.ranges import Range
 from sbkit.data.loaders import Loaders
 from sbkit.data.splits import Splits
@@ -71,6 +74,36 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             f"{'not there' if found is None else type(found).__name__}. Correct the name."
         )
     return found
+
+
+def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = ()) -> None:
+    """Refuse a recipe or corpus of a foreign YAML that is not one of the installed `recipes`.
+
+    Importing a module runs it. ``own`` names the modules that the user vouches for.
+
+    Raises:
+        SbkitError: it is another module.
+    """
+    for key in ("recipe", "corpus"):
+        name = knobs.get(key)
+        module = str(name).rpartition(".")[0] if key == "recipe" else str(name)
+        if name is not None and module not in own and not _is_installed_recipe(module):
+            raise SbkitError(
+                f"`{key}` of {yaml_file} must be one of those that come with sbkit, because "
+                f"importing a module runs it, but is {printable(str(name))}. If you trust it, pass "
+                f"--import {printable(module)}."
+            )
+
+
+def _is_installed_recipe(module: str) -> bool:
+    """Check whether a module lies in the folder `recipes` beside sbkit's own."""
+    parts = module.split(".")
+    if parts[0] != "recipes" or not all(part.isidentifier() for part in parts):
+        return False
+    found = find_spec("recipes")
+    beside = Path(version.__file__).resolve().parents[2] / "recipes"
+    places = found.submodule_search_locations if found else None
+    return places is not None and [Path(each).resolve() for each in places] == [beside]
 
 
 def search_beside(yaml_file: Path) -> None:

@@ -11,9 +11,10 @@ import torch._dynamo
 from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.allowed import refusal
+from sbkit.check.finding import Finding
 from sbkit.check.untrusted import check_untrusted
 from sbkit.cli import run
+from sbkit.config.allowed import refusal
 from sbkit.config.build import clean_ruamel
 from tests.runs import ROOT
 
@@ -38,6 +39,27 @@ LIVE = [
     ),
     ("a: &a !apply:os.mkdir [CANARY]\nb: *a", "posix.mkdir"),
     ("a: &a {k: !apply:os.mkdir [CANARY]}\nb:\n  <<: *a", "posix.mkdir"),
+]
+# What HyperPyYAML puts into a text is `str(value)`, not what stands in the file: None for null, 17
+# for 017. Each of these came to a tuple that runs a command, and was called harmless.
+SPELLINGS = ["", "~", "null", "017", "08", "0_1", "1__0", "0o17", "1e3", ">-\n  1", "!ref <z>"]
+LIVE += [
+    (
+        f"z:\nx: {spelling}\nm: !ref \"'(!!python/object/apply:os.mkdir [CANARY])%.0s' % <x>\"",
+        "quoted text",
+    )
+    for spelling in SPELLINGS
+]
+LIVE += [
+    (
+        "x:\nm: !new:torch.nn.Identity\n"
+        "  - !ref \"'(!!python/object/apply:os.mkdir [CANARY])%.0s' % <x>\"",
+        "quoted text",
+    ),
+    (
+        "x: 1\nm: !ref >-\n  '(!!python/object/apply:os.mkdir [CANARY])%.0s'\n  % <x>",
+        "quoted text",
+    ),
 ]
 REFUSED = [
     ("x: [1, {y: '(!!python/object/apply:os.mkdir [CANARY])'}]", "tuple with"),
@@ -73,6 +95,19 @@ REFUSED = [
     ("a: &a [1, *a]", "contains itself"),
     ("a: &a\n  b: !ref <a>", "contains itself"),
     ("x: (a, [)", "tuple that cannot be read"),
+    ("x:\na: !ref <x>**9**9**9", "power"),
+    ("x: 9\na: !ref <x> * * <x>", "power"),
+    (f"x: {'9' * 5000}", "5000 digits"),
+    (f"x: {'9' * 5000}\ny: !ref a<x>", "cannot be read"),
+    ("x: !include:/etc/passwd", "leaves the folder"),
+    ("x: !include:../other.yaml", "leaves the folder"),
+    ("x: !include:link.yaml", "leaves the folder"),
+    ("x: !include:gone.yaml", "cannot be followed"),
+    ("t: &t !new:torch.nn.Linear [1, 1]\nx: !apply:getattr [*t, register_forward_hook]", "no data"),
+    ("x: !apply:getattr [a, b]", "no data"),
+    ("x: !apply:getattr {a: b}", "other arguments"),
+    ("x: !new:torch.nn.ParameterDict", "ParameterDict, which is not on the list"),
+    ("x: !name:torch.nn.Module._apply", "not on the list"),
 ]
 FINE = [
     "x: (1, 2.5, a)",
@@ -84,6 +119,12 @@ FINE = [
     "x: !new:torch.nn.Linear [1, 1]\ny: !ref <x.in_features>\nz: !copy <x>",
     "x: !PLACEHOLDER",
     "x: 2020-01-01\ny: (c) someone",
+    "t: &t !new:sbkit.text.tokenizer.Tokenizer {model_file: a}\nx: !apply:getattr [*t, vocab_size]",
+    "x:\ny: !ref results/<x>\nz: 017\nw: !ref <z> + 1",
+    "x: !new:sentencepiece.SentencePieceProcessor\n"
+    "y: !name:speechbrain.utils.Accuracy.AccuracyStats\n"
+    "z: !name:speechbrain.utils.metric_stats.MetricStats\n"
+    "w: !name:speechbrain.decoders.scorer.ScorerBuilder",
 ]
 
 
@@ -95,6 +136,7 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(("text", "words"), [*LIVE, *REFUSED], ids=lambda value: value[:40])
 def test_what_would_run_is_refused_with_tag_and_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "link.yaml").symlink_to("/etc/passwd")
     findings = check_untrusted(written(tmp_path, text))
     assert any(words in each.effect for each in findings), findings
     assert not (tmp_path / "canary").exists()
@@ -136,6 +178,15 @@ def test_an_include_that_turns_in_a_circle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text("x: !include:foreign.yaml\n")
     [finding] = check_untrusted(written(tmp_path, "x: !include:inner.yaml"))
     assert "includes itself" in finding.effect
+
+
+def test_a_finding_cannot_be_forged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cleared = "\\e[2J\\e[H\\e[0mNothing found.\\e[8m"
+    text = f'a: "(!!python/name:os.system [] {cleared})"\nb: "(!!x [\u202e])"'
+    assert run(["check", "--untrusted", str(written(tmp_path, text))]) == 1
+    out = capsys.readouterr().out
+    assert "\\x1b[2J" in out
+    assert not {"\x1b", "\u202e"} & set(out)
 
 
 def bombs() -> list[tuple[str, str]]:
@@ -215,7 +266,7 @@ def test_the_command_answers_with_its_exit_code(
     foreign = written(tmp_path, "y: 1\nx: !apply:os.mkdir [CANARY]")
     assert run(["check", "--untrusted", "--json", str(foreign)]) == 1
     [finding] = json.loads(capsys.readouterr().out)["findings"]
-    assert (finding["where"], finding["severity"]) == (f"{foreign}:2", "error")
+    assert Finding(**finding | {"ids": ()}).where == f"{foreign}:2"
     assert run(["check", "--untrusted", str(ROOT / "hparams" / "ctc.yaml")]) == 0
     with pytest.raises(SbkitError, match="a file alone"):
         run(["check", "--untrusted", str(foreign), "--x=1"])

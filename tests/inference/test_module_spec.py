@@ -1,5 +1,6 @@
 """Objects become plain data and come back; nothing but modules is built from it."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.module_spec import build, to_plain
+from sbkit.inference.module_spec import build, refuse_unlisted, to_plain
+from sbkit.inference.own_parts import import_own
 
 
 class Sizes:
@@ -83,6 +85,54 @@ def test_nothing_but_modules_is_built(kind: str, name: str, tmp_path: Path) -> N
     assert not canary.exists()
 
 
-def test_a_module_of_ones_own_is_built_once_it_is_imported() -> None:
-    with pytest.raises(SbkitError, match="Import its module first"):
-        build({"new": "my_own_layers.Layer", "arguments": {}})
+def test_a_module_of_ones_own_is_built_once_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_layers.py").write_text(
+        "import os\nfrom torch import nn\n\nclass Layer(nn.Module):\n    pass\n\n"
+        "def leave():\n    os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = {"new": "my_own_layers.Layer", "arguments": {}}
+    with pytest.raises(SbkitError, match="pass --import and the name of its module"):
+        build(plain)
+    with pytest.raises(SbkitError, match="pass the same"):
+        refuse_unlisted(plain, imports=("my_own_layers",))
+    assert "my_own_layers" not in sys.modules
+    own = import_own(["my_own_layers"])
+    assert type(build(plain, own=own)).__name__ == "Layer"
+    for name in ("leave", "os.system", "nn.Module"):
+        for kind in ("new", "name"):
+            with pytest.raises(SbkitError, match="list"):
+                build({kind: f"my_own_layers.{name}", "arguments": []}, own=own)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("os", "Python's own"), ("no_such_module", "can be imported")]
+)
+def test_what_cannot_be_imported_is_said(name: str, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        import_own([name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"in_features": 10**6, "out_features": 1}, "beyond 65536"),
+        ({"in_features": 1}, "TypeError"),
+        ({"in_features": "a", "out_features": 1}, "raised TypeError"),
+        ({"in_features": 1, "out_features": 1, "more": 1}, "unexpected keyword"),
+        ("text", "neither a list nor a mapping"),
+        (None, "neither a list nor a mapping"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_said(arguments: Any, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        build({"new": "torch.nn.Linear", "arguments": arguments})
+
+
+@pytest.mark.timeout(20)
+def test_an_alias_that_repeats_itself_does_not_grow() -> None:
+    levels = "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
+    with pytest.raises(SbkitError, match="repeats itself"):
+        plain_of(f"a0: &a0 [x]\n{levels}\npart: !new:torch.nn.Identity {{a: *a39}}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.inference.transcribe import LONGEST_PIECE, SHORTEST_PIECE, cut_at_quiet
+from sbkit.inference.pieces import LONGEST_PIECE, SHORTEST_PIECE, cut_at_quiet
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 29.9, 30.0, 30.1, 61.0, 200.3])

@@ -101,10 +101,10 @@ MUTATIONS = [
         expected=(Expected("leftovers", "ctc_lin", ("!apply:builtins.max",)),),
     ),
     Mutation(
-        name="a part of one's own",
+        name="a part that decides by a number",
         text=(
             ("!new:sbkit.models.frontend.ConvFrontEnd", "!new:tests.check.parts.DecidingFrontEnd"),
         ),
-        expected=(Expected("leftovers", "CNN", ("tests.check.parts", "Import"), stops=False),),
+        expected=(Expected("leftovers", "CNN", ("tests.check.parts", "--import"), stops=False),),
     ),
 ]

@@ -6,7 +6,6 @@ its depth before it is composed, and what its references and aliases grow to bef
 
 import ast
 import re
-import stat
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
 from sbkit.config.references import key_parts
 from sbkit.config.tuples import TUPLE
@@ -58,7 +59,11 @@ class Scope:
     def included(self, node: Node) -> "Scope":
         """Compose the file that an `!include:` names, once."""
         if id(node) not in self.inner:
-            path = (self.path.parent / str(node.tag).removeprefix(INCLUDE_TAG)).resolve()
+            name = str(node.tag).removeprefix(INCLUDE_TAG)
+            path = (self.path.parent / name).resolve()
+            *_, outermost = self._family()
+            if not path.is_relative_to(outermost.parent) or ".." in Path(name).parts:
+                raise UnsafeError("leaves the folder of the YAML")
             if path in self._family() or len(self.opened) >= MOST_FILES:
                 raise UnsafeError("includes itself, or too many files")
             self.opened.append(path)
@@ -98,8 +103,10 @@ class Scope:
         return scope.texts[id(node)]
 
     def _join(self, node: Node) -> tuple[str, int]:
-        pieces = REFERENCE.split(node.value)
-        size = len(node.value)
+        source = str(_value(node))
+        _refuse_hiding(source)
+        pieces = REFERENCE.split(source)
+        size = len(source)
         for index in range(1, len(pieces), 2):
             name = pieces[index].strip("<>")
             scope, target = self.reach(name) if "." not in name else (self, self.root)
@@ -142,7 +149,9 @@ def compose(path: Path) -> Node:
     except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         problem = getattr(error, "problem", None) or type(error).__name__
-        raise SbkitError(f"{path}:{line} must be valid YAML, but {problem}.") from error
+        raise SbkitError(
+            f"{path}:{line} must be valid YAML, but {printable(str(problem))}. Correct that line."
+        ) from error
     if root is None:
         raise SbkitError(f"{path} must hold YAML, but is empty. Name another file.")
     return root
@@ -151,9 +160,23 @@ def compose(path: Path) -> Node:
 def _plain_text(node: Node) -> tuple[str, int]:
     if not isinstance(node, ScalarNode) or str(node.tag) not in (*PLAIN, PLACEHOLDER_TAG):
         raise UnsafeError("puts an object or a list into a text")
-    if REFERENCE.search(node.value):
+    text = str(None if str(node.tag) == PLACEHOLDER_TAG else _value(node))
+    if REFERENCE.search(text):
         raise UnsafeError("names a text with a reference in it")
-    return node.value, len(node.value)
+    return text, len(text)
+
+
+def _value(node: Node) -> object:
+    """Construct a plain value as HyperPyYAML does, whose text it takes: `x:` is None, 017 is 17."""
+    constructor = YAML().constructor
+    try:
+        if str(node.tag) in PLAIN:
+            value: object = constructor.construct_object(node, deep=True)
+            str(value)  # Python refuses whole numbers of more than 4300 digits
+            return value
+        return constructor.construct_scalar(node)
+    except Exception as error:  # ruamel.yaml meets what is no number with errors of many kinds
+        raise UnsafeError(f"holds a value that cannot be read ({type(error).__name__})") from error
 
 
 def members(node: Node) -> Iterator[tuple[Node, Node]]:
@@ -182,10 +205,8 @@ def whole_reference(node: Node) -> str | None:
 
 
 def compute(text: str) -> str:
-    """Do the arithmetic of a reference: of numbers, and nothing that could take forever.
-
-    HyperPyYAML also computes with quoted texts, which can hide what they come to.
-    """
+    """Do the arithmetic of a reference: of numbers, and nothing that could take forever."""
+    _refuse_hiding(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -194,12 +215,18 @@ def compute(text: str) -> str:
             return text
         if any(isinstance(part, ast.Constant) and not _is_number(part.value) for part in parts):
             raise UnsafeError("computes with quoted text")
-        if any(isinstance(part, ast.Pow) for part in parts):
-            raise UnsafeError("computes a power, which may take forever")
         try:
             return str(parse_arithmetic(text))
         except (ArithmeticError, ValueError):
             return text
+
+
+def _refuse_hiding(text: str) -> None:
+    """Refuse what HyperPyYAML computes to something else than it shows, before it is parsed."""
+    if any(quote in text for quote in "'\"\\"):
+        raise UnsafeError("computes with quoted text, which can hide what it comes to")
+    if "**" in text or re.search(r"\*\s+\*", text):
+        raise UnsafeError("computes a power, which may take forever")
 
 
 def unsafe_tuple(text: str) -> str | None:
@@ -234,16 +261,11 @@ def _is_number(value: object) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise SbkitError(
-                f"Foreign YAML must be a file of at most {LARGEST} bytes, but {path} is not. "
-                "Read it before you use it."
-            )
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise SbkitError(f"The YAML must be readable, but {path} is not ({reason}).") from error
+        return read_regular(path.resolve(), largest=LARGEST, what="Foreign YAML").decode()
+    except UnicodeDecodeError as error:
+        raise SbkitError(
+            f"The YAML must be readable, but {path} is not (it is no UTF-8 text). Save it as UTF-8."
+        ) from error
 
 
 def _refuse_depth(path: Path, text: str) -> None:

@@ -1,0 +1,53 @@
+"""Read a file of somebody else's: once, a regular file, and no more than it may hold."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+
+KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def read_regular(path: Path, *, largest: int, what: str) -> bytes:
+    """Read a file whole, never a pipe that blocks, a device that does not end, or a link.
+
+    ``what`` begins the sentence of a refusal; ``largest`` is in bytes.
+    Raises SbkitError when it is missing, not a regular file, or larger.
+    """
+    try:
+        kind = path.lstat().st_mode
+        if not stat.S_ISREG(kind):
+            other = next((name for is_kind, name in KINDS if is_kind(kind)), "something else")
+            raise SbkitError(
+                f"{what} must be a file, but {path} is {other}. Put the file itself there."
+            )
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:  # what is looked at now is what is read
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
+            size = os.fstat(descriptor).st_size
+            content = b"" if size > largest else file.read(size)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its name is no name of a file"
+        raise SbkitError(
+            f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
+        ) from error
+    except MemoryError as error:
+        raise SbkitError(
+            f"{what} must fit into memory, but {path} has {size} bytes. Use a larger machine."
+        ) from error
+    if size > largest:
+        raise SbkitError(
+            f"{what} must be a file of at most {largest} bytes, but {path} has {size}. It is not "
+            "what its name says; restore it."
+        )
+    return content

@@ -1,0 +1,160 @@
+"""The configuration of a bundle, config.json: every field checked before anything is built."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.inference.module_spec import Plain, refuse_bomb
+
+FORMAT = 2
+MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
+FEATURES = "compute_features"
+DIGEST = 64  # characters of a SHA-256
+MOST_LABELS = 100_000
+
+
+@dataclass(frozen=True)
+class BundleConfig:
+    """What a bundle says of itself.
+
+    model_class: what its parts are put into, one of MODEL_CLASSES; model: the parts that the one
+    ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
+    tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
+    the exporter's own, which are named in a refusal and never imported from here.
+    """
+
+    model_class: str
+    sample_rate: int
+    model: tuple[str, ...]
+    parts: Mapping[str, Plain]
+    tokenizer: str | None
+    labels: tuple[str, ...] | None
+    imports: tuple[str, ...]
+
+    @property
+    def is_asr(self) -> bool:
+        """Check whether it is a model that transcribes."""
+        return self.model_class == MODEL_CLASSES[0]
+
+
+def parse_config(content: bytes, *, of: str) -> BundleConfig:
+    """Read config.json from its bytes; ``of`` names the file in a refusal.
+
+    Raises SbkitError for anything that is missing, or of another type or size.
+    """
+    values = _parse(content, of)
+    read = _Fields(values, of)
+    read("format", lambda value: value == FORMAT and type(value) is int, f"the number {FORMAT}")
+    config = BundleConfig(
+        model_class=read("model_class", lambda value: value in MODEL_CLASSES, _one_of()),
+        sample_rate=read(
+            "sample_rate", _is_rate, f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE}"
+        ),
+        model=tuple(read("model", _is_owned, "a list of names of parts")),
+        parts=read("parts", _is_parts, f"a mapping of parts that has `{FEATURES}`"),
+        tokenizer=read("tokenizer", _is_digest, "a SHA-256 in hexadecimal, or null", None),
+        labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
+        imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
+    )
+    missing = [name for name in config.model if name not in config.parts]
+    if missing:
+        raise SbkitError(
+            f"`model` in {of} must name parts that are there, but has {printable(missing[0])}. "
+            "Export it again."
+        )
+    if config.is_asr and config.tokenizer is None:
+        raise SbkitError(
+            f"`tokenizer` must be the SHA-256 of one, but {of} has null. Export again."
+        )
+    if not config.is_asr and config.labels is None:
+        raise SbkitError(f"`labels` must be a list of texts, but {of} has null. Export it again.")
+    return config
+
+
+class _Fields:
+    """Take one field after the other out of a mapping, or say what is wrong with it."""
+
+    def __init__(self, values: Mapping[str, Any], of: str) -> None:
+        self._values, self._of = values, of
+
+    def __call__(self, name: str, fits: Callable[[Any], bool], what: str, *default: object) -> Any:
+        if name not in self._values and default:
+            return default[0]
+        value = self._values.get(name)
+        if not (name in self._values and (fits(value) or (value is None and default == (None,)))):
+            came = repr(value)[:60] if name in self._values else "missing"
+            raise SbkitError(
+                f"`{name}` in {self._of} must be {what}, but is {printable(came)}. Export it again "
+                "with this version of sbkit."
+            )
+        return value
+
+
+def _parse(content: bytes, of: str) -> dict[str, Any]:
+    try:
+        values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
+        refuse_bomb(values)
+    except (ValueError, RecursionError) as error:
+        why = "it is too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise SbkitError(
+            f"{of} must be JSON, but cannot be read ({why}). Export it again."
+        ) from error
+    if not isinstance(values, dict):
+        raise SbkitError(f"{of} must hold a mapping, but is something else. Export it again.")
+    return values
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) is int and LOWEST_RATE <= value <= HIGHEST_RATE
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is there twice")
+    return values
+
+
+def _one_of() -> str:
+    return f"one of {', '.join(MODEL_CLASSES)}"
+
+
+def _tuple(value: list[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _is_names(value: Any) -> bool:
+    return _is_labels(value) and all(
+        part.isidentifier() for name in value for part in name.split(".")
+    )
+
+
+def _is_owned(value: Any) -> bool:
+    """Check names of which one may be there twice: a part may stand twice in a ModuleList."""
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return texts and _is_names(sorted({*value}))
+
+
+def _is_labels(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and 0 <= len(value) <= MOST_LABELS
+        and all(isinstance(each, str) for each in value)
+        and len(set(value)) == len(value)
+    )
+
+
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, dict) and FEATURES in value
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == DIGEST and set(value) <= set("0123456789abcdef")

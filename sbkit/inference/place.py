@@ -1,0 +1,123 @@
+"""Where a bundle is written: in the place of an earlier one, and of nothing else.
+
+    NAME               the bundle
+    .NAME.HEX.new      one that is being written
+    .NAME.HEX.old      the earlier one, for the moment in which the new one takes its name
+
+A kill leaves at least one whole bundle: under its name, or as `.old`, from where the next export
+to the same place puts it back.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import fsync_tree, naming
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import CHECKSUMS
+from sbkit.inference.bundle import CONFIG, LARGEST, TOKENIZER, WEIGHTS
+
+FILES = (CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS)
+FORMATS = (1, 2)  # of bundles that sbkit wrote
+
+
+def refuse_occupied(out: Path) -> None:
+    """Refuse a folder that is neither new, nor empty, nor a bundle and nothing else.
+
+    Raises SbkitError that names what lies there.
+    """
+    try:
+        what = _what_is_wrong(out)
+        there = {each.name for each in out.iterdir()} if what is None and out.exists() else set()
+    except OSError as error:
+        raise SbkitError(
+            f"--out must be a folder that can be read, but {out} is not ({error.strerror}). "
+            "Choose another name."
+        ) from error
+    if what is not None:
+        raise SbkitError(
+            f"--out must be a new folder or an earlier bundle, but {out} {what}. Choose another "
+            "name."
+        )
+    strange = sorted(there - {*FILES}) or (
+        [] if not there or _is_bundle(out, there) else sorted(there)
+    )
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise SbkitError(
+            f"--out must be a new folder or an earlier bundle, but {out} holds something else "
+            f"({printable(strange[0])}{more}). Choose another folder, or move that away."
+        )
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """Make an empty folder beside ``out`` to fill; at the end it takes the place of ``out``.
+
+    An error leaves what was there. Raises SbkitError when nothing can be written there.
+    """
+    out = out.absolute()
+    _clear(out)
+    beside, old = (out.with_name(f".{out.name}.{uuid4().hex[:12]}.{end}") for end in ("new", "old"))
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise SbkitError(
+            f"--out must lie in a folder to write to, but {out.parent} is none ({error.strerror}). "
+            "Choose another one."
+        ) from error
+    try:
+        with naming(out):
+            yield beside
+            fsync_tree(beside)
+            refuse_occupied(out)  # once more: writing took a while
+            if out.exists():
+                out.rename(old)
+            try:
+                beside.rename(out)
+            except OSError:
+                if old.exists():
+                    old.rename(out)
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _what_is_wrong(out: Path) -> str | None:
+    if out.is_symlink():
+        return "is a symbolic link"
+    if out.resolve() in (Path.cwd(), *Path.cwd().parents):
+        return "is the folder that you are in, or one above it"
+    return "is no folder" if out.exists() and not out.is_dir() else None
+
+
+def _clear(out: Path) -> None:
+    """Put back, or remove, what an export left here that was killed."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{12}}\.(new|old)")
+    there = list(out.parent.iterdir()) if out.parent.is_dir() else []
+    for each in there:
+        if not pattern.fullmatch(each.name) or each.is_symlink() or not each.is_dir():
+            continue
+        if each.name.endswith(".old") and not out.exists():
+            with naming(out):
+                each.rename(out)
+        elif {inner.name for inner in each.iterdir()} <= {*FILES}:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_bundle(folder: Path, there: set[str]) -> bool:
+    if not {CONFIG, WEIGHTS, CHECKSUMS} <= there:
+        return False
+    try:
+        content = read_regular(folder / CONFIG, largest=LARGEST[CONFIG], what=CONFIG)
+        config = json.loads(content.decode())
+    except (SbkitError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and config.get("format") in FORMATS and "parts" in config

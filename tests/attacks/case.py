@@ -1,0 +1,54 @@
+"""One attack: a folder made hostile, and the command that a user would give."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of one attack: a healthy bundle, run and clip of its own, to be spoiled.
+
+    canary: what no command may make.
+    """
+
+    folder: Path
+
+    @property
+    def bundle(self) -> Path:
+        return self.folder / "bundle"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def clip(self) -> Path:
+        return self.folder / "clip.wav"
+
+    @property
+    def canary(self) -> Path:
+        return self.folder / "canary"
+
+    def transcribe(self) -> list[str]:
+        return ["transcribe", str(self.bundle), str(self.clip)]
+
+    def export(self) -> list[str]:
+        return ["export", str(self.run), "--out", str(self.folder / "out")]
+
+    def replay(self) -> list[str]:
+        return ["replay", str(self.run / "nonfinite" / "1.json"), "--script", str(self.clip)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Spoil a place, and return the command: arguments of `sbkit`, or `build FILE` for a YAML that
+    is built by HyperPyYAML when --untrusted finds nothing in it.
+
+    harmless: whether the command may also do its work, since what was changed does no harm.
+    """
+
+    group: str
+    name: str
+    prepare: Callable[[Place], list[str]]
+    harmless: bool = False

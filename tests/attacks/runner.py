@@ -1,0 +1,167 @@
+"""Run one attack in a process of its own, and see what it does.
+
+The process is forked from one that has imported everything; what it may take of memory and time is
+limited. Python's audit events tell of every command, connection and pickled name, also of those
+that leave no file behind.
+"""
+
+import contextlib
+import io
+import os
+import pickle
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from hyperpyyaml import load_hyperpyyaml
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.untrusted import check_untrusted
+from sbkit.cli import run
+from sbkit.config.build import clean_ruamel
+from tests.attacks.case import Case, Place
+from tests.inference.bundles import make_bundle
+
+SECONDS = 20.0
+MEMORY = 3 << 30  # bytes of addresses beyond what the imports take
+RESIDENT = 1 << 30  # bytes in memory beyond that
+# Events that nothing here has a reason to raise.
+EXECUTED = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen",
+            "pty.spawn", "socket.connect", "socket.getaddrinfo", "socket.bind", "urllib.Request",
+            "pickle.find_class", "ctypes.dlopen", "code.__new__", "webbrowser.open")  # fmt: skip
+REFUSED, HARMLESS, ACCEPTED = "refused", "accepted as harmless", "accepted"
+GOOD = (REFUSED, HARMLESS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack came to: refused or harmless, or else what went wrong."""
+
+    kind: str
+    detail: str = ""
+
+
+def prepare(folder: Path) -> Place:
+    """Make what every attack spoils a copy of: a bundle, its run and a clip."""
+    healthy = Place(folder / "healthy")
+    make_bundle(healthy.folder)
+    noise = np.random.default_rng(0).integers(-3000, 3000, 8000).astype(np.int16)
+    soundfile.write(healthy.clip, noise, 16_000)
+    torch.set_num_threads(1)
+    run(healthy.transcribe())  # what is imported late is imported before the first fork
+    return healthy
+
+
+def attack(case: Case, healthy: Place, folder: Path) -> Outcome:
+    """Spoil a copy, give the command in a child, and look at how it ends."""
+    shutil.copytree(healthy.folder, folder)
+    place = Place(folder)
+    (folder / "mine.txt").write_text("kept")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _in_child(case, place, writing)
+    os.close(writing)
+    status, peak = _wait(child)
+    with os.fdopen(reading, "rb") as answer:
+        told = answer.read()
+    outcome = _judge(case, place, status, told)
+    shutil.rmtree(folder, ignore_errors=True)
+    if outcome.kind in GOOD and (peak - before) * 1024 > RESIDENT:
+        return Outcome("memory", f"{(peak - before) >> 10} MB")
+    return outcome
+
+
+def _judge(case: Case, place: Place, status: int | None, told: bytes) -> Outcome:
+    events, outcome = pickle.loads(told) if told else ([], None)
+    if place.canary.exists() or events:
+        return Outcome("EXECUTED", ", ".join(events) or "the canary was touched")
+    if status is None:
+        return Outcome("hang", f"longer than {SECONDS} s")
+    if outcome is None:
+        return Outcome("crash", f"status {status}")
+    if (place.folder / "mine.txt").read_text() != "kept":
+        return Outcome("LOSS")
+    if outcome.kind == ACCEPTED:
+        return Outcome(HARMLESS) if case.harmless else outcome
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def _wait(child: int) -> tuple[int | None, int]:
+    """Wait for a child, no longer than it may take: its status, and its peak in kB."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        done, status, usage = os.wait4(child, os.WNOHANG)
+        if done:
+            return status, usage.ru_maxrss
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    return None, os.wait4(child, 0)[2].ru_maxrss
+
+
+def _in_child(case: Case, place: Place, writing: int) -> None:
+    """Give the command, and tell how it ended; never returns."""
+    events: list[str] = []
+    try:
+        arguments = case.prepare(place)
+        _limit()
+        sys.addaudithook(lambda event, _: events.append(event) if event in EXECUTED else None)
+        outcome = _give(arguments)
+    except BaseException:
+        outcome = Outcome("broken case", traceback.format_exc()[-400:])
+    with os.fdopen(writing, "wb") as answer:
+        answer.write(pickle.dumps((events, outcome)))
+    os._exit(0)
+
+
+def _limit() -> None:
+    addresses = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY, addresses + MEMORY))
+
+
+def _give(arguments: list[str]) -> Outcome:
+    out, error = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            code = _build(Path(arguments[1])) if arguments[0] == "build" else run(arguments)
+    except SbkitError as sentence:
+        return _said(str(sentence))
+    except MemoryError:
+        return Outcome("memory", traceback.format_exc()[-300:])
+    except Exception:
+        return Outcome("traceback", traceback.format_exc()[-500:])
+    if code == 0:
+        return Outcome(ACCEPTED, out.getvalue()[:100])
+    return _said(out.getvalue() + error.getvalue())
+
+
+def _said(text: str) -> Outcome:
+    """Look at a refusal: it is there, and it cannot move the cursor."""
+    if not text.strip() or "\x1b" in text:
+        return Outcome("forged", repr(text[:100]))
+    return Outcome(REFUSED, text)
+
+
+def _build(file: Path) -> int:
+    """Look at a YAML, and build it where nothing is found: that may fail, but do no harm."""
+    if check_untrusted(file):
+        print("found")
+        return 1
+    built: Any = None
+    with contextlib.suppress(Exception), clean_ruamel():
+        built = load_hyperpyyaml(file.read_text(encoding="utf-8"))
+    del built
+    return 0

@@ -1,0 +1,25 @@
+"""A share of all attacks, of every kind: none runs code, ends in a traceback, hangs or swells."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.__main__ import all_cases, report, try_all
+
+EVERY = 7  # python -m tests.attacks tries all of them
+
+
+def test_there_are_enough() -> None:
+    cases = all_cases()
+    assert len(cases) >= 250
+    assert len({(case.group, case.name) for case in cases}) == len(cases)
+
+
+@pytest.mark.timeout(400)
+def test_a_share_of_the_attacks_is_withstood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    share = [case for case in all_cases() if case.group != "audio"][::EVERY]
+    with capsys.disabled():  # the children write to streams of their own
+        found = try_all(share, tmp_path)
+    assert report(found) == 0, capsys.readouterr().out

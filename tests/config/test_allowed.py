@@ -1,0 +1,63 @@
+"""The one list: every entry is what it says, and nothing that reads a file is for a bundle."""
+
+from importlib.util import find_spec
+
+import pytest
+from torch import nn
+
+from sbkit.config.allowed import ALLOWED, find, home_of, refusal
+
+LATER = {"sbkit.models.pooling"}  # comes with utterance classification
+
+
+def test_every_entry_is_the_object_that_it_names() -> None:
+    homes = {name: name.rpartition(".")[0] for name in ALLOWED}
+    there = [name for name, home in homes.items() if home not in LATER or find_spec(home)]
+    assert [name for name in there if home_of(find(name)) != name] == []
+
+
+def test_a_bundle_is_made_of_modules_and_activations() -> None:
+    for name, entry in ALLOWED.items():
+        if entry.consumer == "bundle" and entry.kind == "class":
+            made = find(name)
+            assert made is None or (isinstance(made, type) and issubclass(made, nn.Module)), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("!new", "torch.nn.Linear"),  # a re-export of torch.nn.modules.linear.Linear
+        ("!new", "speechbrain.lobes.models.transformer.TransformerASR.TransformerASR"),
+        ("!name", "torch.nn.GELU"),
+        ("!name", "torch.nn.functional.relu"),
+    ],
+)
+def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
+    assert refusal(kind, name, consumer="bundle") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("!new", "torch.fx.graph_module._CodeOnlyModule"),
+        ("!name", "torch.nn.utils._deprecation_utils.lazy_deprecated_import"),
+        ("!name", "torch.nn.ParameterDict.get"),
+        ("!name", "torch.nn.Sequential.forward"),
+        ("!name", "torch.nn.Module._apply"),
+        ("!name", "torch.nn.attention._fa4._fa4_import_module"),
+        ("!new", "speechbrain.lobes.models.MSTacotron2.TextMelCollate"),
+        ("!name", "speechbrain.nnet.schedulers.NoamScheduler.save"),
+        ("!new", "speechbrain.nnet.schedulers.NoamScheduler"),
+        ("!new", "speechbrain.lobes.models.discrete.dac.DAC"),
+        ("!new", "torch.nn.Module"),
+        ("!new", "torch.nn.ParameterDict"),
+        ("!new", "torch.nn.DataParallel"),
+        ("!new", "torch.nn.functional.relu"),
+        ("!new", "sbkit.text.tokenizer.Tokenizer"),
+        ("!new", "sbkit.checkpoint.checkpointer.Checkpointer"),
+        ("!apply", "torch.manual_seed"),
+        ("!name", "torch.nn.init.normal_"),
+    ],
+)
+def test_nothing_else_is(kind: str, name: str) -> None:
+    assert refusal(kind, name, consumer="bundle") is not None

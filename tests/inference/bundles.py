@@ -1,0 +1,74 @@
+"""A run folder and a bundle of a tiny model, made without training; and how to change a bundle."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.config.hparams import load_hparams, save_resolved
+from sbkit.inference.export import export_run
+from sbkit.text.tokenizer import ensure_tokenizer
+
+ROOT = Path(__file__).parents[2]
+SIZES: dict[str, object] = {
+    "cnn_channels": 8,
+    "d_model": 16,
+    "nhead": 2,
+    "d_ffn": 16,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "average_checkpoints": 2,
+}
+
+
+def make_run(folder: Path, yaml: Path = ROOT / "hparams" / "ctc.yaml", **knobs: object) -> Path:
+    """Save a model with the weights that it begins with, as training would."""
+    folder.mkdir(parents=True)
+    ensure_tokenizer(
+        model_file=folder / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["hello there", "a quick brown fox"],
+    )
+    overrides = {**SIZES, "output_folder": str(folder), **knobs}
+    torch.manual_seed(0)
+    hparams = load_hparams(yaml, overrides)
+    save_resolved(folder / "hyperparams.yaml", yaml, overrides)
+    hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
+    return folder
+
+
+def make_bundle(folder: Path) -> Path:
+    """Export such a run."""
+    export_run(make_run(folder / "run"), folder / "bundle")
+    return folder / "bundle"
+
+
+def edit_config(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change config.json, and its checksum with it."""
+    file = bundle / "config.json"
+    config = json.loads(file.read_text())
+    changed = change(config)
+    file.write_text(json.dumps(config if changed is None else changed))
+    write_checksums(bundle)
+
+
+def edit_weights(bundle: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change the weights, and their checksum with them."""
+    file = bundle / "model.safetensors"
+    weights = load(file.read_bytes())
+    changed = change(weights)
+    file.write_bytes(save(weights if changed is None else changed))
+    write_checksums(bundle)
+
+
+def edit_tokenizer(bundle: Path, content: bytes) -> None:
+    """Put another tokenizer there, with its hash in config.json and in the checksums."""
+    (bundle / "tokenizer.model").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    edit_config(bundle, lambda config: config.update(tokenizer=digest))

@@ -1,0 +1,177 @@
+"""A bundle is data: what is read is what was checked, and it is taken only as it says it is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.fbank import Fbank
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.inference import bundle as bundles
+from sbkit.inference.bundle import Bundle, load_bundle
+from sbkit.inference.classify import classify_files
+from sbkit.inference.config import BundleConfig
+from tests.inference.bundles import edit_config, edit_weights, make_bundle
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def bundle(healthy: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(healthy, tmp_path / "bundle"))
+
+
+def test_a_bundle_that_is_as_it_says_is_loaded(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    assert isinstance(loaded.transcribe([torch.zeros(8000, dtype=torch.int16)])[0], str)
+    with pytest.raises(SbkitError, match="must have a bundle of a classifier"):
+        loaded.require_labels()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model"])
+def test_what_is_parsed_is_what_was_hashed(
+    bundle: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swap a file as soon as it was read: every second one was loaded in its new form."""
+    read, seen = bundles.read_regular, []
+
+    def swapping(path: Path, **more: Any) -> bytes:
+        content = read(path, **more)
+        seen.append(path.name)
+        if path.name == name:
+            path.write_bytes(b"other")
+        return content
+
+    monkeypatch.setattr(bundles, "read_regular", swapping)
+    load_bundle(bundle)
+    assert sorted(seen) == sorted({*seen})
+
+
+def first(weights: dict[str, Tensor], value: float) -> None:
+    weights["3.weight"].view(-1)[0] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda all_: first(all_, torch.nan), r"3.weight in .* holds 1 of \d+ that is not"),
+        (lambda all_: first(all_, torch.inf), r"holds 1 of \d+ that is not"),
+        (lambda all_: {name: each.int() for name, each in all_.items()}, "int32 saved"),
+        (lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()}, "complex64"),
+        (lambda all_: all_.update(more=torch.zeros(1)), "1 tensor differs"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(
+    bundle: Path, change: Callable[[dict[str, Tensor]], Any], words: str
+) -> None:
+    edit_weights(bundle, lambda all_: change(all_) or all_)
+    with pytest.raises(SbkitError, match=words):
+        load_bundle(bundle)
+
+
+def test_weights_in_half_precision_are_taken(bundle: Path) -> None:
+    edit_weights(
+        bundle,
+        lambda all_: {k: v.half() if v.is_floating_point() else v for k, v in all_.items()},
+    )
+    load_bundle(bundle)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("key", "argument", "number"),
+    [
+        ("Transformer", "d_model", 60_000),
+        ("Transformer", "num_encoder_layers", 60_000),
+        ("compute_features", "n_mels", 10**6),
+    ],
+)
+def test_a_model_larger_than_its_weights_is_not_built(
+    bundle: Path, key: str, argument: str, number: int
+) -> None:
+    edit_config(bundle, lambda all_: all_["parts"][key]["arguments"].update({argument: number}))
+    with pytest.raises(SbkitError, match="of the size of its weights|a number beyond"):
+        load_bundle(bundle)
+
+
+def test_the_tokenizer_is_the_one_that_the_configuration_names(bundle: Path) -> None:
+    content = bytearray((bundle / "tokenizer.model").read_bytes())
+    content[-1] ^= 1
+    (bundle / "tokenizer.model").write_bytes(content)
+    write_checksums(bundle)
+    with pytest.raises(SbkitError, match="must be the one that the model was trained with"):
+        load_bundle(bundle)
+
+
+def test_another_sample_rate_is_refused(bundle: Path) -> None:
+    edit_config(bundle, lambda all_: all_.update(sample_rate=8000))
+    with pytest.raises(SbkitError, match="`sample_rate` in .* must be 16000, but is 8000"):
+        load_bundle(bundle)
+
+
+def test_a_refusal_names_the_import_that_was_used(bundle: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["imports"] = ["my_parts"]
+        config["parts"]["seq_lin"] = {"new": "my_parts.Head", "arguments": {}}
+
+    edit_config(bundle, change)
+    with pytest.raises(SbkitError, match="exported with `--import my_parts`"):
+        load_bundle(bundle)
+
+
+class Classifier:
+    """Stands for the model of utterance classification."""
+
+    def __init__(self, labels: int) -> None:
+        self.labels = labels
+
+    def log_probs(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+        loud = (audio.abs().sum(1) / audio_lengths > 100).long()
+        return nn.functional.one_hot(loud, self.labels).mul(0.5).add(0.25).log()
+
+
+def classifier(outputs: int = 2) -> Bundle:
+    config = BundleConfig(
+        model_class="sbkit.models.classifier.UtteranceClassifier",
+        sample_rate=16_000,
+        model=(),
+        parts={},
+        tokenizer=None,
+        labels=("quiet\x1b[2J", "loud"),
+        imports=(),
+    )
+    return Bundle(config, Classifier(outputs), None)
+
+
+def test_a_classifier_names_a_label_and_its_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soundfile
+
+    monkeypatch.setattr("sbkit.inference.classify.load_bundle", lambda *_, **__: classifier())
+    soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
+    soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
+    files = [tmp_path / name for name in ("quiet.wav", "gone.wav", "loud.wav")]
+    quiet, gone, loud = classify_files(tmp_path, files)
+    assert str(quiet) == "quiet\\x1b[2J\t0.7500"
+    assert isinstance(gone, SbkitError)
+    assert str(loud) == "loud\t0.7500"
+    with pytest.raises(SbkitError, match="tells labels apart"):
+        classifier().require_asr()
+    monkeypatch.setattr("sbkit.inference.classify.load_bundle", lambda *_, **__: classifier(3))
+    assert "must score its 2 labels" in str(next(classify_files(tmp_path, files)))
+
+
+def test_the_features_have_no_weights_to_compare_with(bundle: Path) -> None:
+    assert json.loads((bundle / "config.json").read_text())["parts"]["compute_features"]["new"] == (
+        f"{Fbank.__module__}.{Fbank.__qualname__}"
+    )
