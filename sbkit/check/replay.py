@@ -28,6 +28,7 @@ from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.sampler import Example
 from sbkit.distributed.device import Placement, resolve
+from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.recipe import refuse_foreign_modules
 from sbkit.train.step import as_loss
 

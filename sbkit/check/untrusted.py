@@ -30,7 +30,7 @@ def check_untrusted(yaml_file: Path) -> list[Finding]:
 
 
 def _foreign_modules(yaml_file: Path) -> list[Finding]:
-    """Find a recipe or corpus that training would import, in a file of which nothing was refused."""
+    """Find a recipe or corpus that training would import, in a file that is harmless else."""
     try:
         knobs = read_knobs(yaml_file, {})
     except SbkitError:

@@ -63,8 +63,8 @@ def first(weights: dict[str, Tensor], value: float) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda all_: first(all_, torch.nan), r"3.weight in .* holds 1 of \d+ that is not"),
-        (lambda all_: first(all_, torch.inf), r"holds 1 of \d+ that is not"),
+        (lambda all_: first(all_, torch.nan), "3.weight holds numbers that are not finite"),
+        (lambda all_: first(all_, torch.inf), "holds numbers that are not finite"),
         (lambda all_: {name: each.int() for name, each in all_.items()}, "int32 saved"),
         (lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()}, "complex64"),
         (lambda all_: all_.update(more=torch.zeros(1)), "1 tensor differs"),
@@ -112,9 +112,9 @@ def test_the_tokenizer_is_the_one_that_the_configuration_names(bundle: Path) -> 
         load_bundle(bundle)
 
 
-def test_another_sample_rate_is_refused(bundle: Path) -> None:
-    edit_config(bundle, lambda all_: all_.update(sample_rate=8000))
-    with pytest.raises(SbkitError, match="`sample_rate` in .* must be 16000, but is 8000"):
+def test_a_sample_rate_that_no_audio_has_is_refused(bundle: Path) -> None:
+    edit_config(bundle, lambda all_: all_.update(sample_rate=1))
+    with pytest.raises(SbkitError, match="`sample_rate` in .* must be a whole number from 4000 .* but is 1"):
         load_bundle(bundle)
 
 

@@ -12,8 +12,8 @@ def test_pieces_join_to_the_whole_and_none_is_too_long(seconds: float) -> None:
     samples = np.random.default_rng(0).integers(-9000, 9000, round(seconds * SAMPLE_RATE))
     pieces = cut_at_quiet(samples.astype(np.int16))
     assert np.array_equal(np.concatenate(pieces), samples)
-    assert all(len(piece) <= LONGEST_PIECE for piece in pieces)
-    assert all(len(piece) >= SHORTEST_PIECE for piece in pieces[:-1])
+    assert all(len(piece) <= LONGEST_PIECE * SAMPLE_RATE for piece in pieces)
+    assert all(len(piece) >= SHORTEST_PIECE * SAMPLE_RATE for piece in pieces[:-1])
 
 
 def test_the_cut_is_in_the_pause() -> None:
