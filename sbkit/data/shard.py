@@ -162,16 +162,18 @@ def _hash(text: str) -> str:
 
 
 def read_shard(listing: Path) -> Shard | None:
-    """Read the listing of a shard; return None where it is damaged."""
+    """Read the listing of a shard; return None where it is damaged, or of another version."""
     content = read_sealed(listing)
     if content is None:
         return None
-    return Shard(
-        listing.with_suffix(".arrow"),
-        [CachedClip(ClipKey(*row[:3]), *row[3:]) for row in zip(*content["clips"], strict=True)],
-        [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]],
-        content["sha256"],
-    )
+    try:
+        clips = [
+            CachedClip(ClipKey(*row[:3]), *row[3:]) for row in zip(*content["clips"], strict=True)
+        ]
+        unreadable = [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]]
+        return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"])
+    except (TypeError, ValueError, KeyError):
+        return None
 
 
 def is_intact(shard: Shard) -> bool:

@@ -114,7 +114,8 @@ def test_the_tokenizer_is_the_one_that_the_configuration_names(bundle: Path) -> 
 
 def test_a_sample_rate_that_no_audio_has_is_refused(bundle: Path) -> None:
     edit_config(bundle, lambda all_: all_.update(sample_rate=1))
-    with pytest.raises(SbkitError, match="`sample_rate` in .* must be a whole number from 4000 .* but is 1"):
+    words = "`sample_rate` in .* must be a whole number from 4000 .* but is 1"
+    with pytest.raises(SbkitError, match=words):
         load_bundle(bundle)
 
 
