@@ -20,7 +20,7 @@ from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_features
+from sbkit.train.feature_statistics import measure_on_start
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ class AsrBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        if self.loaders is not None:
-            batches = self.pinging(self.loaders.measure, "measure")
-            measure_features(self.modules, self.asr_model.features, batches, self.device)
+        measure_on_start(self, self.asr_model.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss
 from sbkit.text.labels import ClassLabels
 from sbkit.train.brain import Brain
-from sbkit.train.feature_statistics import measure_features
+from sbkit.train.feature_statistics import measure_on_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +31,13 @@ class LabelBatch(Batch):
     classes: Tensor
 
 
-@dataclass(frozen=True)
-class LabelCollate:
+def collate(
+    rows: Sequence[Mapping[str, Any]], *, labels: ClassLabels, column: str, sample_rate: int
+) -> LabelBatch:
     """Put utterances side by side, and take their class from a column."""
-
-    labels: ClassLabels
-    column: str
-    sample_rate: int
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> LabelBatch:
-        """Make one batch."""
-        fields = collate_audio(rows, self.sample_rate)
-        ids = [self.labels.encode(row[self.column], of=row["id"]) for row in rows]
-        return LabelBatch(**fields, classes=fields["audio_lengths"].new_tensor(ids))
+    fields = collate_audio(rows, sample_rate)
+    ids = [labels.encode(row[column], of=row["id"]) for row in rows]
+    return LabelBatch(**fields, classes=fields["audio_lengths"].new_tensor(ids))
 
 
 class ClassificationBrain(Brain):
@@ -80,9 +74,7 @@ class ClassificationBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        if self.loaders is not None:
-            batches = self.pinging(self.loaders.measure, "measure")
-            measure_features(self.modules, self.classifier.features, batches, self.device)
+        measure_on_start(self, self.classifier.features)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Result]:
         """Compare the most probable class with the right one."""
@@ -92,12 +84,16 @@ class ClassificationBrain(Brain):
 
     def measure(self, results: Sequence[Result]) -> Mapping[str, float]:
         """Divide the right answers by all."""
-        return {"accuracy": sum(each.is_right for each in results) / max(1, len(results))}
+        return {"accuracy": _right(results) / max(1, len(results))}
 
     def report(self, split: str, results: Sequence[Result], folder: Path) -> Mapping[str, Any]:
         """Write the confusion matrix as a table and a picture; return the counts."""
-        matrix = count(results, self.hparams.labels.names)
-        write_table(folder / f"confusion_{split}.tsv", matrix)
-        draw(folder / f"confusion_{split}.png", matrix)
-        right = sum(each.is_right for each in results)
-        return {**self.measure(results), "right": right, "utterances": len(results)}
+        names = self.hparams.labels.names
+        counts = count(results, names)
+        write_table(folder / f"confusion_{split}.tsv", counts, names)
+        draw(folder / f"confusion_{split}.png", counts, names)
+        return {**self.measure(results), "right": _right(results), "utterances": len(results)}
+
+
+def _right(results: Sequence[Result]) -> int:
+    return sum(each.right == each.found for each in results)

@@ -1,10 +1,11 @@
 """Classification of utterances by any column of the manifest: `--label=speaker`."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.classification.brain import ClassificationBrain, LabelCollate
+from recipes.classification.brain import ClassificationBrain, collate
 from recipes.prepare import prepare_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.loaders import Loaders, make_loaders
@@ -33,8 +34,9 @@ def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    collate = LabelCollate(labels, hparams["label"], hparams["sample_rate"])
-    return make_loaders(splits, hparams, collate=collate, placement=placement)
+    rate = hparams["sample_rate"]
+    by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
+    return make_loaders(splits, hparams, collate=by_label, placement=placement)
 
 
 CLASSIFICATION = Recipe(

@@ -1,6 +1,7 @@
 """One exact pass over the training set for what the model has to know before its first step."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,3 +34,10 @@ def measure_features(
     sum_over_ranks(sums.frames)
     for norm in fresh:
         norm.set_statistics(sums)
+
+
+def measure_on_start(brain: Any, compute: Compute) -> None:
+    """Measure the features of the training set of a Brain that has its run's loaders."""
+    if brain.loaders is not None:
+        batches = brain.pinging(brain.loaders.measure, "measure")
+        measure_features(brain.modules, compute, batches, brain.device)

@@ -1,0 +1,188 @@
+"""A second task: utterances are classified by a column, with everything that training has."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import soundfile
+import torch
+
+import train
+from recipes.classification.brain import ClassificationBrain
+from recipes.classification.confusion import Result, count
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.base.exit import run_main
+from sbkit.cli import run as sbkit
+from sbkit.logs.log import read_log
+from tests.runs import ROOT, last_parameters, one_thread, prompts, read_json
+
+COUNTS = {"train": 12, "dev": 4, "test": 4}
+SMALL = (
+    "--device=cpu",
+    "--language=[en]",
+    "--label=pace",
+    "--cnn_channels=16",
+    "--d_model=16",
+    "--nhead=2",
+    "--d_ffn=32",
+    "--num_encoder_layers=1",
+    "--attention_dim=8",
+    "--batch_seconds=6",
+    "--number_of_epochs=2",
+    "--log_every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def release(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release whose clips are quick or slow, by the seconds of a letter."""
+    folder = tmp_path_factory.mktemp("paced") / "release"
+    (folder / "clips").mkdir(parents=True)
+    for split, wanted in COUNTS.items():
+        clips = [
+            pair for _, pair in zip(range(wanted), prompts(asterisk_english, split), strict=False)
+        ]
+        pace = {clip: soundfile.info(clip).duration / len(text) for clip, text in clips}
+        middle = sorted(pace.values())[wanted // 2]
+        with (folder / f"{split}.tsv").open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None)
+            table.writerow(["path", "sentence", "pace"])
+            for clip, text in clips:
+                table.writerow([clip.name, text, "quick" if pace[clip] < middle else "slow"])
+                shutil.copy2(clip, folder / "clips")
+    return folder
+
+
+def command(release: Path, run: Path, *options: str) -> list[str]:
+    folders = (f"--data_folder={release}", f"--output_folder={run}")
+    return ["hparams/language_id.yaml", *folders, *SMALL, *options]
+
+
+def train_here(release: Path, run: Path, *options: str) -> int:
+    cache = {"SBKIT_CACHE": str(release.parent / "cache")}
+    with (
+        patch.object(sys, "argv", ["train.py", *command(release, run, *options)]),
+        patch.dict(os.environ, cache),
+        one_thread(),
+        pytest.raises(SystemExit) as left,
+    ):
+        run_main(train.main)
+    return int(left.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def finished(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished")
+    assert train_here(release, run) == 0
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_leaves_accuracy_and_confusion(finished: Path) -> None:
+    test = read_json(finished / "summary.json")["test"]["test"]
+    assert test["utterances"] == COUNTS["test"]
+    assert test["accuracy"] == test["right"] / test["utterances"]
+    rows = (finished / "confusion_test.tsv").read_text().splitlines()
+    counts = [list(map(int, row.split("\t")[1:])) for row in rows[1:]]
+    assert rows[0] == "right / found\tquick\tslow"
+    assert sum(map(sum, counts)) == COUNTS["test"]
+    assert sum(counts[n][n] for n in range(2)) == test["right"]
+    assert (finished / "confusion_test.png").read_bytes().startswith(b"\x89PNG")
+    epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
+    assert all(0 <= each["accuracy"] <= 1 for each in epochs)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(
+    release: Path, finished: Path, tmp_path: Path
+) -> None:
+    end = ClassificationBrain.on_fit_batch_end
+
+    def and_signal(brain: ClassificationBrain, *arguments: Any) -> None:
+        end(brain, *arguments)
+        if brain.optimizer_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with patch.object(ClassificationBrain, "on_fit_batch_end", and_signal):
+        assert train_here(release, tmp_path) == ASKED_TO_STOP
+    assert train_here(release, tmp_path) == 0
+    whole, resumed = last_parameters(finished), last_parameters(tmp_path)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_bundle_classifies_and_does_not_transcribe(
+    finished: Path, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clips = [str(clip) for clip in sorted((release / "clips").iterdir())[:3]]
+    assert sbkit(["export", str(finished), "--out", str(tmp_path / "bundle")]) == 0
+    capsys.readouterr()
+    assert sbkit(["classify", str(tmp_path / "bundle"), *clips, "--format", "json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["file"] for each in found] == clips
+    assert all(each["label"] in ("quick", "slow") for each in found)
+    assert all(0.5 <= each["probability"] <= 1 for each in found)
+    done = subprocess.run(
+        [sys.executable, "-m", "sbkit", "transcribe", str(tmp_path / "bundle"), clips[0]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == BAD_INPUT
+    assert "Use: sbkit classify" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_train_it(release: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py")
+    done = subprocess.run(
+        [sys.executable, *launcher, *command(release, tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(release.parent / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--label=colour", "`label` must name a column of the manifest"),
+        ("--label=id", "Every label must be one of the 12 classes of the training set"),
+        ("--nhead=99", "nhead"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    option: str, words: str, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_here(release, tmp_path, option) == BAD_INPUT
+    assert words in capsys.readouterr().err
+
+
+def test_confusions_are_counted() -> None:
+    results = [Result("1", "a", "a"), Result("2", "a", "b"), Result("3", "b", "b")]
+    assert count(results, ["a", "b"]).tolist() == [[1, 1], [0, 1]]
+
+
+def test_the_library_does_not_know_the_recipe() -> None:
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "sbkit").rglob("*.py")]
+    assert not [text for text in sources if "recipes.classification" in text]
+    assert not [text for text in sources if "language_id" in text]
+
+
+def test_the_recipe_is_short() -> None:
+    files = (ROOT / "recipes" / "classification").glob("*.py")
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 200
