@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 
@@ -13,6 +14,8 @@ def import_own(names: Sequence[str]) -> frozenset[str]:
     Nothing else is ever imported because a file names it. Raises SbkitError for one that is not
     there, fails, or belongs to Python itself, which has no parts of a model.
     """
+    if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
+        sys.path.append(str(Path.cwd()))
     for name in names:
         if name.split(".")[0] in sys.stdlib_module_names:
             raise SbkitError(
