@@ -37,11 +37,11 @@ def train(arguments: Sequence[str]) -> None:
         brain = run.make_brain()
         brain.loaders = run.loaders
         brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
+        say(f"run folder: {run.folder}")
         if may_write_results(run.folder, was_finished=was_finished):
             brain.evaluate(run.loaders.test)
         else:
             say(f"All epochs were trained before; the results in {run.folder} stay as they are.")
-    say(f"run folder: {run.folder}")
 
 
 def prepare(run: Run) -> None:

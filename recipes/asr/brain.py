@@ -115,6 +115,15 @@ class AsrBrain(Brain):
         scores = total_scores(results)
         return {"CER": scores.cer, "WER": scores.wer}
 
+    def describe(self, results: Sequence[Scored]) -> str:
+        """Write both rates with their counts."""
+        scores = total_scores(results)
+        rates = (("CER", scores.characters, "characters"), ("WER", scores.words, "words"))
+        return ", ".join(
+            f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
+            for name, counts, unit in rates
+        )
+
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its aligned errors; return the counts."""
         write_wer(folder / f"wer_{split}.txt", results)

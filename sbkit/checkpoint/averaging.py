@@ -36,11 +36,12 @@ class Averaged:
 
     def __str__(self) -> str:
         """Say how many are averaged, and what of it."""
-        tried = ", ".join(f"{count}: {score:.2f}" for count, score in self.scores.items())
         count = len(self.checkpoints)
-        what = "The best checkpoint alone is" if count == 1 else f"The {count} best checkpoints are"
-        how = "tested" if count == 1 else "averaged"
-        return f"{what} {how}, of {len(self.of)} (validation by how many are averaged: {tried})."
+        what = "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
+        if not self.scores:
+            return f"tested: {what}"
+        tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
+        return f"tested: {what} of {len(self.of)} (validation error {tried})"
 
 
 def sizes_of(count: int) -> list[int]:

@@ -34,7 +34,7 @@ from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.log import say
-from sbkit.logs.metric import Metrics
+from sbkit.logs.metric import Metrics, as_words
 from sbkit.models.loss import Loss
 from sbkit.train.cost import CostRecorder
 from sbkit.train.evaluation import (
@@ -414,6 +414,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)
+
+    def describe(self, results: Sequence[Any]) -> str:
+        """Write the metrics of a test set for the screen; a recipe may add the counts."""
+        return ", ".join(as_words(self.metrics, self.measure(results)))
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """Log, show and save after validation, report after the test, where there are `metrics`."""

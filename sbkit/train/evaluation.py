@@ -9,7 +9,7 @@ from typing import Any
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
-from sbkit.logs.metric import Metrics, as_words
+from sbkit.logs.metric import Metrics
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
@@ -84,6 +84,5 @@ def report_test(brain: Any, results: Results) -> None:
         cost=brain.cost.summary(folder, brain.optimizers_dict or {}),
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", brain.metrics)
-    for name, metrics in values.items():
-        words = ", ".join(as_words(brain.metrics, metrics))
-        say(f"{name}: {words} ({len(results[name])} utterances)")
+    for name, each in results.items():
+        say(f"{name}: {brain.describe(each)}, {len(each)} utterances")
