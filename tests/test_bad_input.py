@@ -179,7 +179,7 @@ def test_a_data_folder_that_is_not_there(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     missing = refused(workplace, tmp_path / "run", "--data_folder=/nowhere", capsys=capsys)
-    assert "/nowhere is not one" in missing
+    assert "/nowhere is not a folder" in missing
     (tmp_path / "empty").mkdir()
     folder = f"--data_folder={tmp_path / 'empty'}"
     empty = refused(workplace, tmp_path / "run", folder, capsys=capsys)
@@ -188,10 +188,10 @@ def test_a_data_folder_that_is_not_there(
 
 
 def test_a_table_without_its_columns(own: Workplace, tmp_path: Path, capsys: Captured) -> None:
-    (own.release / "dev.tsv").write_text("path\ttext\na.flac\thello\n")
+    (own.release / "dev.tsv").write_text("path\twords\na.flac\thello\n")
     sentence = refused(own, tmp_path / "run", capsys=capsys)
     assert "sentence" in sentence
-    assert "path, text" in sentence
+    assert "path, words" in sentence
 
 
 def test_more_bad_clips_than_a_run_can_spare(

@@ -36,6 +36,7 @@ from tests.runs import (
 )
 
 YAMLS = sorted((ROOT / "hparams").glob("*.yaml"))
+RECOGNIZERS = [yaml for yaml in YAMLS if "recipes.asr." in yaml.read_text(encoding="utf-8")]
 SPEECHBRAINS_MASKS = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
 TIMES = ("rtfx", "waiting")  # no two runs share them
 
@@ -325,7 +326,7 @@ def test_every_yaml_takes_a_step(
     assert len(still) < 0.1 * len(after)
 
 
-@pytest.mark.parametrize("yaml", YAMLS, ids=lambda yaml: yaml.stem)
+@pytest.mark.parametrize("yaml", RECOGNIZERS, ids=lambda yaml: yaml.stem)
 def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
     assert list(read_document(yaml).root) == list(read_document(ROOT / "hparams/ctc.yaml").root)
 

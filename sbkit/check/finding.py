@@ -40,9 +40,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Write it as a compiler would: place, severity, sentence, check; then how to fix it."""
-        return printable(
-            f"{self.where}: {self.severity}: {self._said} [{self.check}]\n  fix: {self.fix}"
-        )
+        said = printable(f"{self.where}: {self.severity}: {self._said} [{self.check}]")
+        return f"{said}\n  fix: {printable(self.fix)}"
 
     def as_sentence(self) -> str:
         """Write it as one sentence, with its place unless that is only the file."""

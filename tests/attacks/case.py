@@ -37,7 +37,7 @@ class Place:
         return ["export", str(self.run), "--out", str(self.folder / "out")]
 
     def replay(self) -> list[str]:
-        return ["replay", str(self.run / "nonfinite" / "1.json"), "--script", str(self.clip)]
+        return ["replay", str(self.run / "nonfinite" / "1.json")]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -82,12 +83,23 @@ def test_cuda_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weight.peak == 250
 
 
-def test_a_prediction_is_of_the_declared_precision(planned: PlannedRun) -> None:
+def test_a_prediction_is_of_the_declared_precision(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[str, str]] = []
+    measure = cost.measure_step_memory
+
+    def noted(brain: Any, *arguments: Any) -> Any:
+        measured.append((brain.precision, brain.eval_precision))
+        return measure(brain, *arguments)
+
+    monkeypatch.setattr(cost, "measure_step_memory", noted)
     single = predict(planned)
     planned.parts.pop(cost.NAME)
     planned.parts["placement"] = resolve("cpu", "bf16")
+    planned.knobs["eval_precision"] = "bf16"
     half = predict(planned)
-    assert half.activation_bytes != single.activation_bytes
+    assert measured == [("fp32", "fp32"), ("bf16", "bf16")]
     assert planned.brain.device == torch.device("cpu")
     assert half.model_bytes == single.model_bytes
 

@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base.printable import printable
 from sbkit.check.check import from_error
-from sbkit.check.command import exit_code, find_script
+from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, plural, summary, words_of
 from sbkit.check.planned_run import PlannedRun
 from tests.runs import ROOT
@@ -43,7 +43,7 @@ def test_only_what_stops_a_run_is_an_exit_code(
 
 
 def test_control_characters_are_printed_escaped() -> None:
-    assert printable("a\x1b[2J\r\u202eb\tñ 你\n") == "a\\x1b[2J\\r\\u202eb\tñ 你\n"
+    assert printable("a\x1b[2J\r\u202eb\tñ 你\n") == "a\\x1b[2J\\r\\u202eb\\tñ 你\\n"
     named = replace(ERROR, declared="data_folder must be")
     assert named.as_sentence().startswith("data_folder must be, but is not. Do.")
     assert ERROR.as_sentence().startswith("A must be")
@@ -98,14 +98,6 @@ def lambda_of(finding: Finding):  # type: ignore[no-untyped-def]
         return [finding]
 
     return check_it
-
-
-def test_the_script_is_found_above_the_yaml_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_script(ROOT / "hparams" / "ctc.yaml") == ROOT / "train.py"
-    assert find_script(tmp_path / "own.yaml") == Path("train.py")
 
 
 @pytest.mark.parametrize("module", ["sbkit", "sbkit.cli"])

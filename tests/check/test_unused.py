@@ -8,6 +8,7 @@ from recipes.asr.recipe import ASR
 from sbkit.check.sources import read_by, reading_of, sources
 from sbkit.check.unread import unread
 from sbkit.config.document import dotted, read_document
+from sbkit.train.run import Run
 from tests.runs import ROOT
 
 CODE = '''
@@ -59,7 +60,7 @@ def test_a_key_that_nobody_reads_is_found(yaml: str, expected: list[str], tmp_pa
 
 def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
     files = {str(file.relative_to(ROOT)) for file in sources(ASR) if ROOT in file.parents}
-    assert {"train.py", "recipes/CommonVoice/prepare.py", "sbkit/train/brain.py"} <= files
+    assert {"sbkit/training.py", "recipes/prepare.py", "sbkit/train/brain.py"} <= files
     assert not any(file.startswith(("tests/", "sbkit/check/", "sbkit/config/")) for file in files)
     assert all(ROOT in file.parents for file in sources(ASR))
 
@@ -68,7 +69,7 @@ def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
     "yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda yaml: yaml.stem
 )
 def test_every_knob_is_read(yaml: Path, tmp_path: Path) -> None:
-    reading = read_by(ASR)
+    reading = read_by(Run(yaml, {"data_folder": None}).recipe)
     assert list(unread(read_document(yaml), reading)) == []
     odd = tmp_path / "odd.yaml"
     odd.write_text(yaml.read_text(encoding="utf-8") + "\nforgotten_knob: 3\n", encoding="utf-8")

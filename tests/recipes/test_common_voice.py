@@ -1,19 +1,20 @@
 """Release folders, sound and damaged, prepared from end to end."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import soundfile
-from recipes.CommonVoice.data import leave_out_impossible
-from recipes.CommonVoice.prepare import prepare, select_train
 
+from recipes.asr.data import leave_out_impossible
+from recipes.prepare import prepare_transcripts
 from sbkit.base.errors import SbkitError
+from sbkit.data.duration_limits import within_limits
 from sbkit.data.release import find_release
-from sbkit.data.splits import Excluded, Splits, report_left_out
+from sbkit.data.splits import Excluded, Splits, report_excluded
 from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -33,6 +34,14 @@ def make_release(folder: Path, *, count: int = 3, kind: str = "flac", rate: int 
             rows.append(f'ann\t{name}\t"Clip" number {n}!')
         write_tsv(folder, split, rows)
     return folder
+
+
+def prepare(*, data_folder: object, language: str, cache_folder: Path) -> Splits:
+    """Prepare a release as a recognizer's run does."""
+    knobs = {"data_folder": data_folder, "language": language, "sample_rate": 16_000}
+    limits = {"min_seconds": 0.0, "max_seconds": 1000.0}
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(cache_folder)}):
+        return prepare_transcripts({**knobs, **limits})
 
 
 def write_clip(file: Path, signal: np.ndarray, rate: int) -> None:
@@ -62,10 +71,10 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
 def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert list(prepared.stores) == list(SPLITS)
-    assert prepared.left_out == []
+    assert list(prepared.named()) == list(SPLITS)
+    assert prepared.excluded == []
     for split in SPLITS:
-        rows = open_store(prepared.stores[split]).to_list()
+        rows = prepared.named()[split].to_list()
         assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
         assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
         assert rows[2]["sentence"] == '"Clip" number 2!'
@@ -74,47 +83,13 @@ def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: i
             assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400 if kind == "mp3" else 1)
 
 
-def test_what_is_prepared_is_not_prepared_again(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", count=170)
-    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    written = [folder.stat().st_mtime_ns for folder in first.stores.values()]
-    start = time.perf_counter()
-    again = prepare(data_folder=str(release), language="en", cache_folder=str(tmp_path / "cache"))
-    assert time.perf_counter() - start < 1.0
-    assert again == first
-    assert [folder.stat().st_mtime_ns for folder in again.stores.values()] == written
-
-
-def rewrite_clip(release: Path) -> None:
-    """Put a longer clip in the place of one."""
-    soundfile.write(release / "clips" / "dev0.flac", np.zeros(9999), 16_000)
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "a transcript": lambda release: set_sentence(release, "dev", 0, "Another."),
-    "a clip": rewrite_clip,
-    "a time": lambda release: os.utime(release / "clips" / "dev0.flac", (1, 1)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_only_the_split_that_changed_is_prepared_again(tmp_path: Path, change: str) -> None:
-    release = make_release(tmp_path / "en")
-    first = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    CHANGES[change](release)
-    again = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert again.stores["dev"] != first.stores["dev"]
-    assert again.stores["train"] == first.stores["train"]
-    assert again.stores["test"] == first.stores["test"]
-
-
-def test_another_language_is_another_store(tmp_path: Path) -> None:
+def test_another_language_writes_other_letters(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     set_sentence(release, "test", 0, "Été")
     texts = {}
     for language in ("en", "fr"):
         prepared = prepare(data_folder=release, language=language, cache_folder=tmp_path / "cache")
-        texts[language] = open_store(prepared.stores["test"])[0]["text"]
+        texts[language] = prepared.named()["test"][0]["text"]
     assert texts == {"en": "ete", "fr": "été"}
 
 
@@ -123,10 +98,10 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
     for split in SPLITS:
         set_sentence(release, split, 1, "…")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert prepared.left_out == [Excluded("train", "train1", "empty transcript", "…")]
-    sizes = [len(open_store(store)) for store in prepared.stores.values()]
+    assert prepared.excluded == [Excluded("train", "train1", "empty transcript", "…")]
+    sizes = [len(split) for split in prepared.named().values()]
     assert sizes == [2, 3, 3]
-    assert open_store(prepared.stores["dev"])[1]["text"] == ""
+    assert prepared.named()["dev"][1]["text"] == ""
 
 
 def cut(file: Path) -> None:
@@ -152,10 +127,10 @@ def test_a_damaged_clip_is_left_out_and_the_run_goes_on(
     spoil(release / "clips" / f"{split}7.flac")
     for _ in range(2):  # from the release, then from the cache
         prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-        (item,) = prepared.left_out
+        (item,) = prepared.excluded
         assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
         assert words in item.detail
-        assert len(open_store(prepared.stores[split])) == 19
+        assert len(prepared.named()[split]) == 19
 
 
 def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -163,7 +138,7 @@ def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
     with (release / "dev.tsv").open("a", encoding="utf-8") as file:
         file.write("ann\t../../secret.flac\tEscaped\n")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    assert prepared.left_out == [
+    assert prepared.excluded == [
         Excluded("dev", "line 22", "path outside the clips folder", "../../secret.flac")
     ]
 
@@ -174,9 +149,14 @@ def test_too_many_damaged_clips_are_refused_with_counts(tmp_path: Path) -> None:
     (release / "clips" / "test5.flac").unlink()
     with pytest.raises(SbkitError) as caught:
         prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    for words in ("At most 5% of test", "2 of 20", "2 unreadable audio", "test3", "test5"):
+    for words in (
+        "At most 5% of the rows of test",
+        "2 of 20",
+        "2 unreadable audio",
+        "test3",
+        "test5",
+    ):
         assert words in str(caught.value)
-    assert not list((tmp_path / "cache" / "stores").glob("en-test-*"))
 
 
 def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
@@ -232,21 +212,12 @@ def test_a_broken_release_is_refused(tmp_path: Path, broken: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (None, "is not set"),
-        ("", "is not set"),
-        ("nowhere", "is not one"),
-        ("empty", "has no train"),
-    ],
+    ("name", "words"), [("nowhere", "is not a folder"), ("empty", "has none of these layouts")]
 )
-def test_a_folder_that_is_no_release_is_refused(
-    tmp_path: Path, name: str | None, words: str
-) -> None:
+def test_a_folder_that_is_no_release_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
-    folder = tmp_path / name if name else name
     with pytest.raises(SbkitError, match=rf"{words}.*Pass --data_folder=FOLDER"):
-        prepare(data_folder=folder, language="en", cache_folder=tmp_path / "cache")
+        prepare(data_folder=tmp_path / name, language="en", cache_folder=tmp_path / "cache")
 
 
 def test_training_is_limited_by_length(tmp_path: Path) -> None:
@@ -254,7 +225,7 @@ def test_training_is_limited_by_length(tmp_path: Path) -> None:
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     write_store(tmp_path / "store", rows)
     dataset = open_store(tmp_path / "store")
-    kept, left_out = select_train(dataset, min_seconds=0.3, max_seconds=15)
+    kept, left_out = within_limits(dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000)
     assert kept["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("train", "0.2", "shorter than 0.3 s", "0.20 s"),
@@ -266,7 +237,8 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
     for split in ("train", "dev", "test"):
         write_store(tmp_path / split, rows)
-    splits = Splits(**{split: open_store(tmp_path / split) for split in ("train", "dev", "test")})
+    train, dev, test = (open_store(tmp_path / split) for split in ("train", "dev", "test"))
+    splits = Splits(train, {"dev": dev}, {"test": test})
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
@@ -275,11 +247,11 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     assert left.train["id"][:] == ["abcd", "abcde"]
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])
     assert left.train["id"][:] == ["abcd"]
-    assert left.left_out == [
+    assert left.excluded == [
         Excluded("train", "abcde", "too short for its transcript", "4 frames, 5 needed"),
         Excluded("train", "aabbc", "too short for its transcript", "4 frames, 7 needed"),
     ]
-    assert (left.dev, left.test) == (splits.dev, splits.test)
+    assert (left.valid, left.test) == (splits.valid, splits.test)
 
 
 def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
@@ -289,7 +261,7 @@ def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
         Excluded("dev", "c", "unreadable audio", "gone"),
     ]
     file = tmp_path / "run" / "left_out.tsv"
-    assert report_left_out(left_out, file) == {
+    assert report_excluded(left_out, file) == {
         ("train", "empty transcript"): 2,
         ("dev", "unreadable audio"): 1,
     }
@@ -304,11 +276,11 @@ def test_what_is_left_out_is_listed_and_counted(tmp_path: Path) -> None:
 
 def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> None:
     prepared = prepare(data_folder=asterisk_english, language="en", cache_folder=tmp_path)
-    assert prepared.left_out == []
+    assert prepared.excluded == []
     texts = {}
-    for split, store in prepared.stores.items():
-        texts[split] = set(open_store(store)["text"][:])
-        assert sum(open_store(store)["samples"][:]) > 60 * 16_000
+    for split, dataset in prepared.named().items():
+        texts[split] = set(dataset["text"][:])
+        assert sum(dataset["samples"][:]) > 60 * 16_000
     assert not texts["train"] & (texts["dev"] | texts["test"])
     assert not texts["dev"] & texts["test"]
     assert set("".join(map("".join, texts.values()))) == set("abcdefghijklmnopqrstuvwxyz' ")

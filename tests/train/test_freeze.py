@@ -67,7 +67,7 @@ def test_frozen_parts_compute_as_in_inference() -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("CNM", "Did you mean `CNN`"), ("CNN.9", "there is no `CNN.9`"), ("model", "are CNN, head")],
+    [("CNNs", "Did you mean `CNN`"), ("CNN.9", "there is no `CNN.9`"), ("model", "are CNN, head")],
 )
 def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
     with pytest.raises(SbkitError, match=f"`freeze` must name modules .*{said}"):
