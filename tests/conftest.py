@@ -21,6 +21,8 @@ LONG = ("slow", "ddp")
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the modules with the most long tests to the front, so that no worker ends late."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
     long = Counter(item.path for item in items if any(map(item.get_closest_marker, LONG)))
     items.sort(key=lambda item: -long[item.path])
 
