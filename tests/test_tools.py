@@ -51,5 +51,5 @@ def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
 
 def test_the_folder_is_where_the_command_would_write() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
-    assert show.folder([yaml, "--seed=5"]) == "results/ctc/5"
+    assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"
     assert show.folder([yaml, "--output_folder=there"]) == "there"

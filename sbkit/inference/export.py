@@ -217,5 +217,5 @@ def _require_run(run: Path) -> None:
     if not (run / RESOLVED).is_file():
         raise SbkitError(
             f"The run to export must be a run folder with {RESOLVED}, but {run} is none. "
-            "Name the folder that training printed, such as results/ctc/3407."
+            "Name the folder that training printed, such as results/ctc/en/3407."
         )

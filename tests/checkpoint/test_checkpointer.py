@@ -92,7 +92,6 @@ def test_a_clock_that_goes_back_loses_nothing(
         {"num_to_keep": 1, "min_keys": ["CER"], "keep_recent": False},
         {"num_to_keep": 0, "importance_keys": [lambda each: -each.meta["CER"]]},
     ],
-    ids=str,
 )
 def test_what_was_just_saved_is_kept_whatever_is_declared(
     tmp_path: Path, declared: dict[str, Any]
