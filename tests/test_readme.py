@@ -20,6 +20,8 @@ COMMANDS = [
 ]
 # What a machine without GPUs and without Common Voice puts in place of the README's words.
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
+# The test's release has one language, so language_id.yaml is to tell another column.
+SMALL = ("--device=cpu", "--language=[en]", "--label=half", "--d_model=16", "--nhead=2")
 # tools/test runs this test, the others have tests of their own: tests/test_{tools,launch}.py.
 ELSEWHERE = ("tools/demo", "tools/test", "tools/launch/several_nodes.sh", "sbatch")
 
@@ -31,6 +33,10 @@ def checkout(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -
     for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (folder / name).symlink_to(ROOT / name)
     workplace = make_workplace(asterisk_english, folder / "data")
+    for table in workplace.release.glob("*.tsv"):
+        head, *rows = table.read_text(encoding="utf-8").splitlines()
+        halves = [f"{row}\t{'first' if n % 2 else 'second'}" for n, row in enumerate(rows)]
+        table.write_text("\n".join([f"{head}\thalf", *halves]) + "\n", encoding="utf-8")
     clip, *_ = sorted((workplace.release / "clips").iterdir())
     audio, rate = soundfile.read(clip)
     soundfile.write(folder / "talk.mp3", audio, rate)
@@ -45,7 +51,8 @@ def adapted(command: str, checkout: Path) -> list[str]:
     words = [re.sub(r"=/data/\S+", f"={release}", word) for word in words]
     if {"train.py", "check", "tools/launch/one_node.sh"} & {*words}:
         own = {word.split("=")[0] for word in words}
-        options = [f"--data_folder={release}", *TINY, "--number_of_epochs=1"]
+        sizes = SMALL if "hparams/language_id.yaml" in words else TINY
+        options = [f"--data_folder={release}", *sizes, "--number_of_epochs=1"]
         if "hparams/ctc_large.yaml" in words:
             options += ["--vocab_size=45", "--num_decoder_layers=1"]
         words += [option for option in options if option.split("=")[0] not in own]
@@ -89,3 +96,10 @@ def test_the_readme_has_commands() -> None:
 def test_the_tools_are_there_to_be_run(tool: str) -> None:
     assert os.access(ROOT / tool, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / tool], check=True)
+
+
+def test_every_path_that_is_named_is_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:sbkit|recipes|hparams|tests|tools)/[\w./-]+)`", text))
+    assert len(paths) > 20
+    assert not sorted(path for path in paths if not (ROOT / path).exists())
