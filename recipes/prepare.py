@@ -9,8 +9,8 @@ from datasets import concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.duration_limits import within_limits
-from sbkit.data.prepare import PreparedSplit, prepare_split
-from sbkit.data.splits import Excluded, Splits
+from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
+from sbkit.data.splits import Splits
 from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 
@@ -52,11 +52,7 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     every = [each for role in prepared.values() for each in role.values()]
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
     if not len(train):
-        raise SbkitError(
-            "The training set must hold utterances, but all "
-            f"{sum(len(each.excluded) for each in every)} rows are left out "
-            f"({_reasons(every)}). Correct the data."
-        )
+        raise _nothing_to_train_on(knobs, every)
     train, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
@@ -75,6 +71,16 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     )
 
 
-def _reasons(prepared: list[PreparedSplit]) -> str:
-    excluded: list[Excluded] = [item for each in prepared for item in each.excluded]
-    return ", ".join(sorted({item.reason for item in excluded})) or "there are none"
+def _nothing_to_train_on(knobs: Knobs, prepared: list[PreparedSplit]) -> SbkitError:
+    """Name the reason for which every row of train is left out."""
+    excluded = [item for each in prepared for item in each.excluded if item.split == "train"]
+    reasons = {item.reason for item in excluded}
+    if reasons == {EMPTY}:
+        return SbkitError(
+            f"Sentences of train must hold text that `language: {knobs['language']}` can write, "
+            f"but all {len(excluded)} are empty. Look at the column `sentence`, and at `language`."
+        )
+    return SbkitError(
+        f"The training set must hold utterances, but all {len(excluded)} rows are left out "
+        f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
+    )

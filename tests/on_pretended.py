@@ -200,8 +200,10 @@ def test_a_replay_draws_what_the_step_drew(workplace: Workplace, tmp_path: Path)
         brains.append(brain)
         return fit_batch(brain, batch)
 
-    def replaying(watch: NonFiniteRecorder, batch: Batch, random: Any, lost: Tensor) -> None:
-        see(watch, batch, random, lost)
+    def replaying(
+        watch: NonFiniteRecorder, batch: Batch, random: Any, lost: Tensor, place: int
+    ) -> None:
+        see(watch, batch, random, lost, place)
         sums = torch.tensor(trace(brains[-1], batch, random).losses)
         replayed.append(sums.sum() - lost.detach().cpu())
 

@@ -278,7 +278,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").iterdir())
+    return sorted(each for each in (run / "checkpoints").iterdir() if each.is_dir())
 
 
 def cut_short(file: Path) -> None:

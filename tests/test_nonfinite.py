@@ -21,7 +21,7 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.rng import torch_state
 from sbkit.cli import run as sbkit
-from sbkit.data.batch import Batch
+from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import MOST_SEEN, NonFiniteRecorder
@@ -168,11 +168,12 @@ def test_the_command_in_a_record_works_from_anywhere(
 
 
 def a_batch() -> Batch:
-    return Batch(
+    return TextBatch(
         ids=["clip"],
+        columns={},
         texts=["hello"],
         audio=torch.zeros(1, 160, dtype=torch.int16),
-        samples=torch.tensor([160]),
+        audio_lengths=torch.tensor([160]),
         tokens=torch.ones(1, 2, dtype=torch.int64),
         token_lengths=torch.tensor([2]),
         weights=torch.ones(1),

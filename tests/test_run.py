@@ -53,7 +53,8 @@ def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> 
     done = workplace.train(folder, launcher=TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert "16 utterances" in done.stdout
-    assert str(folder) in done.stdout.splitlines()[-1]
+    assert f"run folder: {folder}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("test: CER ")
     assert "Warning" not in done.stderr
     return folder
 
@@ -309,7 +310,9 @@ def test_every_yaml_takes_a_step(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     small = ("--batch_seconds=4", "--num_workers=0", "--device=cpu")
     folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path}")
-    pieces = () if read_document(yaml).root["token_type"] == "char" else ("--vocab_size=50",)
+    pieces = (
+        () if read_document(yaml).root.get("token_type", "char") == "char" else ("--vocab_size=50",)
+    )
     file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
     run = Run(file, overrides)
     hparams = run.hparams

@@ -59,9 +59,11 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
     yield from _find_foreign(planned, folder)
     newest = newest_checkpoint(folder)
     if newest is not None:
-        yield from _find_other_declaration(planned, folder)
+        other = list(_find_other_declaration(planned, folder))
+        yield from other
         yield from _find_other_tokenizer(planned, folder, newest)
-        yield from _find_other_model(planned, newest)
+        if not any(finding.stops for finding in other):  # whose cause it would be
+            yield from _find_other_model(planned, newest)
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ Refuse = Callable[[Scope, Node], None]
 
 DATA_TAGS = PLAIN | {f"{STANDARD}{name}" for name in ("merge", "timestamp")}
 TEXT_TAGS = (*PLAIN, *REFERENCE_TAGS)
+WRITTEN_TAGS = (PLACEHOLDER_TAG, "!tuple")  # those of a run's own YAML
 NAMING_KINDS = ("!new", "!name", "!apply")
 ATTRIBUTE = "!apply:getattr"  # what a run's own YAML holds for `!ref <tokenizer.vocab_size>`
 LONGEST_TEXT = 60  # characters that are shown
@@ -138,7 +139,7 @@ class _Walk:
             _refuse_getattr(scope, node)
             return
         reason = refusal(kind, name, own=self.own) if kind in NAMING_KINDS else None
-        known = kind in (*NAMING_KINDS, "!include") or tag in (*DATA_TAGS, PLACEHOLDER_TAG)
+        known = kind in (*NAMING_KINDS, "!include") or tag in (*DATA_TAGS, *WRITTEN_TAGS)
         if reason is not None or not known:
             raise UnsafeError(reason or "is not on the list of tags")
         if isinstance(node, ScalarNode):

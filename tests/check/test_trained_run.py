@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import train
+from recipes.asr.recipe import ASR
 from sbkit.base.errors import BAD_INPUT
 from sbkit.check.check import check_planned_run
 from sbkit.check.existing_run import check_run_folder
@@ -48,7 +48,7 @@ def check(
 ) -> list[Finding]:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     command = parse_command(workplace.arguments(run, *OPTIONS, *options))
-    with one_thread(), PlannedRun(*command, recipe=train.RECIPE) as planned:
+    with one_thread(), PlannedRun(*command, recipe=ASR) as planned:
         return check_planned_run(planned, [check_run_folder])
 
 

@@ -488,10 +488,10 @@ INTERFACES = [
             expected=(Expected("shapes", "CNN", (said, "forward(features, lengths)")),),
         )
         for part, said in (
-            ("LensFrontEnd", "it takes `x`, `lens`"),
-            ("SingleFrontEnd", "it takes lengths and returns a tensor"),
-            ("UndividedFrontEnd", "frames and lengths of up to"),
-            ("TransposedFrontEnd", "has time on another axis than the second"),
+            ("LensFrontEnd", "its forward takes (x, lens)"),
+            ("SingleFrontEnd", "its forward takes lengths and returns a tensor"),
+            ("UndividedFrontEnd", "not divided by its stride"),
+            ("TransposedFrontEnd", "the last axis holds the frames"),
         )
     ),
     Mutation(
