@@ -182,7 +182,7 @@ def test_a_bad_batch_is_named_and_replayed(
     assert workplace.train_here(run, *THERE, NO_CHECK, yaml=yaml) == 0
     capsys.readouterr()
     file, _ = sorted((run / "nonfinite").glob("*.json"))
-    assert command(["replay", str(file)]) == 1
+    assert command(["replay", str(file), "--import", "tests.faulty"]) == 1
     whole, one = capsys.readouterr().out.splitlines()
     assert "the output of model.0.overflow" in whole
     assert noisy_clip(workplace).stem in one

@@ -146,8 +146,8 @@ def test_a_part_that_the_model_does_not_own(
 @pytest.mark.parametrize(
     ("launcher", "option", "sentence"),
     [
-        (TORCHRUN, "--data_folder=/nowhere", "data_folder must be a folder"),
-        (TWO_PROCESSES, "--data_folder=/nowhere", "data_folder must be a folder"),
+        (TORCHRUN, "--data_folder=/nowhere", "data_folder must be a release"),
+        (TWO_PROCESSES, "--data_folder=/nowhere", "data_folder must be a release"),
         (TWO_PROCESSES, "--precision=fp16", "`precision` on cpu must be"),  # found by every rank
     ],
 )

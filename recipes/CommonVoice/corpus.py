@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import find_release, read_releases, split_names
 from sbkit.data.roles import resolve_splits
@@ -40,7 +41,14 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
 
 
 def _releases(knobs: Mapping[str, Any], *needed: str) -> dict[str, Path]:
-    return {
+    """Find the folder of each language; several cannot share one."""
+    releases = {
         language: find_release(knobs["data_folder"], language, needed)
         for language in language_tags(knobs["language"])
     }
+    if len(set(releases.values())) < len(releases):
+        raise SbkitError(
+            "`data_folder` must have a folder for each `language`, but one release is meant to be "
+            f"{', '.join(releases)}: {knobs['data_folder']}. Name one language."
+        )
+    return releases

@@ -122,11 +122,19 @@ class RunLog(QuietLog):
     disk before ``write`` returns, so a killed run loses at most its last.
     """
 
-    def __init__(self, folder: Path, *, resume_step: int = 0, within_epoch: bool = False) -> None:
-        """Open the log of the run in ``folder``."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resume_step: int = 0,
+        within_epoch: bool = False,
+        keep_test: bool = False,
+    ) -> None:
+        """Open the log of the run in ``folder``; ``keep_test``: it may have nothing left to do."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._folder = folder / LOG_FILE, folder
-        _forget_beyond(self._path, resume_step, within_epoch=within_epoch)
+        tested = resume_step if keep_test else -1
+        _forget_beyond(self._path, resume_step, within_epoch=within_epoch, tested=tested)
         self._curves = EventFile(folder / TENSORBOARD_FOLDER, first_step=resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
@@ -162,11 +170,15 @@ def _parse(line: str) -> Record | None:
     return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
 
 
-def _forget_beyond(path: Path, step: int, *, within_epoch: bool) -> None:
+def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:
     """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
     if not path.exists():
         return
-    last = {StepFigures.kind: step, EpochFigures.kind: step - within_epoch, FinalFigures.kind: -1}
+    last = {
+        StepFigures.kind: step,
+        EpochFigures.kind: step - within_epoch,
+        FinalFigures.kind: tested,
+    }
     records = read_log(path)
     kept = [record for record in records if record["step"] <= last.get(record["kind"], step)]
     write_text_atomically(path, "".join(to_json(record) + "\n" for record in kept))

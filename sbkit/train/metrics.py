@@ -47,7 +47,9 @@ class TrainingMetrics:
         """
         with _together():
             if rank() == 0 and folder is not None:
-                self._log = RunLog(folder, resume_step=resume_step, within_epoch=within_epoch)
+                self._log = RunLog(
+                    folder, resume_step=resume_step, within_epoch=within_epoch, keep_test=True
+                )
         self._progress = Progress(
             total_epochs=total_epochs, total_steps=total_steps, metrics=metrics
         )

@@ -36,7 +36,7 @@ def make_release(folder: Path, *, count: int = 3, kind: str = "flac", rate: int 
     return folder
 
 
-def prepare(*, data_folder: object, language: str, cache_folder: Path) -> Splits:
+def prepare(*, data_folder: object, language: object, cache_folder: Path) -> Splits:
     """Prepare a release as a recognizer's run does."""
     knobs = {"data_folder": data_folder, "language": language, "sample_rate": 16_000}
     limits = {"min_seconds": 0.0, "max_seconds": 1000.0}
@@ -284,3 +284,9 @@ def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> 
     assert not texts["train"] & (texts["dev"] | texts["test"])
     assert not texts["dev"] & texts["test"]
     assert set("".join(map("".join, texts.values()))) == set("abcdefghijklmnopqrstuvwxyz' ")
+
+
+def test_two_languages_cannot_be_one_folder(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en")
+    with pytest.raises(SbkitError, match="must have a folder for each `language`"):
+        prepare(data_folder=release, language=["en", "fr"], cache_folder=tmp_path / "cache")

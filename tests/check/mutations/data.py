@@ -153,7 +153,7 @@ def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
 
 
 SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "
-FOREIGN = {"yaml": "hparams/ctc_speechbrain.yaml"}
+FOREIGN = {"yaml": "hparams/ctc_speechbrain.yaml", "recipe": lambda recipe: None}
 
 
 def special(**ids: int) -> tuple[tuple[str, str], ...]:

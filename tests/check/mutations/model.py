@@ -485,7 +485,7 @@ INTERFACES = [
         Mutation(
             name=f"a front-end of another kind: {part}",
             text=((CNN, f"!new:tests.check.parts.{part}"),),
-            expected=(Expected("shapes", "CNN", (said, "forward(features, lengths)")),),
+            expected=(Expected("shapes", "CNN", ("`CNN` must", said)),),
         )
         for part, said in (
             ("LensFrontEnd", "its forward takes (x, lens)"),
