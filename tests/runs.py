@@ -23,7 +23,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ("train.py",)
-TORCHRUN = ("-m", "torch.distributed.run", "train.py")
+PORT = 29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # one for each worker
+TORCHRUN = ("-m", "torch.distributed.run", f"--master_port={PORT}", "train.py")
 TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py")
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (

@@ -310,9 +310,9 @@ def test_every_yaml_takes_a_step(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     small = ("--batch_seconds=4", "--num_workers=0", "--device=cpu")
     folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path}")
-    pieces = (
-        () if read_document(yaml).root.get("token_type", "char") == "char" else ("--vocab_size=50",)
-    )
+    kind = read_document(yaml).root.get("token_type")
+    others = {"unigram": ("--vocab_size=50",), None: ("--language=[en]", "--label=sentence")}
+    pieces = others.get(kind, ())
     file, overrides = parse_command([str(yaml), *small, *folders, *pieces])
     run = Run(file, overrides)
     hparams = run.hparams

@@ -27,6 +27,7 @@ from sbkit.train.run import Run
 
 Value = TypeVar("Value")
 
+TOKENIZER = "tokenizer.model"  # of a YAML that names no recipe
 PARTS = ("recipe", "placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
 
 
@@ -219,10 +220,10 @@ class PlannedRun:
         if self.run_folder is None:
             return {}
         scratch = Path(self._scratch.name)
-        if self.has_recipe and "recipe" not in self.faults:
-            labels = self.run_folder / self.recipe.label_file
-            if labels.is_file() and not (scratch / labels.name).exists():
-                shutil.copy(labels, scratch)
+        known = self.has_recipe and "recipe" not in self.faults
+        labels = self.run_folder / (self.recipe.label_file if known else TOKENIZER)
+        if labels.is_file() and not (scratch / labels.name).exists():
+            shutil.copy(labels, scratch)
         return {"output_folder": str(scratch)}
 
 

@@ -44,8 +44,8 @@ def measure_subsampling(
 
     Raises SbkitError when the CNN does not take the features, or keeps no constant stride.
     """
-    features = FeatureExtractor(deepcopy(compute_features).eval())
-    front_end = FrontEnd(deepcopy(CNN).eval())
+    features = FeatureExtractor(deepcopy(compute_features).cpu().eval())
+    front_end = FrontEnd(deepcopy(CNN).cpu().eval())
 
     @torch.no_grad()
     def count(samples: int) -> int:
