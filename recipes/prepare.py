@@ -9,16 +9,24 @@ from datasets import concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.duration_limits import within_limits
+from sbkit.data.locale import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.data.splits import Splits
 from sbkit.data.store import default_cache
+from sbkit.logs.log import say
+from sbkit.text.languages import check_language, language_tags
 from sbkit.text.normalize import normalize
 
 Knobs = Mapping[str, Any]
 
 
 def prepare_transcripts(knobs: Knobs) -> Splits:
-    """Prepare audio and normalized transcripts; training does without empty ones."""
+    """Prepare audio and normalized transcripts; training does without empty ones.
+
+    Raises:
+        SbkitError: `language` is no tag of a language, or most of a split is in another one.
+    """
+    check_language(knobs["language"])
     return _prepare(knobs, normalize=partial(normalize, language=knobs["language"]))
 
 
@@ -31,8 +39,12 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
     corpus = corpus_of(knobs)
 
     def prepare(name: str, role: str) -> PreparedSplit:
+        manifest = corpus.read(knobs, name)
+        for language in language_tags(knobs["language"])[:1] if not keep_empty else ():
+            if note := check_locale(manifest, language):
+                say(f"note: {name}: {note}")
         return prepare_split(
-            corpus.read(knobs, name),
+            manifest,
             split=name,
             normalize=normalize,
             sample_rate=knobs["sample_rate"],

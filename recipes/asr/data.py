@@ -35,10 +35,12 @@ def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
-    subsampling = measure_subsampling(hparams["compute_features"], hparams["CNN"])
+    subsampling = measure_subsampling(
+        hparams["compute_features"], hparams["CNN"], hparams["sample_rate"]
+    )
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if rank() == 0:
-        _tell(splits, tokenizer, subsampling, Path(hparams["output_folder"]))
+        _tell(splits, tokenizer, subsampling, hparams)
     collate = TextCollate(tokenizer, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -64,11 +66,13 @@ def leave_out_impossible(
     return replace(splits, train=splits.train.select(kept), excluded=[*splits.excluded, *left_out])
 
 
-def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, folder: Path) -> None:
+def _tell(
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, hparams: Mapping[str, Any]
+) -> None:
     for name, split in splits.named().items():
-        minutes = samples_to_seconds(int(sample_counts(split).sum())) / 60
+        minutes = samples_to_seconds(int(sample_counts(split).sum()), hparams["sample_rate"]) / 60
         say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
-    listing = folder / "left_out.tsv"
+    listing = Path(hparams["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     for (name, reason), count in report_excluded(excluded, listing).items():
         say(f"{name}: {count} left out, {reason} (listed in {listing})")

@@ -112,7 +112,8 @@ class PlannedRun:
     @part
     def splits(self) -> Any:
         """Prepare the data as training does, and open it."""
-        return self.recipe.prepare_splits(self.knobs)
+        with quiet():  # training will say it of its own
+            return self.recipe.prepare_splits(self.knobs)
 
     @part
     def tokenizer(self) -> Any:

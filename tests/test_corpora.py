@@ -1,0 +1,115 @@
+"""Whole runs on other corpora: LibriSpeech's layout, tables of one's own, another sample rate."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from sbkit.base.errors import BAD_INPUT
+from sbkit.logs.log import read_log
+from tests.runs import Workplace, make_workplace, prompts, read_json, rows_of
+
+LIBRISPEECH = {
+    **{"train-clean-100": "train", "train-other-500": "train"},
+    **{"dev-clean": "dev", "dev-other": "dev", "test-clean": "test", "test-other": "test"},
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+
+
+def write_librispeech(asterisk: Path, root: Path) -> None:
+    """Write six splits of eight or four clips; no clip is in two of them."""
+    found = {split: prompts(asterisk, split) for split in ("train", "dev", "test")}
+    for number, (name, split) in enumerate(LIBRISPEECH.items()):
+        chapter = root / name / f"{number}" / "7"
+        chapter.mkdir(parents=True)
+        lines = []
+        for n in range(8 if split == "train" else 3):
+            clip, text = next(found[split])
+            shutil.copy(clip, chapter / f"{number}-7-{n:04}.flac")
+            lines.append(f"{number}-7-{n:04} {text.upper()}\n")
+        (chapter / f"{number}-7.trans.txt").write_text("".join(lines))
+
+
+@pytest.mark.slow
+def test_librispeech_trains_and_has_a_report_for_each_test_set(
+    asterisk_english: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
+    run = tmp_path / "run"
+    folder = f"--data_folder={tmp_path / 'LibriSpeech'}"
+    assert workplace.train_here(run, folder, "--number_of_epochs=1") == 0
+    test = read_json(run / "summary.json")["test"]
+    assert {name: each["utterances"] for name, each in test.items()} == {
+        "test-clean": 3,
+        "test-other": 3,
+    }
+    assert (run / "wer_test-clean.txt").is_file()
+    assert (run / "wer_test-other.txt").is_file()
+    log = read_log(run / "train_log.jsonl")
+    (epoch,) = [each for each in log if each["kind"] == "epoch"]
+    assert {"CER", "dev-clean/CER", "dev-other/WER"} <= epoch.keys()
+    assert [each["split"] for each in log if each["kind"] == "test"] == ["test-clean", "test-other"]
+
+
+@pytest.mark.slow
+def test_one_of_its_test_sets_can_be_named(
+    asterisk_english: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
+    options = (f"--data_folder={tmp_path / 'LibriSpeech'}", "--number_of_epochs=1")
+    splits = '--splits={"test": "test-other", "valid": ["dev-clean"]}'
+    assert workplace.train_here(tmp_path / "run", *options, splits) == 0
+    assert list(read_json(tmp_path / "run/summary.json")["test"]) == ["test-other"]
+
+
+@pytest.mark.slow
+def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
+    clips = workplace.release / "clips"
+    rows = {
+        split: [(clips / row["path"], row["sentence"]) for row in rows_of(file)]
+        for split in ("train", "dev", "test")
+        for file in [workplace.release / f"{split}.tsv"]
+    }
+    comma = "".join(f'{path},"{text}",ann\n' for path, text in rows["train"])
+    (tmp_path / "a.csv").write_text(f"path,sentence,reader\n{comma}")
+    tab = "".join(f"{path}\t{text}\n" for path, text in rows["dev"])
+    (tmp_path / "b.tsv").write_text(f"audio\ttranscript\n{tab}")
+    lines = [{"audio_filepath": str(path), "text": text} for path, text in rows["test"]]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tables: list[str] = []
+    for name, file in (("train", "a.csv"), ("dev", "b.tsv"), ("test", "c.jsonl")):
+        tables += ["--manifest", f"{name}={tmp_path / file}"]
+    run = tmp_path / "run"
+    options = ("--data_folder=null", "--number_of_epochs=1")
+    assert workplace.train_here(run, *options, *tables) == 0
+    assert read_json(run / "summary.json")["test"]["test"]["utterances"] == 4
+
+
+@pytest.mark.slow
+def test_a_model_of_8_khz_trains(workplace: Workplace, tmp_path: Path) -> None:
+    options = ("--sample_rate=8000", "--number_of_epochs=1")
+    assert workplace.train_here(tmp_path, *options) == 0
+    seconds = read_json(tmp_path / "summary.json")["audio_seconds"]
+    rows = rows_of(workplace.release / "train.tsv")
+    clips = [workplace.release / "clips" / row["path"] for row in rows]
+    assert seconds == pytest.approx(sum(soundfile.info(clip).duration for clip in clips), abs=0.1)
+
+
+@pytest.mark.slow
+def test_a_manifest_of_another_language_is_refused(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = Workplace(tmp_path / "release", tmp_path / "cache")
+    shutil.copytree(workplace.release, own.release)
+    for split in ("train", "dev", "test"):
+        table = own.release / f"{split}.tsv"
+        head, *rows = table.read_text().splitlines()
+        table.write_text("\n".join([f"{head}\tlocale", *(f"{row}\tde" for row in rows)]) + "\n")
+    assert own.train_here(tmp_path / "run") == BAD_INPUT
+    assert "is en where 16 of 16 rows have the locale de" in capsys.readouterr().err
