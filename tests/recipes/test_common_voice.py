@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from recipes.asr.data import leave_out_impossible
-from recipes.prepare import prepare_transcripts
+from recipes.prepare import prepare_audio, prepare_transcripts
 from sbkit.base.errors import SbkitError
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.release import find_release
@@ -288,5 +288,8 @@ def test_the_default_corpus_is_whole(asterisk_english: Path, tmp_path: Path) -> 
 
 def test_two_languages_cannot_be_one_folder(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
+    knobs = {"data_folder": release, "language": ["en", "fr"], "sample_rate": 16_000}
     with pytest.raises(SbkitError, match="must have a folder for each `language`"):
+        prepare_audio({**knobs, "min_seconds": 0.0, "max_seconds": 1000.0})
+    with pytest.raises(SbkitError, match="must be the tag of a known language"):
         prepare(data_folder=release, language=["en", "fr"], cache_folder=tmp_path / "cache")
