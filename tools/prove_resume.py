@@ -131,13 +131,13 @@ class Kill:
     checkpoint: int
 
     def row(self, number: int) -> str:
-        """Give its line of the table."""
+        """Return its line of the table."""
         point = f"step {self.checkpoint}" if self.checkpoint else "the beginning"
         return f"{number:4}  {self.run:6} {self.epoch:6} {self.step:5}  {self.phase:10}  {point}"
 
 
 def is_saving(run: Path) -> bool:
-    """Tell whether a checkpoint is begun and not complete."""
+    """Return whether a checkpoint is begun and not complete."""
     return any((run / "checkpoints").glob(f"{UNFINISHED}*"))
 
 

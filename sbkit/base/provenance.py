@@ -9,7 +9,7 @@ PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of Python and of the packages that a run rests on, None if absent."""
+    """Return the versions of Python and of the packages that a run rests on, None if absent."""
     return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 

@@ -133,7 +133,7 @@ class PlannedRun:
 
     @part
     def model(self) -> nn.ModuleList:
-        """Give the one ModuleList."""
+        """Return the one ModuleList."""
         model = self.hparams.get("model")
         if model is None and not self.has_recipe:
             raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
@@ -179,7 +179,7 @@ class PlannedRun:
 
     @cached_property
     def overridden(self) -> Document:
-        """Give the tree of the YAML with the overrides in it."""
+        """Return the tree of the YAML with the overrides in it."""
         document = read_document(self.yaml_file)
         apply_overrides(document, self.overrides)
         return document
@@ -194,12 +194,12 @@ class PlannedRun:
 
     @property
     def building_knobs(self) -> dict[str, Any]:
-        """Give the knobs with the folder of the check in place of the run's."""
+        """Return the knobs with the folder of the check in place of the run's."""
         return self.knobs | self._elsewhere
 
     @property
     def building_overrides(self) -> dict[str, Any]:
-        """Give the overrides likewise."""
+        """Return the overrides likewise."""
         return self.overrides | self._elsewhere
 
     def place(self, *keys: str | int) -> str:

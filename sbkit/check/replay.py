@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def is_finite(self) -> bool:
-        """Tell whether nothing was wrong."""
+        """Return whether nothing was wrong."""
         return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
 
 
@@ -120,7 +120,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
 
 
 def one_line(batch: Batch, row: int) -> str:
-    """Give an utterance's lengths and text."""
+    """Return an utterance's lengths and text."""
     samples = f"{int(batch.audio_lengths[row])} samples"
     if isinstance(batch, TextBatch):
         return f"{samples}, {int(batch.token_lengths[row])} labels, {batch.texts[row]!r}"

@@ -75,7 +75,7 @@ def without_meta(folder: Path) -> Iterator[Path]:
 
 
 def has_checksums(checkpoint: Checkpoint) -> bool:
-    """Tell whether sbkit wrote it; SpeechBrain takes down none."""
+    """Return whether sbkit wrote it; SpeechBrain takes down none."""
     return Path(checkpoint.path, CHECKSUMS).exists()
 
 

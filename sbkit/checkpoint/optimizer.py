@@ -116,7 +116,7 @@ def _another(file: Path, difference: str) -> SbkitError:
 
 
 def _declared(saved: Group, declared: Group) -> dict[str, Any]:
-    """Give the hyperparameters of a group that no schedule writes."""
+    """Return the hyperparameters of a group that no schedule writes."""
     kept = SCHEDULED | NAMES | (CYCLED if "base_momentum" in saved else set())
     return {name: value for name, value in declared.items() if name not in kept}
 

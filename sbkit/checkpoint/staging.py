@@ -20,7 +20,7 @@ def staging_path(folder: Path) -> Path:
 
 
 def publish(written: Checkpoint) -> Checkpoint:
-    """Give a finished folder its name, once everything in it is on the disk."""
+    """Rename a finished folder to its name, once everything in it is on the disk."""
     write_checksums(written.path)
     fsync_tree(written.path)
     final = written.path.with_name(written.path.name.removeprefix(UNFINISHED))

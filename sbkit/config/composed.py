@@ -95,7 +95,7 @@ class Scope:
         raise UnsafeError("refers to itself, or through too many references")
 
     def expand(self, node: Node) -> tuple[str, int]:
-        """Give the text that HyperPyYAML would make of a node, and all characters it takes."""
+        """Return the text that HyperPyYAML would make of a node, and all characters it takes."""
         scope, node = self.settled(node)
         if id(node) not in scope.texts:
             is_reference = str(node.tag) in REFERENCE_TAGS and isinstance(node, ScalarNode)
@@ -197,7 +197,7 @@ def children(node: Node) -> list[Node]:
 
 
 def whole_reference(node: Node) -> str | None:
-    """Give the name when a node is a reference and nothing else."""
+    """Return the name when a node is a reference and nothing else."""
     if str(node.tag) not in REFERENCE_TAGS or not isinstance(node, ScalarNode):
         return None
     match = REFERENCE.fullmatch(node.value)

@@ -44,7 +44,7 @@ MicroBatch = list[Example]
 
 
 class TrainSampler(Sampler[MicroBatch]):
-    """Give this rank's micro-batches of one epoch after the other.
+    """Return this rank's micro-batches of one epoch after the other.
 
     An utterance is joined to the next one drawn with a chance of ``concat_prob``, which shows the
     model words in a wider company than the few sentences of a small corpus, and is played at one
@@ -180,7 +180,7 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
 
 
 def fastest_percent(speeds: Sequence[float]) -> int:
-    """Give the speed, natural or one of these, that leaves the fewest samples."""
+    """Return the speed, natural or one of these, that leaves the fewest samples."""
     return max(100, *to_percents(speeds))
 
 

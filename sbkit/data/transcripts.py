@@ -64,7 +64,7 @@ def read_transcripts(split: datasets.Dataset, tokenizer: Tokenizer) -> Transcrip
 
 
 def read_columns(split: datasets.Dataset, *names: str, title: str) -> Iterator[pa.Table]:
-    """Give some columns of a split, run after run of rows, with progress on a terminal."""
+    """Return some columns of a split, run after run of rows, with progress on a terminal."""
     columns = take_columns(split, *names)
     console = Console(stderr=True, quiet=not is_first_rank())
     starts = range(0, max(1, len(split)), ROWS_AT_ONCE)

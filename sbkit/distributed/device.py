@@ -117,7 +117,7 @@ def check_precision(device_type: str, precision: str, *, key: str = "precision")
 
 
 def find_device(device: torch.device, count: Count = count_here) -> torch.device:
-    """Give a device that is there its number: that of the local rank, unless it has one."""
+    """Add the number of a device that is there: that of the local rank, unless it has one."""
     if device.type == "cpu":
         return torch.device("cpu")
     local_rank = read_number(os.environ, "LOCAL_RANK", default="0")

@@ -23,7 +23,7 @@ _turns = 0  # of the main rank that the others have waited for
 
 
 def rank() -> int:
-    """Give this process's rank; 0 when it is alone."""
+    """Return this process's rank; 0 when it is alone."""
     return dist.get_rank() if dist.is_initialized() and not _alone else 0
 
 

@@ -43,7 +43,7 @@ class Place:
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
-    """Tell whether nothing says that this is one process of several."""
+    """Return whether nothing says that this is one process of several."""
     one = {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     others = {name for name, text in one.items() if environment.get(name, text) != text}
     return "RANK" not in environment and not others

@@ -199,7 +199,7 @@ def _construct(kind: str, name: str, arguments: Plain, largest: int) -> Any:
 
 
 def _kind_of(plain: Plain) -> str | None:
-    """Tell what is to be built from a mapping of plain values."""
+    """Return what is to be built from a mapping of plain values."""
     if not isinstance(plain, dict):
         return None
     return next((kind for kind in KINDS if plain.keys() == {kind, ARGUMENTS}), None)

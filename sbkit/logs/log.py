@@ -22,7 +22,7 @@ Record = dict[str, Any]  # a line of the log, as JSON gives it
 
 
 def is_first_rank() -> bool:
-    """Tell whether this process is the one that prints and writes, by torchrun's RANK."""
+    """Return whether this process is the one that prints and writes, by torchrun's RANK."""
     return os.environ.get("RANK", "0") == "0"
 
 

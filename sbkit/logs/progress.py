@@ -67,7 +67,7 @@ class Progress:
 
 
 class TimeLeft:
-    """Tell how long the remaining steps take at the pace of the last 50 logged points."""
+    """Estimate how long the remaining steps take at the pace of the last 50 logged points."""
 
     def __init__(self, *, total_steps: int, points: int = 50) -> None:
         """Start without a pace."""
@@ -79,7 +79,7 @@ class TimeLeft:
         self._points.append((step, now))
 
     def seconds(self) -> float | None:
-        """Give the seconds left, None before there are two points."""
+        """Return the seconds left, None before there are two points."""
         if len(self._points) < 2:
             return None
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]

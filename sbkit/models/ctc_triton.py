@@ -134,7 +134,7 @@ class _Ctc(torch.autograd.Function):
 def ctc_on_gpu(
     log_probs: Tensor, tokens: Tensor, frames: Tensor, counts: Tensor, *, blank: int
 ) -> Tensor:
-    """Give what each utterance loses: (B, U, V), (B, L), (B,), (B,) -> (B,), zero where impossible.
+    """Return what each utterance loses: (B, U, V), (B, L), (B,), (B,) -> (B,), zero where impossible.
 
     In float32. The lengths may lie on the host or on the device.
     """

@@ -42,7 +42,7 @@ class Vocabulary:
                 )
 
     def refuses(self, label: int) -> bool:
-        """Tell whether no loss may see an id: it is out of bounds, or the blank."""
+        """Return whether no loss may see an id: it is out of bounds, or the blank."""
         return not 0 <= label < self.size or label == self.blank
 
     def check_head(self, *, name: str, outputs: int) -> None:

@@ -62,12 +62,12 @@ class Scores:
 
     @property
     def wer(self) -> float:
-        """Give the word error rate as a fraction."""
+        """Return the word error rate as a fraction."""
         return self.words.rate
 
     @property
     def cer(self) -> float:
-        """Give the character error rate as a fraction."""
+        """Return the character error rate as a fraction."""
         return self.characters.rate
 
 

@@ -228,7 +228,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def should_step(self) -> bool:
-        """Tell whether the optimizer steps with this micro-batch: every so many, and the last."""
+        """Return whether the optimizer steps with this micro-batch: every so many, and the last."""
         return self._is_last or self.step % self.grad_accumulation_factor == 0
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -446,7 +446,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             yield batch
 
     def _choose_epoch(self, train_set: Any, epoch: int) -> None:
-        """Tell the sampler the epoch and, after a resume, where in it the run stands."""
+        """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
         self.global_step.nonfinite.begin_epoch(sampler, epoch)

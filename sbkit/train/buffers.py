@@ -16,13 +16,13 @@ class BufferRef:
     name: str
 
     def read(self) -> Tensor | None:
-        """Give the tensor; a module may have taken it away."""
+        """Return the tensor; a module may have taken it away."""
         value = getattr(self.module, self.name, None)
         return value if isinstance(value, Tensor) else None
 
     @property
     def is_normalizations(self) -> bool:
-        """Tell whether it is torch's to write, which does not count these writes."""
+        """Return whether it is torch's to write, which does not count these writes."""
         return isinstance(self.module, _NormBase)
 
 
@@ -35,7 +35,7 @@ class Snapshot:
     values: Tensor | None  # copied where such a tensor is known to be written
 
     def is_written(self, now: Tensor) -> bool:
-        """Tell whether the step wrote to it, or put another in its place."""
+        """Return whether the step wrote to it, or put another in its place."""
         return now is not self.tensor or now._version != self.writes
 
 

@@ -9,7 +9,7 @@ SUMMARY = "summary.json"  # the last file that a test writes
 
 
 def is_finished(run_folder: Path, *, number_of_epochs: int) -> bool:
-    """Tell whether the newest checkpoint of a run ends its last epoch.
+    """Return whether the newest checkpoint of a run ends its last epoch.
 
     Ask before training: afterwards every run is finished.
     """
@@ -21,7 +21,7 @@ def is_finished(run_folder: Path, *, number_of_epochs: int) -> bool:
 
 
 def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:
-    """Tell whether a test may write its results: never over those of a run that trained nothing.
+    """Return whether a test may write its results: never over those of a run that trained nothing.
 
     was_finished: what `is_finished` said before training.
     """

@@ -122,7 +122,7 @@ class TrainingMetrics:
         self._unread = ZERO
 
     def state(self) -> dict[str, Any]:
-        """Give all of it as plain data."""
+        """Return all of it as plain data."""
         return {
             "so_far": vars(self.so_far),
             "unread": vars(self._unread),

@@ -25,7 +25,7 @@ class WarmupCosine:
         self.warmup_fraction = warmup_fraction
 
     def __call__(self, progress: float) -> float:
-        """Give the factor at a share of the run."""
+        """Return the factor at a share of the run."""
         if progress < self.warmup_fraction:
             return progress / self.warmup_fraction
         fallen = (progress - self.warmup_fraction) / (1 - self.warmup_fraction)

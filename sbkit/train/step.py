@@ -29,7 +29,7 @@ class ForwardLoss(nn.Module):
         self._forward, self._objectives = forward, objectives
 
     def forward(self, batch: Any) -> tuple[Any, Any]:
-        """Give what the recipe predicts and what it loses."""
+        """Return what the recipe predicts and what it loses."""
         outputs = self._forward(batch, Stage.TRAIN)
         return outputs, self._objectives(outputs, batch, Stage.TRAIN)
 
@@ -52,7 +52,7 @@ class DdpStep:
         self._wrapped: DistributedDataParallel | None = None
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
-        """Give what the recipe predicts and what it loses."""
+        """Return what the recipe predicts and what it loses."""
         if self._wrapped is None:
             alone: tuple[Any, Any] = self._graph(batch)
             return alone
@@ -61,7 +61,7 @@ class DdpStep:
 
     @property
     def is_wrapped(self) -> bool:
-        """Tell whether gradients are added up over the ranks."""
+        """Return whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
     def wrap(self, batch: Any) -> list[str]:
@@ -135,7 +135,7 @@ def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
 
 @torch.no_grad()
 def average_statistics(modules: nn.Module) -> None:
-    """Give all ranks the mean of what their batch normalizations saw, so that they agree on it."""
+    """Average over the ranks what their batch normalizations saw, so that they agree."""
     if world_size() == 1:
         return
     for module in modules.modules():

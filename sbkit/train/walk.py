@@ -7,7 +7,7 @@ from typing import Any
 def mark_last(
     batches: Iterable[Any], *, count: int | None, done: int
 ) -> Iterator[tuple[Any, bool]]:
-    """Tell of each batch whether it is the last of an epoch of which ``done`` were already seen.
+    """Yield each batch and whether it is the last of an epoch of which ``done`` were already seen.
 
     Where the number is not known the walk looks one ahead. That would do everywhere, but a loader
     that saves its place would be one too far.
@@ -34,7 +34,7 @@ def length_of(batches: Any) -> int | None:
 
 
 def share_of_steps(done: int, count: int | None, accumulation: int) -> float:
-    """Tell how much of an epoch lies before the step of the next micro-batch.
+    """Return how much of an epoch lies before the step of the next micro-batch.
 
     In steps: a schedule that counted micro-batches would depend on the accumulation.
     """

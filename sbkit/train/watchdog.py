@@ -136,7 +136,7 @@ class Watchdog(NullWatchdog):
 
 
 def stacks() -> str:
-    """Give the stack of every thread.
+    """Return the stack of every thread.
 
     By way of a file: faulthandler writes word by word, and several ranks share a screen.
     """
