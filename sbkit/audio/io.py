@@ -160,7 +160,7 @@ def _check_values(path: Path, block: npt.NDArray[np.float32]) -> None:
 
 
 def _describe(path: Path, error: Exception) -> AudioError:
-    """Distinguish a file that is no audio from one that began well; only the second can be repaired."""
+    """Distinguish no audio from a file that began well; only the second can be repaired."""
     if re.search("lost sync|malformed", str(error)):
         return _cut_short(path)
     if isinstance(error, OSError | MemoryError):

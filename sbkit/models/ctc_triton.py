@@ -134,7 +134,7 @@ class _Ctc(torch.autograd.Function):
 def ctc_on_gpu(
     log_probs: Tensor, tokens: Tensor, frames: Tensor, counts: Tensor, *, blank: int
 ) -> Tensor:
-    """Return what each utterance loses: (B, U, V), (B, L), (B,), (B,) -> (B,), zero where impossible.
+    """Return each negative log-likelihood: (B, U, V), (B, L), (B,), (B,) -> (B,), 0 if impossible.
 
     In float32. The lengths may lie on the host or on the device.
     """
