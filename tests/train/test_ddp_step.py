@@ -33,7 +33,7 @@ def tell(module: str, *arguments: str) -> tuple[list[str], Any]:
 
 def test_what_some_ranks_leave_out_is_zero_there_and_what_joins_late_may_be_declared() -> None:
     (said,), answers = tell("tests.train.sharing")
-    assert "2 parameters take no part" in said
+    assert "2 of the model's parameters (late.bias, late.weight) get no gradient" in said
     assert "find_unused_parameters" in said
     for joins, shared in zip((False, True), answers, strict=True):
         alone = train(joins=joins)
