@@ -60,6 +60,7 @@ def adapted(command: str, checkout: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # some fifteen commands, one after the other
 def test_the_commands_run_in_their_order(checkout: Path) -> None:
     here = Path(sys.executable).parent
     environment = {
