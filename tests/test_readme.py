@@ -68,6 +68,7 @@ def test_the_commands_run_in_their_order(checkout: Path) -> None:
         "PATH": f"{here}:{os.environ['PATH']}",
         "SBKIT_CACHE": str(checkout / "cache"),
         "OMP_NUM_THREADS": "1",
+        "PET_MASTER_PORT": "29530",  # another test of tools/test may use torchrun's own
         "PYTHONPATH": str(ROOT),
     }
     for command in COMMANDS:

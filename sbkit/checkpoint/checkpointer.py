@@ -171,7 +171,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ranked = self.find_whole(count, **keys)
         if not ranked:
             return None
-        known = read_averaged(self.checkpoints_dir)
+        # Rank 0's reading for all: a slower rank would find what rank 0 has just written.
+        known = gather_over_ranks(read_averaged(self.checkpoints_dir))[0]
         names = tuple(each.path.name for each in ranked)
         if score is None:
             averaged = Averaged(names, names, {})

@@ -26,12 +26,14 @@ from sbkit.config.composed import (
     whole_reference,
 )
 from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
+from sbkit.config.tuples import TUPLE
 
 Refuse = Callable[[Scope, Node], None]
 
 DATA_TAGS = PLAIN | {f"{STANDARD}{name}" for name in ("merge", "timestamp")}
 TEXT_TAGS = (*PLAIN, *REFERENCE_TAGS)
-WRITTEN_TAGS = (PLACEHOLDER_TAG, "!tuple")  # those of a run's own YAML
+TUPLE_TAG = "!tuple"  # as a run's own YAML writes `(0.9, 0.98)`
+WRITTEN_TAGS = (PLACEHOLDER_TAG, TUPLE_TAG)
 NAMING_KINDS = ("!new", "!name", "!apply")
 ATTRIBUTE = "!apply:getattr"  # what a run's own YAML holds for `!ref <tokenizer.vocab_size>`
 LONGEST_TEXT = 60  # characters that are shown
@@ -142,6 +144,8 @@ class _Walk:
         known = kind in (*NAMING_KINDS, "!include") or tag in (*DATA_TAGS, *WRITTEN_TAGS)
         if reason is not None or not known:
             raise UnsafeError(reason or "is not on the list of tags")
+        if tag == TUPLE_TAG and not (isinstance(node, ScalarNode) and TUPLE.fullmatch(node.value)):
+            raise UnsafeError("is not a text in parentheses, and drops its first and last letter")
         if isinstance(node, ScalarNode):
             _refuse_long_number(node)
             _refuse_tuple(str(node.value))

@@ -27,7 +27,7 @@ LIVE = [
     ("%TAG !e! tag:yaml.org,2002:python/object/\n---\nx: !e!apply:os.mkdir [CANARY]", "list"),
     ("x: !apply:os%2Emkdir [CANARY]", "posix.mkdir"),
     ("x: (!!python/object/apply:os.mkdir ['CANARY'])", "tuple with !!python/object/apply"),
-    ("x: !tuple '<!!python/object/apply:os.mkdir [CANARY]>'", "list of tags"),
+    ("x: !tuple '<!!python/object/apply:os.mkdir [CANARY]>'", "in parentheses"),
     ("a: '!!python/object/apply:os.mkdir [CANARY]'\nx: !ref (<a>)", "tuple with"),
     ("a: '!!python/object/apply:os.mkdir [CANARY]'\nx: !ref \"'(<a>)'\"", "quoted text"),
     ("x: !ref \"'(\\\\x21!python/object/apply:os.mkdir [CANARY])<a>'\"\na: ''", "quoted text"),
