@@ -38,6 +38,12 @@ def check_torch_state(state: Any) -> None:
     torch.Generator().set_state(state["cpu"])
 
 
+def seed_step(seed: int, *, epoch: int, step: int) -> None:
+    """Set torch's generators by the place in the run, different on every rank."""
+    place = (seed, epoch, step, rank())
+    torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
     """Leave every generator where it was, whatever is drawn here."""

@@ -1,10 +1,12 @@
-"""The end of an evaluation: results of all ranks, metrics of every split, and what is reported."""
+"""An evaluation: its splits one after the other, the metrics of each, and what is reported."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from speechbrain import Stage
 
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.curves import draw_curves
@@ -13,22 +15,60 @@ from sbkit.logs.metric import Metrics
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
+from sbkit.train.step import as_loss, average_statistics
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
 
-@dataclass(frozen=True)
-class BestKeys:
-    """The metrics by which checkpoints are kept, as SpeechBrain's Checkpointer takes them."""
+class BestKey(NamedTuple):
+    """The metric that chooses the best checkpoint, as SpeechBrain's Checkpointer takes it."""
 
-    max_keys: tuple[str, ...]
-    min_keys: tuple[str, ...]
+    max_key: str | None
+    min_key: str | None
 
 
-def best_keys(metrics: Metrics) -> BestKeys:
+def best_key(metrics: Metrics) -> BestKey:
     """Name the first metric, by which the best checkpoint is chosen, with its direction."""
     name, metric = next(iter(metrics.items()))
-    return BestKeys((), (name,)) if metric.lower_is_better else BestKeys((name,), ())
+    return BestKey(None, name) if metric.lower_is_better else BestKey(name, None)
+
+
+@torch.no_grad()
+def evaluate_splits(
+    brain: Any, loaders: Mapping[str, Any], stage: Stage, *, phase: str
+) -> list[Loss]:
+    """Return the loss of every batch, and leave what was scored in ``brain.results``.
+
+    After a signal no more batches are evaluated. ``phase`` is for the watchdog.
+    """
+    brain.results = {name: [] for name in loaders}
+    brain.modules.eval()
+    average_statistics(brain.modules)
+    losses: list[Loss] = []
+    for name, loader in loaders.items():
+        brain.split = name
+        for batch in brain.pinging(loader, phase):
+            if brain.signals.heard:
+                return losses
+            brain.step += 1
+            losses.append(as_loss(brain.evaluate_batch(batch, stage)))
+            if brain.debug and brain.step >= brain.debug_batches:
+                break
+    return losses
+
+
+def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
+    """Validate the weights as they are, and return what chooses the best: lower is better.
+
+    That is the first of `metrics`, negative where more is better, or else the mean loss.
+    """
+    brain.on_stage_start(Stage.VALID)
+    losses = evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
+    if not brain.metrics:
+        return mean_over_ranks(losses)
+    name, metric = next(iter(brain.metrics.items()))
+    value = measure_splits(brain.measure, gather_results(brain.results))[name]
+    return value if metric.lower_is_better else -value
 
 
 def mean_over_ranks(losses: Iterable[Loss]) -> float:
@@ -60,6 +100,18 @@ def measure_splits(
         for name, each in results.items():
             values |= {f"{name}/{metric}": value for metric, value in measure(each).items()}
     return values
+
+
+def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
+    """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
+    values, best = measure_splits(brain.measure, results), best_key(brain.metrics)
+    brain.training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
+    brain.checkpointer.save_and_keep_only(
+        meta={**values, "epoch": epoch},
+        num_to_keep=brain.hparams.average_checkpoints,
+        max_keys=[key] if (key := best.max_key) else [],
+        min_keys=[key] if (key := best.min_key) else [],
+    )
 
 
 def report_test(brain: Any, results: Results) -> None:

@@ -20,24 +20,18 @@ from sbkit.train.nonfinite import NonFiniteRecorder
 
 
 class OptimizerStep:
-    """The step at hand.
-
-    bad_steps: steps of this epoch whose loss or gradient was not finite, as far as they were read.
-    """
+    """The step at hand."""
 
     def __init__(self, modules: nn.Module, device: torch.device, folder: Path | None) -> None:
         self._buffers = RunningStatistics(modules)
         self.nonfinite = NonFiniteRecorder(folder, modules)
-        self.bad_steps = 0
         # On this rank: the labels of the step, and its losses that were not finite.
         self._counts = torch.zeros(2, device=device)
         self._lost = torch.zeros((), device=device)  # such losses over all ranks
 
-    def begin_epoch(self, *, afresh: bool) -> None:
+    def begin_epoch(self) -> None:
         """Forget the counts of a step that an epoch left open."""
         self._counts.zero_()
-        if afresh:
-            self.bad_steps = 0
 
     def begin(self) -> None:
         """Save what a skipped step must not change, before its first micro-batch."""
@@ -80,13 +74,12 @@ class OptimizerStep:
             optimizer.zero_grad(set_to_none=True)
         self.nonfinite.end_step(number, torch.stack([self._lost, skipped]))
 
-    def read(self, patience: int, scaler: GradScaler) -> int:
-        """Read which steps were skipped, and return their number.
+    def read(self, bad_before: int, patience: int, scaler: GradScaler) -> tuple[int, int]:
+        """Count the steps that were skipped since the last reading, and the bad ones among them.
 
         Raises:
-            SbkitError: more than ``patience`` steps of the epoch were bad.
+            SbkitError: with the ``bad_before`` of the epoch more than ``patience`` were bad.
         """
         skipped, bad = self.nonfinite.flush(overflow_is_usual=scaler.is_enabled())
-        self.bad_steps += bad
-        self.nonfinite.refuse_more(self.bad_steps, patience)
-        return skipped
+        self.nonfinite.refuse_more(bad_before + bad, patience)
+        return skipped, bad

@@ -1,13 +1,22 @@
 """Learning rate as a function of how far the run is: nothing to save, nothing to restore."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
+
+from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import SHARE
 
 Schedule = Callable[[float], float]  # share of the run, 0 to 1 -> share of the peak rate, 0 to 1
+
+
+def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
+    """Set the learning rate of every group, times its `lr_scale`."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 class WarmupCosine:

@@ -1,6 +1,6 @@
 """One training step as one module: what DDP wraps, and what it needs to know before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
+from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 
 Forward = Callable[[Any, Stage], Any]
@@ -64,15 +65,18 @@ class DdpStep:
         """Return whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
-    def wrap(self, batch: Any) -> list[str]:
+    def wrap(self, batch: Any, *, resting: Iterable[nn.Module] = ()) -> None:
         """Share the step among the ranks; freeze and name what gets no gradient on any of them.
 
         No random number is drawn by it. On GPUs batch normalization sees the batch of all ranks.
+        resting: modules that are turned off, which need not be named.
         """
-        unused: list[str] = []
         if not self._searches:
             with preserve_rng(self._device):
                 unused = freeze_unused(self._graph, batch)
+            known = {id(each) for part in resting for each in part.parameters()}
+            parameters = dict(self._graph.parts.named_parameters())
+            _tell_unused([name for name in unused if id(parameters[name]) not in known])
         if self._device.type == "cuda":
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(self._graph)
@@ -83,7 +87,6 @@ class DdpStep:
             find_unused_parameters=self._searches,
             gradient_as_bucket_view=True,
         )
-        return unused
 
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
@@ -131,6 +134,16 @@ def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
         parameter.requires_grad_(name not in everywhere)
         parameter.grad = None
     return sorted(everywhere)
+
+
+def _tell_unused(names: list[str]) -> None:
+    if names:
+        listed = ", ".join(names[:3]) + (", ..." if names[3:] else "")
+        verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
+        say(
+            f"note: {len(names)} of the model's parameters ({listed}) {verb} as made. For a part "
+            "in later steps only, declare find_unused_parameters: True."
+        )
 
 
 @torch.no_grad()

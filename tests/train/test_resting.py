@@ -1,12 +1,10 @@
 """What the knobs turn off is declared, and no note of a run on several ranks complains of it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
-from sbkit.train import brain
+from sbkit.train import step, step_brain
 from sbkit.train.brain import Brain
 
 
@@ -31,9 +29,10 @@ def test_only_what_is_not_declared_to_rest_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = HalfAsleep({"encoder": nn.Linear(1, 1), "decoder": nn.Linear(1, 1)})
-    made._ddp_step = SimpleNamespace(is_wrapped=False, wrap=lambda batch: unused)  # type: ignore[assignment]
-    monkeypatch.setattr(brain, "world_size", lambda: 2)
-    made._wrap_step(torch.zeros(1))
+    monkeypatch.setattr(step, "freeze_unused", lambda graph, batch: unused)
+    monkeypatch.setattr(step, "DistributedDataParallel", lambda graph, **_: graph)
+    monkeypatch.setattr(step_brain, "world_size", lambda: 2)
+    made.wrap_step(torch.zeros(1))
     printed = capsys.readouterr().out
     assert said in printed
     assert bool(printed) == bool(said)

@@ -1,0 +1,46 @@
+"""What the Brain of a recipe defines to be measured: its metrics, scores and reports."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from sbkit.logs.metric import Metrics, as_words
+
+
+class Scoring:
+    """The part of a Brain that a recipe with `metrics` writes.
+
+    Attributes:
+        metrics: what `measure` computes, by name; the first one chooses the best checkpoint.
+        split: the name of the split that is being evaluated.
+        results: what `score` returned of each split so far.
+    """
+
+    metrics: ClassVar[Metrics] = {}
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.split, self.results = "", dict[str, list[Any]]()
+
+    def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
+        """Return a result for every utterance of an evaluated batch, plain data that travels."""
+        raise NotImplementedError("a Brain with `metrics` defines `score`")
+
+    def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
+        """Return the value of each of `metrics` over the results of a split."""
+        raise NotImplementedError("a Brain with `metrics` defines `measure`")
+
+    def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
+        """Write a test set's report into the run folder; return its entry in `summary.json`."""
+        return self.measure(results)
+
+    def describe(self, results: Sequence[Any]) -> str:
+        """Write the metrics of a test set for the screen; a recipe may add the counts."""
+        return ", ".join(as_words(self.metrics, self.measure(results)))
+
+    @property
+    def resting(self) -> tuple[nn.Module, ...]:
+        """Return the modules that the present knobs turn off, which need no gradient."""
+        return ()

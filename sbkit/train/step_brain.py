@@ -1,0 +1,186 @@
+"""The half of a Brain that takes one training step, from a batch to new weights.
+
+SpeechBrain's hooks of a step keep their names and order. What the step is made of has files of its
+own: forward, loss and DDP in `step`, gradients and the optimizer in `optimizer_step`.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import speechbrain as sb
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from sbkit.checkpoint.rng import seed_step, torch_state
+from sbkit.data.batch import Batch
+from sbkit.distributed.device import resolve
+from sbkit.distributed.ranks import world_size
+from sbkit.train.cost import CostRecorder
+from sbkit.train.freeze import Frozen, with_lr_scale
+from sbkit.train.optimizer_step import OptimizerStep
+from sbkit.train.options import declared_options
+from sbkit.train.schedule import set_rate
+from sbkit.train.scoring import Scoring
+from sbkit.train.step import DdpStep, ForwardLoss, as_loss
+
+
+class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
+    """Take the steps of what a recipe defines.
+
+    `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
+    Raises SbkitError when device and precision do not go together here.
+
+    Attributes:
+        epoch_share: how much of the current epoch lies before the current step.
+        step, optimizer_step: micro-batches of the epoch, and steps of the run, so far.
+        nonfinite_count: steps of the epoch, as far as they were read, that were skipped as bad.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module] | None,
+        opt_class: Any,
+        hparams: dict[str, Any] | None,
+        run_opts: Any,
+        checkpointer: Any,
+    ) -> None:
+        options = declared_options(hparams, run_opts)
+        placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        evaluation = resolve(placement.device.type, options.get("eval_precision", "fp32"))
+        options["device"] = str(placement.device)
+        declared = hparams or {}
+        self.frozen = Frozen(declared.get("freeze") or (), declared)
+        opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
+        super().__init__(modules, opt_class, hparams, options, checkpointer)
+        self.device, self.device_type = placement.device, placement.device.type
+        self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
+        self.scaler = placement.grad_scaler()
+        if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
+            checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        self.cost = CostRecorder(self.modules, self.device)
+        self.global_step = OptimizerStep(self.modules, self.device, self._run_folder)
+        graph = ForwardLoss(
+            modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
+        )
+        self._ddp_step = DdpStep(
+            graph, self.device, find_unused_parameters=self.find_unused_parameters
+        )
+        self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
+        self.epoch_share = 0.0
+        self._is_last = False  # micro-batch of its epoch
+        self._is_planned = False  # the epoch, by sbkit's sampler
+
+    @property
+    def should_step(self) -> bool:
+        """Return whether the optimizer steps with this micro-batch: every so many, and the last."""
+        return self._is_last or self.step % self.grad_accumulation_factor == 0
+
+    def fit_batch(self, batch: Any) -> Any:
+        """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
+
+        Gives what `compute_objectives` gave, a Loss or a mean, without its graph; so may a recipe
+        that overrides this. `optimizers_step` expects the gradient of a mean.
+        """
+        placed = self._placed(batch)
+        if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
+            self.global_step.begin()
+        self._begin_step(placed)
+        self.on_fit_batch_start(placed, self.should_step)
+        random = torch_state(self.device)
+        with self.no_sync(not self.should_step):
+            with self.training_ctx:
+                outputs, objective = self._ddp_step(placed)
+            self.global_step.backward(as_loss(objective), self.scaler, batch, random, self.step)
+        if self.should_step:
+            self.global_step.normalize(self._active_optimizers())
+            self.optimizers_step()
+            self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
+        self.cost.end_step()
+        self.on_fit_batch_end(placed, outputs, objective, self.should_step)
+        return objective.detach()
+
+    def _begin_step(self, batch: Any) -> None:
+        """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
+
+        The rate where the YAML has `lr_schedule`, a function of the progress of the run; the seed
+        where sbkit's sampler plans the batches.
+        """
+        epochs = self._declared("epoch_counter", None)
+        schedule = self._declared("lr_schedule", None)
+        if schedule is not None:
+            progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+            set_rate(self._active_optimizers(), self.hparams.lr * schedule(progress))
+        if self._is_planned:
+            seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
+        self.cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
+
+    def optimizers_step(self) -> None:
+        """Take the step, unless its gradient is not finite."""
+        optimizers = self._active_optimizers()
+        if not optimizers:
+            return
+        self.global_step.take(
+            optimizers,
+            self.scaler,
+            max_grad_norm=self.max_grad_norm,
+            number=self.optimizer_step + 1,
+        )
+        self.optimizer_step += 1
+        if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
+            self._read_skipped()
+
+    def _read_skipped(self) -> None:
+        bad_before, patience = self.nonfinite_count, self.nonfinite_patience
+        skipped, bad = self.global_step.read(bad_before, patience, self.scaler)
+        self.nonfinite_count += bad
+        self.training_metrics.meter.skipped += skipped
+
+    def _active_optimizers(self) -> list[Optimizer]:
+        """List the optimizers that step now: `init_optimizers` makes several, one, or none."""
+        if self.optimizers_dict is not None:
+            return list(self.freeze_optimizers(self.optimizers_dict).values())
+        return [self.optimizer] if self.opt_class is not None else []
+
+    def _placed(self, batch: Any) -> Any:
+        return batch.to(self.device) if hasattr(batch, "to") else batch
+
+    def _declared(self, name: str, default: Any) -> Any:
+        return getattr(getattr(self, "hparams", None), name, default)
+
+    @property
+    def _run_folder(self) -> Path | None:
+        folder = self._declared("output_folder", None)
+        return None if folder is None else Path(folder)
+
+    # -- several processes -----------------------------------------------------------------------
+
+    def _wrap_distributed(self) -> None:
+        """Wrap every module for a recipe with a `fit_batch` of its own; else `wrap_step` does."""
+        if self._has_own_step() and world_size() > 1:
+            self.distributed_backend = dist.get_backend()
+            super()._wrap_distributed()
+
+    def wrap_step(self, batch: Any) -> None:
+        """Share the step once, when there is a batch to see its unused parameters by."""
+        if world_size() > 1 and not self._ddp_step.is_wrapped and not self._has_own_step():
+            self._ddp_step.wrap(self._placed(batch), resting=self.resting)
+
+    def _unwrap_distributed(self) -> None:
+        """Let go of the reducers."""
+        self._ddp_step.unwrap()
+        for name, module in self.modules.items():
+            if isinstance(module, DistributedDataParallel):
+                self.modules[name] = module.module
+
+    def _has_own_step(self) -> bool:
+        return type(self).fit_batch is not StepBrain.fit_batch
+
+    def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
+        """Leave gradients on this rank while a batch is still being accumulated."""
+        if use and self._ddp_step.is_wrapped:
+            return self._ddp_step.no_sync()
+        context: AbstractContextManager[None] = super().no_sync(use)
+        return context
