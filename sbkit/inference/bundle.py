@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
@@ -144,7 +145,7 @@ def build_model(
             f"{type(parts[strange[0]]).__name__}. Export it again."
         )
     model = nn.ModuleList(parts[name] for name in config.model).eval()
-    parts[FEATURES].eval()
+    require_rate(parts[FEATURES].eval(), config.sample_rate)
     more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
     wanted = inspect.signature(made).parameters
     more = {name: value for name, value in more.items() if name in wanted}

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
@@ -27,6 +28,7 @@ from sbkit.checkpoint.weights import average, refuse_unusable
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
+from sbkit.config.ranges import refuse_out_of_range
 from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
@@ -51,6 +53,8 @@ def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> No
     refuse_occupied(out)
     refuse_bomb(run / RESOLVED)
     root = read_document(run / RESOLVED).root
+    plain = (int, float, str, NoneType)
+    refuse_out_of_range({key: each for key, each in root.items() if isinstance(each, plain)})
     tokenizer = _tokenizer_of(run)
     labels = _labels_of(run)
     described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})

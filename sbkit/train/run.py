@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
@@ -81,7 +83,10 @@ class Run:
         """Build the objects of the YAML, with the random numbers of its seed."""
         _ = self.recipe, self.labels  # their modules and file are what the YAML opens
         torch.manual_seed(self.knobs["seed"])
-        return load_hparams(self.yaml_file, self.overrides)
+        hparams = load_hparams(self.yaml_file, self.overrides)
+        if isinstance(features := hparams.get("compute_features"), nn.Module):
+            require_rate(features, hparams["sample_rate"])
+        return hparams
 
     @cached_property
     def loaders(self) -> Loaders:

@@ -102,7 +102,7 @@ YAMLS: dict[str, Callable[[str], str]] = {
     "average .inf": lambda text: text.replace(
         "average_checkpoints: 2", "average_checkpoints: .inf"
     ),
-    "average list": partial(_replaced, "average_checkpoints: 2", "average_checkpoints: [1]"),
+    "average -2": partial(_replaced, "average_checkpoints: 2", "average_checkpoints: -2"),
     "sample_rate": partial(_added, "sample_rate: abc"),
     "another sample_rate": partial(_added, "sample_rate: 8000"),
     "no features": partial(_replaced, "compute_features:", "features:"),
