@@ -9,6 +9,7 @@ import soundfile
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.logs.log import read_log
+from sbkit.train.slices import EMPTY
 from tests.runs import Workplace, make_workplace, prompts, read_json, rows_of
 
 LIBRISPEECH = {
@@ -80,15 +81,22 @@ def test_tables_of_ones_own_train(workplace: Workplace, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"path,sentence,reader\n{comma}")
     tab = "".join(f"{path}\t{text}\n" for path, text in rows["dev"])
     (tmp_path / "b.tsv").write_text(f"audio\ttranscript\n{tab}")
-    lines = [{"audio_filepath": str(path), "text": text} for path, text in rows["test"]]
+    lines = [
+        {"audio_filepath": str(path), "text": text, "reader": "ann" if number else ""}
+        for number, (path, text) in enumerate(rows["test"])
+    ]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tables: list[str] = []
     for name, file in (("train", "a.csv"), ("dev", "b.tsv"), ("test", "c.jsonl")):
         tables += ["--manifest", f"{name}={tmp_path / file}"]
     run = tmp_path / "run"
-    options = ("--data_folder=null", "--number_of_epochs=1")
+    options = ("--data_folder=null", "--number_of_epochs=1", "--report_by=[reader]")
     assert workplace.train_here(run, *options, *tables) == 0
-    assert read_json(run / "summary.json")["test"]["test"]["utterances"] == 4
+    test = read_json(run / "summary.json")["test"]["test"]
+    assert test["utterances"] == 4
+    slices = test["report_by"]["reader"]
+    assert {reader: each["utterances"] for reader, each in slices.items()} == {"ann": 3, EMPTY: 1}
+    assert (run / "report_by_test.tsv").read_text().startswith("column\tvalue\tutterances\tCER")
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ MAY_CHANGE = frozenset(
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit"),
         # what is watched, logged, saved and averaged
-        *("check", "log_every", "stall_seconds", "nonfinite_patience"),
+        *("check", "log_every", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
         *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
         # the size of the steps to come: what one lowers when a run diverges; the change is said

@@ -37,6 +37,7 @@ from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.save_or_leave import SaveOrLeave
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
+from sbkit.train.slices import columns_of
 from sbkit.train.step import as_loss
 from sbkit.train.step_brain import StepBrain
 from sbkit.train.walk import length_of, mark_last, share_of_steps
@@ -232,6 +233,8 @@ class Brain(StepBrain):
             objective = self.compute_objectives(outputs, batch, stage=stage)
         if self.metrics:
             self.results.setdefault(self.split, []).extend(self.score(outputs, batch))
+            if stage is Stage.TEST and (names := self._declared("report_by", [])):
+                self.columns.setdefault(self.split, []).extend(columns_of(batch, names))
         return objective.detach().cpu()
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:

@@ -15,6 +15,7 @@ from sbkit.logs.metric import Metrics
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
+from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, average_statistics
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
@@ -41,7 +42,7 @@ def evaluate_splits(
 
     After a signal no more batches are evaluated. ``phase`` is for the watchdog.
     """
-    brain.results = {name: [] for name in loaders}
+    brain.results, brain.columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
     average_statistics(brain.modules)
     losses: list[Loss] = []
@@ -116,6 +117,7 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
 
 def report_test(brain: Any, results: Results) -> None:
     """Write the reports of the test sets, the summary and the curves; print the scores."""
+    columns = gather_results(brain.columns)
     if rank() > 0:
         return
     folder = Path(brain.hparams.output_folder)
@@ -125,7 +127,12 @@ def report_test(brain: Any, results: Results) -> None:
     for name, metrics in values.items():
         log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
     log.close()
-    entries = {name: brain.report(name, each, folder) for name, each in results.items()}
+    entries = {name: dict(brain.report(name, each, folder)) for name, each in results.items()}
+    if report_by := getattr(brain.hparams, "report_by", []):
+        for name, each in results.items():
+            slices = measure_slices(report_by, columns[name], each, brain.measure)
+            write_slices(folder / f"report_by_{name}.tsv", slices)
+            entries[name]["report_by"] = slices
     write_summary(
         folder / SUMMARY,
         test=entries,

@@ -20,6 +20,7 @@ from sbkit.data.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.slices import require_columns
 
 
 class Run:
@@ -65,7 +66,9 @@ class Run:
     @cached_property
     def splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
-        return self.recipe.prepare_splits(self.knobs)
+        splits = self.recipe.prepare_splits(self.knobs)
+        require_columns(self.knobs.get("report_by") or [], splits)
+        return splits
 
     @cached_property
     def labels(self) -> Any:

@@ -16,6 +16,7 @@ class Scoring:
         metrics: what `measure` computes, by name; the first one chooses the best checkpoint.
         split: the name of the split that is being evaluated.
         results: what `score` returned of each split so far.
+        columns: what the columns of `report_by` say of each of these utterances.
     """
 
     metrics: ClassVar[Metrics] = {}
@@ -23,6 +24,7 @@ class Scoring:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.split, self.results = "", dict[str, list[Any]]()
+        self.columns: dict[str, list[Any]] = {}
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
         """Return a result for every utterance of an evaluated batch, plain data that travels."""

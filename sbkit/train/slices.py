@@ -1,0 +1,75 @@
+"""The metrics of a test set for each value of a column: by speaker, language, gender.
+
+The YAML names the columns in `report_by`; any recipe that measures its results has such a report.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_text_atomically
+from sbkit.data.batch import OWN
+from sbkit.data.splits import Splits
+
+Measure = Callable[[Sequence[Any]], Mapping[str, float]]
+Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
+EMPTY = "(empty)"  # in the place of a value that the manifest does not give
+
+
+def require_columns(report_by: Any, splits: Splits) -> None:
+    """Check that every test set has the columns that are reported by.
+
+    Raises:
+        SbkitError: `report_by` is no list of names, or a test set has no such column.
+    """
+    if not isinstance(report_by, list) or not all(isinstance(each, str) for each in report_by):
+        raise SbkitError(
+            f"`report_by` must be a list of columns, but is {report_by!r}. Write [gender], or [] "
+            "for none."
+        )
+    for name, split in splits.test.items():
+        columns = [each for each in split.column_names if each not in OWN]
+        for column in report_by:
+            if column not in columns:
+                raise SbkitError(
+                    f"`report_by` must name columns of the test sets, but {name} has no "
+                    f"`{column}`. It has {', '.join(columns)}."
+                )
+
+
+def columns_of(batch: Any, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return what the columns say of each utterance of a batch."""
+    return list(zip(*(batch.columns[name] for name in names), strict=True))
+
+
+def measure_slices(
+    names: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    results: Sequence[Any],
+    measure: Measure,
+) -> Slices:
+    """Measure the results of each value of each column; ``columns`` are those of each result."""
+    slices: Slices = {}
+    for number, name in enumerate(names):
+        by_value: dict[str, list[Any]] = defaultdict(list)
+        for values, result in zip(columns, results, strict=True):
+            by_value[values[number] or EMPTY].append(result)
+        slices[name] = {
+            value: {"utterances": len(each), **measure(each)}
+            for value, each in sorted(by_value.items())
+        }
+    return slices
+
+
+def write_slices(file: Path, slices: Slices) -> None:
+    """Write a TSV: a line for each value of each column."""
+    rows = [
+        {"column": column, "value": value, **figures}
+        for column, values in slices.items()
+        for value, figures in values.items()
+    ]
+    lines = [list(rows[0])] if rows else []
+    lines += [[" ".join(str(each).split()) for each in row.values()] for row in rows]
+    write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))

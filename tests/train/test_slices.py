@@ -1,0 +1,62 @@
+"""A test set's metrics for each value of a column."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.splits import Splits
+from sbkit.train.slices import EMPTY, measure_slices, require_columns, write_slices
+
+COLUMNS = [("ann", "en"), ("bob", "en"), ("ann", "fr"), ("", "fr")]
+
+
+def mean(results: Any) -> dict[str, float]:
+    return {"mean": sum(results) / len(results)}
+
+
+def test_each_value_of_each_column_is_measured_by_itself(tmp_path: Path) -> None:
+    slices = measure_slices(["speaker", "language"], COLUMNS, [1, 2, 3, 6], mean)
+    assert slices == {
+        "speaker": {
+            EMPTY: {"utterances": 1, "mean": 6.0},
+            "ann": {"utterances": 2, "mean": 2.0},
+            "bob": {"utterances": 1, "mean": 2.0},
+        },
+        "language": {
+            "en": {"utterances": 2, "mean": 1.5},
+            "fr": {"utterances": 2, "mean": 4.5},
+        },
+    }
+    write_slices(tmp_path / "by.tsv", slices)
+    head, *rows = (tmp_path / "by.tsv").read_text().splitlines()
+    assert head.split("\t") == ["column", "value", "utterances", "mean"]
+    assert [row.split("\t")[:3] for row in rows][:2] == [
+        ["speaker", EMPTY, "1"],
+        ["speaker", "ann", "2"],
+    ]
+
+
+def test_results_without_their_columns_are_no_report() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        measure_slices(["speaker"], COLUMNS[:2], [1, 2, 3], mean)
+
+
+@pytest.mark.parametrize(
+    ("report_by", "sentence"),
+    [
+        (["accent"], "columns of the test sets, but b has no `accent`. It has speaker."),
+        (["audio"], "but a has no `audio`. It has accent, speaker."),
+        ("speaker", "must be a list of columns, but is 'speaker'"),
+        ([1], r"must be a list of columns, but is \[1\]"),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused(report_by: object, sentence: str) -> None:
+    a = datasets.Dataset.from_dict({"accent": ["x"], "speaker": ["y"], "audio": [b""]})
+    b = datasets.Dataset.from_dict({"speaker": ["y"], "audio": [b""]})
+    splits = Splits(train=b, valid={}, test={"a": a, "b": b})
+    require_columns(["speaker"], splits)
+    with pytest.raises(SbkitError, match=sentence):
+        require_columns(report_by, splits)
