@@ -240,13 +240,16 @@ def test_transcripts_that_no_model_could_write(
     change_row(own.release, "dev", 0, sentence=endless)
     change_row(own.release, "test", 0, sentence="quiz, quartz & jazz")
     for row, each in enumerate(rows_of(own.release / "train.tsv")):
-        change_row(own.release, "train", row, sentence=each["sentence"].replace("z", "s"))
+        text = each["sentence"].replace("z", "s") + (" €" if row == 5 else "")
+        change_row(own.release, "train", row, sentence=text)
     assert own.train_here(tmp_path / "run", ONE_EPOCH, "--check=False") == 0
     out = capsys.readouterr().out
     assert "train: 15 utterances" in out
     assert "train: 1 left out, too short for its transcript" in out
-    assert "dev: 1 transcripts need more frames" in out
-    assert "test: 1 transcripts hold characters that the training text never showed" in out
+    assert "dev: 1 transcript with more text than the frames of the audio can hold" in out
+    assert "test: 1 transcript with characters that the training text never showed" in out
+    assert "text table of en: lower case, the letters abcdefghijklmnopqrstuvwxyz" in out
+    assert "note: in train, normalization dropped 1 symbol (1 €)." in out
     (row,) = rows_of(tmp_path / "run" / "left_out.tsv")
     assert row["id"] == clip
     assert re.fullmatch(r"\d+ frames, \d+ needed", row["detail"])

@@ -18,6 +18,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
 from sbkit.models.subsampling import Subsampling, measure_subsampling
+from sbkit.text.normalize import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 
@@ -74,6 +75,10 @@ def _tell(
         say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
     listing = Path(hparams["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
+    say(describe_normalizer(hparams["language"]))
+    sentences = take_columns(splits.train, "sentence")["sentence"].to_pylist()
+    if dropped := describe_dropped(sentences, hparams["language"]):
+        say(f"note: in train, {dropped}.")
     for (name, reason), count in report_excluded(excluded, listing).items():
         say(f"{name}: {count} left out, {reason} (listed in {listing})")
     for name, split in splits.evaluated().items():
@@ -83,12 +88,12 @@ def _tell(
 def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
     """Say how many transcripts no model could write; they are kept, and count as errors."""
     reasons = {
-        "hold characters that the training text never showed": transcripts.unknown.sum(),
-        "need more frames than their audio has": len(transcripts.lacking(subsampling)),
+        "with characters that the training text never showed": transcripts.unknown.sum(),
+        "with more text than the frames of the audio can hold": len(
+            transcripts.lacking(subsampling)
+        ),
     }
     for reason, count in reasons.items():
         if count:
-            say(
-                f"{name}: {count} transcripts {reason}; the model cannot write them in full, and "
-                "they count as errors"
-            )
+            noun = "transcript" if count == 1 else "transcripts"
+            say(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 
 from sbkit.text.languages import primary
 
@@ -98,7 +99,7 @@ def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
     """Count the characters that normalization drops though they may be read aloud ("€", "½")."""
     table = orthography(language)
     dropped: Counter[str] = Counter()
-    for char, count in Counter(char for text in sentences for char in _compose(text)).items():
+    for char, count in Counter(chain.from_iterable(sentences)).items():
         spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in (
             "Sc",
             "Sm",
@@ -106,8 +107,8 @@ def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
             "No",
         )
         if spoken and char not in table.rewrite:
-            kept = _write(char.lower(), table.letters, table.joiners).strip()
-            dropped[char] += 0 if kept else count
+            written = (_write(each, table.letters, table.joiners) for each in _plain_form(char))
+            dropped[char] += 0 if "".join(written).strip() else count
     return +dropped
 
 
