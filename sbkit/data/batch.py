@@ -7,6 +7,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import groupby, islice
@@ -231,6 +232,8 @@ def _leave_signals_alone(worker: int) -> None:
 
 def _end_workers() -> None:
     """End what still reads ahead: Python would ask by SIGTERM, and wait for ever."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
     for worker in multiprocessing.active_children():
         if worker.daemon and worker.pid is not None:
             os.kill(worker.pid, LEAVE)

@@ -12,6 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.audio_cache import AUDIO_FOLDER
+from sbkit.data.embedded_audio import EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
 OLD_STORES = "stores"  # a store per split, as sbkit wrote them before audio was kept by clip
@@ -42,12 +43,16 @@ class Entry:
     @property
     def is_orphan(self) -> bool:
         """Return whether the corpus folder is gone."""
-        return self.corpus is not None and not self.corpus.is_dir()
+        return self.corpus is not None and not self.corpus.exists()
 
 
 def list_entries(cache_folder: Path) -> list[Entry]:
     """List what is in the cache, the least recently used first."""
-    entries = [*_audio_entries(cache_folder), *_old_entries(cache_folder)]
+    entries = [
+        *_audio_entries(cache_folder),
+        *_embedded_entries(cache_folder),
+        *_old_entries(cache_folder),
+    ]
     return sorted(entries, key=lambda entry: entry.last_used)
 
 
@@ -65,6 +70,13 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
             bytes=_size(folder),
             last_used=_time(folder / CORPUS_FILE if facts else folder),
         )
+
+
+def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
+    for folder in _folders(cache_folder / EMBEDDED_FOLDER):
+        facts = read_sealed(folder / CORPUS_FILE) or {}
+        corpus = Path(facts["folder"]) if "folder" in facts else None
+        yield Entry(folder, corpus, None, None, None, _size(folder), _time(folder))
 
 
 def _old_entries(cache_folder: Path) -> Iterator[Entry]:
@@ -118,7 +130,7 @@ def remove(entry: Entry, cache_folder: Path) -> bool:
         SbkitError: the folder is not in the cache, or cannot be removed.
     """
     folder = entry.folder
-    inside = (cache_folder / AUDIO_FOLDER, cache_folder / OLD_STORES)
+    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER, OLD_STORES)]
     if folder.parent not in inside or folder.is_symlink():
         raise SbkitError(
             f"Only folders of {cache_folder} may be removed, but {folder} is not one. Remove it "

@@ -1,11 +1,12 @@
-"""Datasets saved by ``datasets.save_to_disk`` and parquet files whose audio lies in files."""
+"""Datasets saved by ``datasets.save_to_disk`` and parquet files, with their audio or its paths."""
 
 from pathlib import Path
 
 import datasets
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.tables import PATH_COLUMNS, Table, TableRow
+from sbkit.data.embedded_audio import write_embedded
+from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
 
@@ -18,8 +19,10 @@ def is_saved_dataset(source: Path) -> bool:
 def read_saved_dataset(source: Path) -> Table:
     """Return the rows as a table, without decoding audio; an audio column becomes its path.
 
+    Audio that the dataset holds itself is written to files in the cache.
+
     Raises:
-        SbkitError: it cannot be read, has several splits, or holds audio that is in no file.
+        SbkitError: it cannot be read, or has several splits.
     """
     if (source / "dataset_dict.json").is_file():
         names = sorted(each.name for each in source.iterdir() if each.is_dir())
@@ -38,22 +41,17 @@ def read_saved_dataset(source: Path) -> Table:
         if isinstance(feature, datasets.Audio):
             dataset = dataset.cast_column(name, datasets.Audio(decode=False))
     rows = tuple(
-        TableRow(number, {name: _as_text(source, name, value) for name, value in row.items()})
+        TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
         for number, row in enumerate(dataset, start=1)
     )
     return Table(source / "data", tuple(dataset.column_names), rows)
 
 
-def _as_text(source: Path, name: str, value: object) -> str:
+def _as_text(source: Path, value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, dict) and "path" in value and "bytes" in value:
         path = str(value["path"] or "")
-        if value["bytes"] is not None and not (source / path).is_file():
-            raise SbkitError(
-                f"The column `{name}` of {source} must name audio files, but holds the audio "
-                "itself. Write each row's bytes to a file, and its path to a column "
-                f"{PATH_COLUMNS[0]}."
-            )
-        return path
+        content = value["bytes"]
+        return str(write_embedded(content, path, source)) if content is not None else path
     return str(value)

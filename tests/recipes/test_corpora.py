@@ -1,18 +1,25 @@
 """Which corpus a run gets, and manifests of the user's own."""
 
+import io
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import datasets
+import numpy as np
+import numpy.typing as npt
 import pytest
+import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
 from recipes.corpora import corpus_of
 from recipes.OwnData import corpus as own_data
+from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data.cache import find_prunable, list_entries, remove
 from sbkit.data.manifest import BadRow, Clip, Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -174,13 +181,46 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
 
 
-def test_audio_that_is_in_no_file_is_refused(tmp_path: Path) -> None:
-    rows = {"audio": [{"bytes": b"RIFF", "path": "a.wav"}], "text": ["hi"]}
+def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format=kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_a_dataset_that_holds_its_audio_is_read(
+    parquet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    samples = (8000 * np.sin(np.arange(8000) / 9)).astype(np.int16)
+    audio = [
+        {"bytes": encoded("WAV", samples), "path": "clips/a.wav"},
+        {"bytes": encoded("FLAC", samples[:4000]), "path": None},
+        {"bytes": encoded("MP3", samples), "path": "../../c.mp3"},
+        {"bytes": b"RIFF", "path": "d.wav"},
+    ]
+    rows = {"audio": audio, "text": list("abcd"), "age": [30, 31, 32, 33]}
     dataset = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
-    dataset.save_to_disk(str(tmp_path / "saved"))
-    knobs = {"manifest": {"train": str(tmp_path / "saved")}, "language": "en"}
-    with pytest.raises(SbkitError, match="holds the audio itself. Write each"):
-        corpus_of(knobs).read(knobs, "train")
+    source = tmp_path / ("saved.parquet" if parquet else "saved")
+    dataset.to_parquet(str(source)) if parquet else dataset.save_to_disk(str(source))
+    knobs = {"manifest": {"train": str(source)}, "language": "en"}
+    first = corpus_of(knobs).read(knobs, "train").clips
+    assert [clip.sentence for clip in first] == list("abcd")
+    assert [clip.id for clip in first if clip.sentence in "acd"] == ["a", "c", "d"]
+    assert all(tmp_path / "cache" in clip.path.parents for clip in first)
+    assert [len(read_audio(clip.path)) for clip in first[:2]] == [8000, 4000]
+    assert abs(len(read_audio(first[2].path)) - 8000) < 2000  # mp3 pads
+    with pytest.raises(SbkitError, match=r"d\.wav must be audio"):
+        read_audio(first[3].path)
+    assert corpus_of(knobs).read(knobs, "train").clips == first
+
+    (entry,) = list_entries(tmp_path / "cache")
+    assert entry.corpus == source
+    assert not find_prunable([entry], older_than=None, unused=True)
+    shutil.rmtree(source) if source.is_dir() else source.unlink()
+    assert entry.is_orphan
+    assert remove(entry, tmp_path / "cache")
+    assert not first[0].path.exists()
 
 
 def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
