@@ -8,7 +8,7 @@ import numpy as np
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import Rows, datasets_of, named, notice
+from sbkit.check.utterances import Rows, named, notice
 from sbkit.data.splits import Excluded
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
@@ -31,7 +31,7 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     """Find silent clips, and clips that are cut at full scale."""
     silent: list[Excluded] = []
     clipped: list[Excluded] = []
-    for name, split in datasets_of(planned).items():
+    for name, split in planned.splits.named().items():
         rows = sampled_rows(len(split))
         levels = list(_measure(planned, name, rows))
         quiet = np.array([audio.peak < SILENT for audio in levels])
@@ -60,7 +60,7 @@ def sampled_rows(count: int) -> Rows:
 
 
 def _measure(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
-    clips = datasets_of(planned)[split].select_columns(["audio"])
+    clips = planned.splits.named()[split].select_columns(["audio"])
     for start in range(0, len(rows), AT_ONCE):
         for content in clips[rows[start : start + AT_ONCE]]["audio"]:
             yield measure_audio(np.frombuffer(content, "<i2"))

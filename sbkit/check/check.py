@@ -53,7 +53,7 @@ OF_A_STEP: tuple[Check, ...] = (
     *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
     *(check_causality, check_unused, check_cost, check_export),
 )  # these need a front-end that runs
-FED = {"loaders", "brain", "dry_run_result"}  # parts that do
+FED = {"loaders", "brain", "dry_run"}  # parts that do
 
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")

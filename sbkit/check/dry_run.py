@@ -1,7 +1,7 @@
 """One small step of training and of evaluation, watched: two short utterances, on the CPU.
 
 Where two parts do not fit, what is given is cut or filled up to what is taken, and the step goes
-on, so that one dry_run_result finds all that does not fit.
+on, so that one dry run finds all that does not fit.
 It leaves gradients, buffers, modes and random numbers as they were.
 """
 
@@ -21,14 +21,14 @@ from torch.nn.modules.module import (
 from sbkit.base.errors import SbkitError
 from sbkit.check.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.watch import UseWatch
+from sbkit.check.watch import UseWatch, tensors_in
 from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.normalize import GlobalNorm
-from sbkit.train.step import ForwardLoss, as_loss
+from sbkit.train.step import training_loss
 
 SEEN_ROWS = 32  # the two shortest of the first so many are taken
-NAME = "dry_run_result"
+NAME = "dry_run"
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,12 @@ def dry_run(planned: PlannedRun) -> DryRun:
 
     Raises MissingPartError where there is no Brain, or the recipe refuses before the step.
     """
-    if NAME in planned.faults:
-        raise MissingPartError(NAME)
-    if NAME not in planned.parts:
-        try:
-            planned.parts[NAME] = _dry_run(planned)
-        except MissingPartError:
-            raise
-        except Exception as error:
-            planned.faults[NAME] = _as_sentence(error)
-            raise MissingPartError(NAME) from error
-    dry_run_result: DryRun = planned.parts[NAME]
-    return dry_run_result
+    return planned.once(
+        NAME,
+        lambda: _dry_run(planned),
+        must="Two short utterances must make a batch, and `on_stage_start` must let it pass",
+        fix="Correct the recipe.",
+    )
 
 
 def _dry_run(planned: PlannedRun) -> DryRun:
@@ -105,17 +99,14 @@ def _dry_run(planned: PlannedRun) -> DryRun:
 
 
 def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> StepFailure | None:
-    step = ForwardLoss(
-        modules=brain.modules, forward=brain.compute_forward, objectives=brain.compute_objectives
-    )
     brain.modules.train()
     brain.on_stage_start(Stage.TRAIN, 1)
     while True:
         chain.begin()
         try:
             with watch:
-                objective = step(batch)[1]
-            torch.autograd.backward(as_loss(objective).sums.sum())
+                loss = training_loss(brain, batch)
+            torch.autograd.backward(loss.sums.sum())
             return None
         except SbkitError:
             raise
@@ -142,22 +133,13 @@ def _evaluation(
     return None
 
 
-def _as_sentence(error: Exception) -> SbkitError:
-    if isinstance(error, SbkitError):
-        return error
-    return SbkitError(
-        "Two short utterances must make a batch, and `on_stage_start` must let it pass, but that "
-        f"fails ({type(error).__name__}: {error}). Correct the recipe."
-    )
-
-
 def small_batch(planned: PlannedRun) -> Any:
     """Collate two short utterances of the training data, by the recipe's loader if there is one."""
     try:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
     except MissingPartError:
-        data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.tokenizer)
+        data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
     return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])
 
@@ -207,7 +189,7 @@ class ShapeTracer:
         name = self._names.get(id(module), (type(module).__name__,))
         self.inside.append(name)
         self.ran.add(id(module))
-        x, (axis, takes) = next(tensors(inputs), None), taken(module)
+        x, (axis, takes) = next(tensors_in(inputs), None), taken(module)
         if not takes or x is None or x.ndim < -axis or x.shape[axis] == takes:
             return None
         gives = x.shape[axis]
@@ -219,8 +201,8 @@ class ShapeTracer:
         name = self.inside.pop()
         if name in self._fills:
             output = filled(output, self._fills[name])
-        sizes = {size for x in tensors(output) if x.ndim for size in widths(x)}
-        passed = {x.shape[-1] for x in tensors(inputs) if x.ndim} if len(name) == 1 else set()
+        sizes = {size for x in tensors_in(output) if x.ndim for size in widths(x)}
+        passed = {x.shape[-1] for x in tensors_in(inputs) if x.ndim} if len(name) == 1 else set()
         self._given.append((name, sizes - passed))
         return output
 
@@ -247,15 +229,6 @@ def taken(module: nn.Module) -> tuple[int, int]:
         case GlobalNorm():
             return -1, len(module.mean)
     return -1, 0
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a module's inputs or outputs."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors(each)
 
 
 def widths(x: Tensor) -> tuple[int, int]:

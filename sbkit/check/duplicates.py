@@ -9,7 +9,7 @@ import numpy as np
 
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import TEXT, datasets_of, named, notice
+from sbkit.check.utterances import TEXT, named, notice
 from sbkit.data.splits import Excluded
 from sbkit.data.store import take_columns
 
@@ -18,7 +18,7 @@ COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are re
 
 def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows with the id of another row of their split, and clips that are copies."""
-    equal_ids = [item for name in datasets_of(planned) for item in _equal_ids(planned, name)]
+    equal_ids = [item for name in planned.splits.named() for item in _equal_ids(planned, name)]
     yield from notice(
         planned,
         found=equal_ids,
@@ -26,7 +26,7 @@ def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
         effect="repeat the id of a row before",
         fix="Take the repeated rows out, or rename the clips.",
     )
-    copies = [item for name in datasets_of(planned) for item in _copies(planned, name)]
+    copies = [item for name in planned.splits.named() for item in _copies(planned, name)]
     yield from notice(
         planned,
         found=copies,
@@ -37,7 +37,7 @@ def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _equal_ids(planned: PlannedRun, split: str) -> Iterator[Excluded]:
-    ids = np.asarray(datasets_of(planned)[split]["id"][:])
+    ids = np.asarray(planned.splits.named()[split]["id"][:])
     first = np.unique(ids, return_index=True)[1]
     repeated = np.setdiff1d(np.arange(len(ids)), first)
     return named(planned, split, repeated, "repeated id")
@@ -45,7 +45,7 @@ def _equal_ids(planned: PlannedRun, split: str) -> Iterator[Excluded]:
 
 def _copies(planned: PlannedRun, split: str) -> Iterator[Excluded]:
     """Compare the audio of clips that have the same length and text, and another id."""
-    dataset = datasets_of(planned)[split]
+    dataset = planned.splits.named()[split]
     names = [name for name in ("id", "samples", TEXT) if name in dataset.column_names]
     rows: dict[tuple[object, ...], list[int]] = defaultdict(list)
     seen: set[str] = set()

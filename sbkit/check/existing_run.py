@@ -178,7 +178,7 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 
 
 def _plain(planned: PlannedRun) -> dict[str, Any]:
-    file = Path(planned.building_knobs["output_folder"]) / RESOLVED
+    file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
     config = plain_parts(read_document(file).root, planned.hparams)
     described: dict[str, Any] = json.loads(json.dumps(config))

@@ -10,7 +10,7 @@ from sbkit.check.characters import check_unseen
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.check.special_tokens import check_special
-from sbkit.check.utterances import TEXT, TRAIN, about, datasets_of, named, transcripts_of
+from sbkit.check.utterances import TEXT, TRAIN, about, named, transcripts_of
 from sbkit.data.splits import Excluded
 from sbkit.models.asr import head_size
 
@@ -64,7 +64,7 @@ def _sizes(hparams: dict[str, object]) -> Iterator[tuple[str, int]]:
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, and characters of train that the tokenizer lacks."""
     transcripts = transcripts_of(planned)
-    vocabulary = planned.tokenizer.vocabulary
+    vocabulary = planned.labels.vocabulary
     refused = [item for name in transcripts for item in _refused(planned, name)]
     yield from about(
         planned,
@@ -90,9 +90,9 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _refused(planned: PlannedRun, split: str) -> Iterator[Excluded]:
-    labels, encode = planned.tokenizer.vocabulary, planned.tokenizer.encode
+    vocabulary, encode = planned.labels.vocabulary, planned.labels.encode
     rows = np.flatnonzero(transcripts_of(planned)[split].refused)
-    texts = datasets_of(planned)[split].select(rows)[TEXT]
-    wrong = ({id for id in encode(text) if labels.refuses(id)} for text in texts)
+    texts = planned.splits.named()[split].select(rows)[TEXT]
+    wrong = ({id for id in encode(text) if vocabulary.refuses(id)} for text in texts)
     details = (", ".join(map(str, sorted(ids))) for ids in wrong)
     return named(planned, split, rows, "label out of range", details)

@@ -129,9 +129,9 @@ def _twice(planned: PlannedRun) -> Iterator[Finding]:
     places: dict[int, list[int]] = {}
     for index, part in enumerate(planned.model):
         places.setdefault(id(part), []).append(index)
-    for part, indices in places.items():
+    for identity, indices in places.items():
         if len(indices) > 1:
-            name = next(keys for keys, each in reached(planned) if id(each) == part)
+            name = next(keys for keys, each in reached(planned) if id(each) == identity)
             yield planned.finding(
                 CHECK,
                 *("model", 0, indices[-1]),

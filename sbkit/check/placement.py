@@ -4,7 +4,7 @@ What a run refuses in a sentence is asked of the same functions that the run ask
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
@@ -64,24 +64,15 @@ def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
         device = choose_device(knobs.get("device"), planned.count)
     except SbkitError:
         return  # told as a fault of the placement, and without a device there is nothing to ask
-    questions: list[tuple[str, Callable[[], Any]]] = [
-        ("device", lambda: find_device(device, planned.count)),
-        *((key, _precision_question(planned, device.type, key)) for key in _precisions(planned)),
-    ]
-    for key, ask in questions:
+    for key in ("device", "precision", "eval_precision"):
         try:
-            ask()
+            if key == "device":
+                find_device(device, planned.count)
+            elif key in knobs:
+                check_precision(device.type, knobs[key], key=key)
         except SbkitError as error:
             if str(error) not in told:
                 yield planned.finding(PLACEMENT, key, **words_of(str(error)))
-
-
-def _precisions(planned: PlannedRun) -> list[str]:
-    return [key for key in ("precision", "eval_precision") if key in planned.knobs]
-
-
-def _precision_question(planned: PlannedRun, device_type: str, key: str) -> Callable[[], None]:
-    return lambda: check_precision(device_type, planned.knobs[key], key=key)
 
 
 def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
@@ -105,7 +96,7 @@ def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
     meant = parse_device(planned.target).type
     there = planned.count(meant)
     declared = planned.placement.device
-    if there > 1 and (declared.type != meant or _is_numbered(planned)):
+    if there > 1 and (declared.type != meant or ":" in str(planned.knobs.get("device"))):
         yield planned.finding(
             PLACEMENT,
             "device",
@@ -134,16 +125,12 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
                 )
 
 
-def _holders(planned: PlannedRun) -> Iterator[tuple[str, dict[str, Any]]]:
+def _holders(planned: PlannedRun) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "", planned.hparams
     try:
         yield "brain.", vars(planned.brain)
     except MissingPartError:
         return
-
-
-def _is_numbered(planned: PlannedRun) -> bool:
-    return ":" in str(planned.knobs.get("device"))
 
 
 def count_processes(planned: PlannedRun) -> int:

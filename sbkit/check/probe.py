@@ -19,7 +19,7 @@ from torch import Tensor
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.sampler import MicroBatch
 from sbkit.train.memory import measure_memory
-from sbkit.train.step import ForwardLoss, as_loss
+from sbkit.train.step import training_loss
 
 WEIGHED = (0.1, 0.5, 0.9)  # quantiles of the lengths of a plan's batches
 TIMED = (0.5, 0.05, 0.95, 0.35, 0.65)  # the first only warms up
@@ -27,6 +27,7 @@ WEIGHED_SECONDS, TIMED_SECONDS = 6.0, 40.0  # of padded audio in a probe at most
 PATIENCE = 0.8  # seconds after which no further probe is timed
 
 Sizes = tuple[int, float]
+Once = Callable[[Any, Any], None]  # of a Brain and a batch
 Numbers = npt.NDArray[np.float64]
 ALL, PER_AUDIO = (1, 0, 2), (1,)  # terms of a line
 
@@ -45,62 +46,41 @@ class LinearCost:
 
 def measure_step_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a step holds at a time, beside the model and its gradients."""
-    sizes, costs = [], []
-    with _letting_go(brain.modules.parameters()):
-        for chosen in probes(plan, WEIGHED, WEIGHED_SECONDS):
-            batch = _collate(loader, chosen)
-            with measure_memory(_model(brain), brain.device) as weight:
-                _step(brain, batch)
-            sizes.append(size_of(chosen))
-            costs.append(float(weight.peak))
-    return fit(sizes, costs)
+    with _dropping_gradients(brain.modules.parameters()):
+        return _measure(brain, loader, probes(plan, WEIGHED, WEIGHED_SECONDS), _train, ALL)
 
 
 def measure_evaluation_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a batch of validation holds at a time, beside the model."""
-    sizes, costs = [], []
+    chosen = probes(plan, WEIGHED[1:], WEIGHED_SECONDS)
     with _validating(brain):
-        for chosen in probes(plan, WEIGHED[1:], WEIGHED_SECONDS):
-            batch = _collate(loader, chosen)
-            with measure_memory(_model(brain), brain.device) as weight:
-                brain.evaluate_batch(batch, Stage.VALID)
-            sizes.append(size_of(chosen))
-            costs.append(float(weight.peak))
-    return fit(sizes, costs, PER_AUDIO)
-
-
-@contextmanager
-def _letting_go(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Drop each gradient as soon as it is there: it is counted by itself."""
-    with ExitStack() as stack:
-        for each in parameters:
-            if each.requires_grad:
-                handle = each.register_post_accumulate_grad_hook(_let_go)  # type: ignore[no-untyped-call]
-                stack.callback(handle.remove)
-        yield
-
-
-def _let_go(parameter: Tensor) -> None:
-    parameter.grad = None
+        return _measure(brain, loader, chosen, _evaluate, PER_AUDIO)
 
 
 def time_steps(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the seconds of a step, reading its audio included."""
-
-    def once(batch: MicroBatch) -> None:
-        _step(brain, _collate(loader, batch))
-
-    return _time(once, plan)
+    return _time(brain, loader, plan, _train)
 
 
 def time_evaluation(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the seconds of a batch of validation, scoring included."""
-
-    def once(batch: MicroBatch) -> None:
-        brain.evaluate_batch(_collate(loader, batch), Stage.VALID)
-
     with _validating(brain):
-        return _time(once, plan)
+        return _time(brain, loader, plan, _evaluate)
+
+
+@contextmanager
+def _dropping_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Drop each gradient as soon as it is there: it is counted by itself."""
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    with ExitStack() as stack:
+        for each in parameters:
+            if each.requires_grad:
+                handle = each.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        yield
 
 
 @contextmanager
@@ -138,13 +118,27 @@ def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = A
     return LinearCost((values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)))
 
 
-def _time(once: Callable[[MicroBatch], None], plan: Sequence[MicroBatch]) -> LinearCost:
+def _measure(
+    brain: Any, loader: Any, chosen: Iterable[MicroBatch], once: Once, terms: Sequence[int]
+) -> LinearCost:
+    sizes, costs = [], []
+    model = [*brain.modules.parameters(), *brain.modules.buffers()]
+    for each in chosen:
+        batch = _collate(loader, each)
+        with measure_memory(model, brain.device) as memory:
+            once(brain, batch)
+        sizes.append(size_of(each))
+        costs.append(float(memory.peak))
+    return fit(sizes, costs, terms)
+
+
+def _time(brain: Any, loader: Any, plan: Sequence[MicroBatch], once: Once) -> LinearCost:
     """Time batches of their real size; a line with more than one term follows the noise instead."""
     sizes, costs = [], []
     start = time.perf_counter()
     for number, batch in enumerate(probes(plan, TIMED, TIMED_SECONDS)):
         begun = time.perf_counter()
-        once(batch)
+        once(brain, _collate(loader, batch))
         if number:  # the first one warms up
             sizes.append(size_of(batch))
             costs.append(time.perf_counter() - begun)
@@ -153,21 +147,16 @@ def _time(once: Callable[[MicroBatch], None], plan: Sequence[MicroBatch]) -> Lin
     return fit(sizes, costs, PER_AUDIO)
 
 
-def _step(brain: Any, batch: Any) -> None:
-    step = ForwardLoss(
-        modules=brain.modules, forward=brain.compute_forward, objectives=brain.compute_objectives
-    )
+def _train(brain: Any, batch: Any) -> None:
     brain.modules.train()
-    with brain.training_ctx:
-        objective = step(batch.to(brain.device))[1]
-    torch.autograd.backward(as_loss(objective).sums.sum())
+    torch.autograd.backward(training_loss(brain, batch.to(brain.device)).sums.sum())
     brain.modules.zero_grad(set_to_none=True)
     if brain.device.type != "cpu":
         torch.get_device_module(brain.device).synchronize()
 
 
-def _model(brain: Any) -> list[Tensor]:
-    return [*brain.modules.parameters(), *brain.modules.buffers()]
+def _evaluate(brain: Any, batch: Any) -> None:
+    brain.evaluate_batch(batch, Stage.VALID)
 
 
 def _collate(loader: Any, batch: MicroBatch) -> Any:

@@ -20,16 +20,16 @@ CHECK = "shapes"
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
     """Find where a part is given another size than it takes."""
-    dry_run_result = dry_run(planned)
-    left = list(dry_run_result.mismatches)
+    seen = dry_run(planned)
+    left = list(seen.mismatches)
     sizes = Sizes(planned) if left else None
     while sizes and left:
         odd = sizes.commonest(left)
         about = [each for each in left if odd in (sizes.taker(each), sizes.giver(each))]
         left = [each for each in left if each not in about]
         yield _misfit(planned, sizes, odd, about)
-    if dry_run_result.broken is not None and not dry_run_result.mismatches:
-        yield _broken(planned, dry_run_result.broken)
+    if seen.broken is not None and not seen.mismatches:
+        yield _broken(planned, seen.broken)
 
 
 class Sizes:

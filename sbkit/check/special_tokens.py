@@ -7,6 +7,7 @@ searchers; where there is a tokenizer, it must agree.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
@@ -83,7 +84,7 @@ def _check_collisions(planned: PlannedRun, special: dict[str, Special]) -> Itera
 
 def _check_agreement(planned: PlannedRun, role: str, declared: Special) -> Iterator[Finding]:
     """Compare with the tokenizer, whose blank also pads."""
-    tokenizer = planned.hparams.get("tokenizer")
+    tokenizer: Any = planned.hparams.get("tokenizer")
     vocabulary = getattr(tokenizer, "vocabulary", None)
     if not isinstance(vocabulary, Vocabulary):
         return

@@ -19,11 +19,8 @@ from sbkit.check.utterances import (
     TEXT,
     TRAIN,
     Rows,
-    datasets_of,
-    excluded_of,
     named,
     notice,
-    out_of_range_of,
     transcripts_of,
 )
 from sbkit.data.splits import Excluded
@@ -55,7 +52,7 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_excluded(planned: PlannedRun) -> Iterator[Finding]:
-    excluded = sorted(excluded_of(planned), key=lambda item: item.reason)
+    excluded = sorted(planned.splits.excluded, key=lambda item: item.reason)
     for reason, found in groupby(excluded, key=lambda item: item.reason):
         yield from notice(
             planned,
@@ -72,8 +69,8 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
     shortest, longest = (planned.knobs.get(name) for name in ("min_seconds", "max_seconds"))
     if shortest is None or longest is None:
         return
-    outside = out_of_range_of(planned)
-    if len(outside) > MANY_OUTSIDE * (len(outside) + len(datasets_of(planned)[TRAIN])):
+    outside = planned.splits.out_of_range
+    if len(outside) > MANY_OUTSIDE * (len(outside) + len(planned.splits.named()[TRAIN])):
         yield from notice(
             planned,
             "max_seconds",
@@ -83,7 +80,7 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             effect="are not, and are left out of it",
             fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
-    others = [name for name in datasets_of(planned) if name != TRAIN]
+    others = [name for name in planned.splits.named() if name != TRAIN]
     beyond = [item for name in others for item in _beyond(planned, name, longest)]
     yield from notice(
         planned,
@@ -96,7 +93,7 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _beyond(planned: PlannedRun, split: str, longest: float) -> Iterator[Excluded]:
-    samples = sample_counts(datasets_of(planned)[split])
+    samples = sample_counts(planned.splits.named()[split])
     rows = np.flatnonzero(samples > seconds_to_samples(longest))
     details = (f"{samples_to_seconds(int(count)):.2f} s" for count in samples[rows])
     return named(planned, split, rows, "longer than what training takes", details)

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import SPEAKER, TEXT, datasets_of, notice, tables
+from sbkit.check.utterances import SPEAKER, TEXT, notice, tables
 from sbkit.data.splits import Excluded
 
 
@@ -39,7 +39,7 @@ def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
         return
     speakers = {
         speaker
-        for name in datasets_of(planned)
+        for name in planned.splits.named()
         for table in tables(planned, name, SPEAKER)
         for speaker in pc.unique(table[SPEAKER]).to_pylist()
     }
@@ -54,14 +54,14 @@ def check_speakers(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _has(planned: PlannedRun, column: str) -> bool:
-    return all(column in each.column_names for each in datasets_of(planned).values())
+    return all(column in each.column_names for each in planned.splits.named().values())
 
 
 def _shared(planned: PlannedRun, column: str, reason: str) -> Iterator[Excluded]:
     """Yield each utterance whose value is also in a split before its own, once."""
     if not _has(planned, column):
         return
-    names = list(datasets_of(planned))
+    names = list(planned.splits.named())
     for place, split in enumerate(names):
         before = {name: _common(planned, name, split, column) for name in names[:place]}
         common = {name: values for name, values in before.items() if len(values)}

@@ -22,36 +22,34 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     A part may be off because a knob says so (`ctc_weight: 1.0` runs no decoder): the Brain declares
     it in `resting`.
     """
-    dry_run_result = dry_run(planned)
-    if dry_run_result.broken is not None:
+    seen = dry_run(planned)
+    if seen.broken is not None:
         return
-    used = dry_run_result.trained | resting(planned.brain)
+    used = seen.trained | resting(planned.brain)
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name
         for name, each in planned.model.named_parameters()
         if each.requires_grad and id(each) not in used
     }
-    yield from _parts(planned, dry_run_result, dead, stops=True)
-    yield from _parts(planned, dry_run_result, frozen, stops=False)
+    yield from _parts(planned, seen, dead, stops=True)
+    yield from _parts(planned, seen, frozen, stops=False)
 
 
-def _parts(
-    planned: PlannedRun, dry_run_result: DryRun, names: set[str], *, stops: bool
-) -> Iterator[Finding]:
+def _parts(planned: PlannedRun, seen: DryRun, names: set[str], *, stops: bool) -> Iterator[Finding]:
     """Make one finding of each part of the YAML and each reason."""
     groups: dict[tuple[str, str], list[Keys]] = {}
     for name, part in topmost(planned.model, names):
         keys = _keys(planned, name)
         inside = part.modules() if isinstance(part, nn.Module) else ()
-        ran = not inside or any(id(each) in dry_run_result.ran for each in inside)
+        ran = not inside or any(id(each) in seen.ran for each in inside)
         reason = ("does not reach the loss" if ran else "is never run") + NO_GRADIENT
         groups.setdefault((str(keys[0]), reason if stops else FROZEN), []).append(keys)
     for (_, reason), found in groups.items():
         yield planned.finding(
             CHECK,
             *found[0],
-            declared=_must_train(found),
+            declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained",
             effect=reason if stops else f"{'is' if len(found) == 1 else 'are'} {reason}",
             fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
             "into `resting` of the Brain."
@@ -59,10 +57,6 @@ def _parts(
             else "If that is meant, there is nothing to do; else unfreeze it.",
             stops=stops,
         )
-
-
-def _must_train(found: list[Keys]) -> str:
-    return f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained"
 
 
 def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:

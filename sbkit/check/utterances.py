@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -13,8 +12,7 @@ from sbkit.check.finding import Finding, plural
 from sbkit.check.listings import SHOWN
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded
-from sbkit.data.transcripts import Transcripts, read_columns, read_transcripts
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
 
 DATA = "data"  # the check that these findings are of
 TRAIN = "train"
@@ -25,49 +23,31 @@ SINGULAR = {"have": "has", "are": "is", "hold": "holds", "repeat": "repeats"}
 Rows = npt.NDArray[np.int64]
 
 
-def datasets_of(planned: PlannedRun) -> dict[str, datasets.Dataset]:
-    """Return the utterances of every split by its name, train first."""
-    named: dict[str, datasets.Dataset] = planned.splits.named()
-    return named
-
-
-def excluded_of(planned: PlannedRun) -> Sequence[Excluded]:
-    """Return the rows of the manifests that cannot be used."""
-    excluded: Sequence[Excluded] = planned.splits.excluded
-    return excluded
-
-
-def out_of_range_of(planned: PlannedRun) -> Sequence[Excluded]:
-    """Return the utterances of train that the declared limits leave out."""
-    out_of_range: Sequence[Excluded] = planned.splits.out_of_range
-    return out_of_range
-
-
 def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
     """Return the transcripts of all splits, read once.
 
-    Raises MissingPartError for a recipe without transcripts, to which their checks do not apply.
+    Raises MissingPartError where utterances have no text or labels are not made of it: a check
+    of transcripts does not apply.
     """
-    splits, tokenizer = datasets_of(planned), planned.tokenizer
-    if not isinstance(tokenizer, Tokenizer) or any(
-        TEXT not in each.column_names for each in splits.values()
-    ):
+    splits, labels = planned.splits.named(), planned.labels
+    has_text = all(TEXT in each.column_names for each in splits.values())
+    if not has_text or not isinstance(labels, TextLabels):
         raise MissingPartError("transcripts")
-    return {name: read_transcripts(each, tokenizer) for name, each in splits.items()}
+    return {name: read_transcripts(each, labels) for name, each in splits.items()}
 
 
 def named(
     planned: PlannedRun, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
 ) -> Iterator[Excluded]:
     """Yield the utterances of some rows."""
-    ids = datasets_of(planned)[split].select(rows)["id"][:] if len(rows) else []
+    ids = planned.splits.named()[split].select(rows)["id"][:] if len(rows) else []
     for utterance, detail in zip(ids, details or [""] * len(rows), strict=True):
         yield Excluded(split, utterance, reason, detail)
 
 
 def tables(planned: PlannedRun, split: str, *columns: str) -> Iterator[pa.Table]:
     """Read some columns of a split, block after block of rows."""
-    return read_columns(datasets_of(planned)[split], *columns, title=f"Reading {split}")
+    return read_columns(planned.splits.named()[split], *columns, title=f"Reading {split}")
 
 
 def about(
@@ -110,9 +90,11 @@ def _shown(item: Excluded) -> str:
 def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool) -> str:
     """Write how many there are, split by split: "3 of 419 in train and 1 of 55 in dev"."""
     counts = Counter(item.split for item in found)
-    sizes = Counter({name: len(each) for name, each in datasets_of(planned).items()})
+    sizes = Counter({name: len(each) for name, each in planned.splits.named().items()})
     if of_manifest:
-        sizes += Counter(item.split for item in (*excluded_of(planned), *out_of_range_of(planned)))
+        sizes += Counter(
+            item.split for item in (*planned.splits.excluded, *planned.splits.out_of_range)
+        )
     what = {
         name: plural(size, "row") if of_manifest else f"{size:,}" for name, size in sizes.items()
     }

@@ -4,7 +4,7 @@ A Brain cannot be made on `meta` (autocast and GradScaler refuse it), and Speech
 cannot run there (it asks for the value of the longest length). So what moves is watched instead.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -63,7 +63,7 @@ class UseWatch(TorchFunctionMode):
     ) -> Any:
         """Call, and see which tensors meet."""
         result = func(*args, **(kwargs or {}))
-        given = [each for each in _tensors((*args, *(kwargs or {}).values())) if each.ndim > 0]
+        given = [each for each in tensors_in((*args, *(kwargs or {}).values())) if each.ndim > 0]
         known = [self._beside.get(id(each)) for each in given]
         origins = [origin for _, origin in filter(None, known) if origin is not None]
         if func in MOVES:
@@ -75,9 +75,10 @@ class UseWatch(TorchFunctionMode):
         return result
 
 
-def _tensors(values: Iterable[object]) -> Iterable[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield a tensor, or those in lists and tuples, also nested ones."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)

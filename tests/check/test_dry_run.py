@@ -1,4 +1,4 @@
-"""A dry_run_result sees what a step does, and leaves nothing behind."""
+"""A dry run sees what a step does, and leaves nothing behind."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.check.harness import healthy_workplace
 def planned(
     asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PlannedRun]:
-    folder = tmp_path_factory.mktemp("dry_run_result")
+    folder = tmp_path_factory.mktemp("dry_run")
     workplace = healthy_workplace(asterisk_english, folder)
     command = parse_command(workplace.arguments(folder / "run"))
     with (
@@ -31,21 +31,21 @@ def planned(
 
 
 def test_a_healthy_step_trains_everything(planned: PlannedRun) -> None:
-    dry_run_result = dry_run(planned)
-    assert dry_run_result.trained == {id(each) for each in planned.model.parameters()}
-    assert (dry_run_result.mismatches, dry_run_result.broken, dry_run_result.stranded) == (
+    seen = dry_run(planned)
+    assert seen.trained == {id(each) for each in planned.model.parameters()}
+    assert (seen.mismatches, seen.broken, seen.stranded) == (
         (),
         None,
         frozenset(),
     )
-    assert dry_run(planned) is dry_run_result
+    assert dry_run(planned) is seen
 
 
 def test_it_leaves_everything_as_it_was(planned: PlannedRun) -> None:
     model = planned.brain.modules
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
-    planned.parts.pop("dry_run_result", None)
+    planned.parts.pop("dry_run", None)
     random = torch.get_rng_state()
     dry_run(planned)
     assert torch.equal(torch.get_rng_state(), random)

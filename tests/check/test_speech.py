@@ -156,7 +156,7 @@ def test_a_recipe_without_transcripts_has_no_check_of_them(folder: Path) -> None
         {name: each.remove_columns("text") for name, each in splits.test.items()},
     )
     with subject_of(bare, folder / "run") as planned:
-        planned.parts["tokenizer"] = None
+        planned.parts["labels"] = None
         findings = check_planned_run(planned, [check_labels, check_alignment, check_speech])
     data = [each for each in findings if each.check == "data"]
     assert [each.declared for each in data] == [
