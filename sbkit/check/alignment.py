@@ -12,7 +12,6 @@ from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.utterances import TRAIN, Rows, about, named, transcripts_of
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Excluded
 from sbkit.models.subsampling import Subsampling, measure_subsampling
 
 CHECK = "alignment"
@@ -37,17 +36,21 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     utterances = sum(len(each.labels) for each in transcripts.values())
     impossible = sum(len(rows) for splits in lacking.values() for rows in splits.values())
     milliseconds = 1000 * samples_to_seconds(subsampling.stride)
+    frames = {
+        name: each.frames(subsampling, _fastest(planned, name))
+        for name, each in transcripts.items()
+    }
+    needed = {name: each.frames_needed for name, each in transcripts.items()}
+
+    def detail(split: str, row: int) -> str:
+        return f"{frames[split][row]} frames, {needed[split][row]} needed"
+
     for key, fix in FIXES.items():
-        found = [
-            item
-            for name, rows in lacking[key].items()
-            for item in _name(planned, name, rows, subsampling, key)
-        ]
         yield from about(
             planned,
             CHECK,
             key,
-            found=found,
+            found=named(planned, lacking[key], f"too short for its transcript ({key})", detail),
             declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
             effect="have too few",
             fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
@@ -98,13 +101,3 @@ def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[s
 def _fastest(planned: PlannedRun, split: str) -> int:
     """Return the percent of its speed at which a split is played fastest."""
     return fastest_percent(planned.knobs.get("speeds") or [1.0]) if split == TRAIN else 100
-
-
-def _name(
-    planned: PlannedRun, split: str, rows: Rows, subsampling: Subsampling, key: str
-) -> Iterator[Excluded]:
-    transcripts = transcripts_of(planned)[split]
-    frames = transcripts.frames(subsampling, _fastest(planned, split))[rows]
-    pairs = zip(frames, transcripts.frames_needed[rows], strict=True)
-    details = (f"{has} frames, {needed} needed" for has, needed in pairs)
-    return named(planned, split, rows, f"too short for its transcript ({key})", details)

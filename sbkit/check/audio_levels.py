@@ -9,7 +9,6 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.check.utterances import Rows, named, notice
-from sbkit.data.splits import Excluded
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 WHICH = f"up to {SAMPLED} clips of each split were looked at"
@@ -29,25 +28,23 @@ class Audio:
 
 def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     """Find silent clips, and clips that are cut at full scale."""
-    silent: list[Excluded] = []
-    clipped: list[Excluded] = []
+    silent: dict[str, Rows] = {}
+    clipped: dict[str, Rows] = {}
     for name, split in planned.splits.named().items():
         rows = sampled_rows(len(split))
         levels = list(_measure(planned, name, rows))
-        quiet = np.array([audio.peak < SILENT for audio in levels])
-        loud = np.array([audio.at_top > CLIPPED for audio in levels])
-        silent += named(planned, name, rows[quiet], "silent audio")
-        clipped += named(planned, name, rows[loud], "clipped audio")
+        silent[name] = rows[np.array([each.peak < SILENT for each in levels], dtype=np.bool_)]
+        clipped[name] = rows[np.array([each.at_top > CLIPPED for each in levels], dtype=np.bool_)]
     yield from notice(
         planned,
-        found=silent,
+        found=named(planned, silent, "silent audio"),
         declared="every clip must hold sound",
         effect=f"are silent ({WHICH})",
         fix="Record them again, or take them out.",
     )
     yield from notice(
         planned,
-        found=clipped,
+        found=named(planned, clipped, "clipped audio"),
         declared="every clip must stay below full scale",
         effect=f"are clipped ({WHICH})",
         fix="Record them again at a lower level, or take them out.",

@@ -9,8 +9,7 @@ import numpy as np
 
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import TEXT, named, notice
-from sbkit.data.splits import Excluded
+from sbkit.check.utterances import TEXT, Rows, named, notice
 from sbkit.data.store import take_columns
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
@@ -18,34 +17,34 @@ COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are re
 
 def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows with the id of another row of their split, and clips that are copies."""
-    equal_ids = [item for name in planned.splits.named() for item in _equal_ids(planned, name)]
+    splits = planned.splits.named()
+    repeated = {name: _repeated_ids(split) for name, split in splits.items()}
     yield from notice(
         planned,
-        found=equal_ids,
+        found=named(planned, repeated, "repeated id"),
         declared="every row must have an id (the clip's name without its ending) of its own",
         effect="repeat the id of a row before",
         fix="Take the repeated rows out, or rename the clips.",
     )
-    copies = [item for name in planned.splits.named() for item in _copies(planned, name)]
+    copies = {name: _copies(split) for name, split in splits.items()}
+    rows = {name: np.array(list(each), dtype=np.int64) for name, each in copies.items()}
     yield from notice(
         planned,
-        found=copies,
+        found=named(planned, rows, "copied clip", lambda split, row: f"of {copies[split][row]}"),
         declared="every clip must be recorded once",
         effect="are equal, sample for sample, to another clip of the same split",
         fix="Take the copies out: a clip that is there twice counts twice.",
     )
 
 
-def _equal_ids(planned: PlannedRun, split: str) -> Iterator[Excluded]:
-    ids = np.asarray(planned.splits.named()[split]["id"][:])
+def _repeated_ids(split: datasets.Dataset) -> Rows:
+    ids = np.asarray(split["id"][:])
     first = np.unique(ids, return_index=True)[1]
-    repeated = np.setdiff1d(np.arange(len(ids)), first)
-    return named(planned, split, repeated, "repeated id")
+    return np.setdiff1d(np.arange(len(ids)), first)
 
 
-def _copies(planned: PlannedRun, split: str) -> Iterator[Excluded]:
-    """Compare the audio of clips that have the same length and text, and another id."""
-    dataset = planned.splits.named()[split]
+def _copies(dataset: datasets.Dataset) -> dict[int, str]:
+    """Find clips of the same length and text whose audio is equal: the row, and the first's id."""
     names = [name for name in ("id", "samples", TEXT) if name in dataset.column_names]
     rows: dict[tuple[object, ...], list[int]] = defaultdict(list)
     seen: set[str] = set()
@@ -57,15 +56,11 @@ def _copies(planned: PlannedRun, split: str) -> Iterator[Excluded]:
         seen.add(utterance)
     alike = (each for each in rows.values() if len(each) > 1)
     compared = (row for group in islice(alike, COMPARED // 2) for row in group)
-    for row, original in _equal_audio(dataset, list(islice(compared, COMPARED))):
-        yield from named(planned, split, np.array([row]), "copied clip", [f"of {original}"])
-
-
-def _equal_audio(dataset: datasets.Dataset, rows: list[int]) -> Iterator[tuple[int, str]]:
-    """Yield each row whose audio is that of a row before, and that row's id."""
     first: dict[int, str] = {}
-    for row in rows:
+    found: dict[int, str] = {}
+    for row in islice(compared, COMPARED):
         clip = dataset[row]
         original = first.setdefault(hash(clip["audio"]), clip["id"])
         if original != clip["id"]:
-            yield row, original
+            found[row] = original
+    return found

@@ -11,7 +11,6 @@ from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.check.special_tokens import check_special
 from sbkit.check.utterances import TEXT, TRAIN, about, named, transcripts_of
-from sbkit.data.splits import Excluded
 from sbkit.models.asr import head_size
 
 CHECK = "labels"
@@ -65,34 +64,30 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, and characters of train that the tokenizer lacks."""
     transcripts = transcripts_of(planned)
     vocabulary = planned.labels.vocabulary
-    refused = [item for name in transcripts for item in _refused(planned, name)]
+    refused = {name: np.flatnonzero(each.refused) for name, each in transcripts.items()}
+    unknown = {TRAIN: np.flatnonzero(transcripts[TRAIN].unknown)}
+
+    def wrong(split: str, row: int) -> str:
+        ids = planned.labels.encode(planned.splits.named()[split][TEXT][row])
+        return ", ".join(map(str, sorted({each for each in ids if vocabulary.refuses(each)})))
+
     yield from about(
         planned,
         CHECK,
         "tokenizer",
-        found=refused,
+        found=named(planned, refused, "label out of range", wrong),
         declared=f"every label must be from 0 to {vocabulary.size - 1} and not the blank "
         f"({vocabulary.blank})",
         effect="hold another",
         fix="Use the tokenizer that was trained on this text.",
     )
-    rows = np.flatnonzero(transcripts[TRAIN].unknown)
     yield from about(
         planned,
         CHECK,
         "output_folder",
-        found=list(named(planned, TRAIN, rows, "unknown character")),
+        found=named(planned, unknown, "unknown character"),
         declared="the tokenizer must know every character of train",
         effect="hold one that it does not know",
         fix="Choose another --output_folder, for which a tokenizer is trained anew.",
         stops=False,
     )
-
-
-def _refused(planned: PlannedRun, split: str) -> Iterator[Excluded]:
-    vocabulary, encode = planned.labels.vocabulary, planned.labels.encode
-    rows = np.flatnonzero(transcripts_of(planned)[split].refused)
-    texts = planned.splits.named()[split].select(rows)[TEXT]
-    wrong = ({id for id in encode(text) if vocabulary.refuses(id)} for text in texts)
-    details = (", ".join(map(str, sorted(ids))) for ids in wrong)
-    return named(planned, split, rows, "label out of range", details)

@@ -18,12 +18,10 @@ from sbkit.check.split_overlap import check_clips, check_sentences, check_speake
 from sbkit.check.utterances import (
     TEXT,
     TRAIN,
-    Rows,
     named,
     notice,
     transcripts_of,
 )
-from sbkit.data.splits import Excluded
 from sbkit.data.store import sample_counts
 from sbkit.data.transcripts import Transcripts
 
@@ -80,36 +78,31 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             effect="are not, and are left out of it",
             fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
-    others = [name for name in planned.splits.named() if name != TRAIN]
-    beyond = [item for name in others for item in _beyond(planned, name, longest)]
+    samples = {name: sample_counts(each) for name, each in planned.splits.evaluated().items()}
+    limit = seconds_to_samples(longest)
+    beyond = {name: np.flatnonzero(each > limit) for name, each in samples.items()}
     yield from notice(
         planned,
         "max_seconds",
-        found=beyond,
+        found=named(
+            planned,
+            beyond,
+            "longer than what training takes",
+            lambda split, row: f"{samples_to_seconds(int(samples[split][row])):.2f} s",
+        ),
         declared=f"an utterance should be no longer than those of train ({longest:g} s)",
         effect="are longer, and scored all the same",
         fix="Raise `max_seconds`, or cut the clips.",
     )
 
 
-def _beyond(planned: PlannedRun, split: str, longest: float) -> Iterator[Excluded]:
-    samples = sample_counts(planned.splits.named()[split])
-    rows = np.flatnonzero(samples > seconds_to_samples(longest))
-    details = (f"{samples_to_seconds(int(count)):.2f} s" for count in samples[rows])
-    return named(planned, split, rows, "longer than what training takes", details)
-
-
 def _check_empty(planned: PlannedRun) -> Iterator[Finding]:
-    found = [
-        item
-        for name, transcripts in transcripts_of(planned).items()
-        for item in named(
-            planned, name, np.flatnonzero(transcripts.characters == 0), "empty transcript"
-        )
-    ]
+    empty = {
+        name: np.flatnonzero(each.characters == 0) for name, each in transcripts_of(planned).items()
+    }
     yield from notice(
         planned,
-        found=found,
+        found=named(planned, empty, "empty transcript"),
         declared=f"every utterance must have a transcript (the column `{TEXT}`, normalized)",
         effect="have none: each word recognized there counts as an error",
         fix="Write down what is said, or take the rows out.",
@@ -139,15 +132,18 @@ def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     lower, upper = np.percentile(rates[TRAIN], (25, 75))
     fence = upper + FENCE * (upper - lower)
     told = impossible_rows(planned)
-    found = [
-        item
-        for name, each in rates.items()
-        for item in _too_fast(planned, name, each, fence, told[name])
-    ]
+    too_fast = {
+        name: np.setdiff1d(np.flatnonzero(each > fence), told[name]) for name, each in rates.items()
+    }
     usual = f"{lower:.0f}" if round(lower) == round(upper) else f"{lower:.0f} to {upper:.0f}"
     yield from notice(
         planned,
-        found=found,
+        found=named(
+            planned,
+            too_fast,
+            "too fast",
+            lambda split, row: f"{rates[split][row]:.1f} characters a second",
+        ),
         declared=f"speech must be about as fast as most of train ({usual} characters a second)",
         effect=f"have more than {fence:.0f} characters a second",
         fix="Correct the transcripts, or the clips that end early.",
@@ -157,11 +153,3 @@ def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
 def _rates(transcripts: Transcripts) -> Rates:
     rates: Rates = transcripts.characters * SAMPLE_RATE / np.maximum(1, transcripts.samples)
     return rates
-
-
-def _too_fast(
-    planned: PlannedRun, split: str, rates: Rates, fence: float, told: Rows
-) -> Iterator[Excluded]:
-    rows = np.setdiff1d(np.flatnonzero(rates > fence), told)
-    details = (f"{rate:.1f} characters a second" for rate in rates[rows])
-    return named(planned, split, rows, "too fast", details)

@@ -1,7 +1,7 @@
 """What the checks of the data share: splits, transcripts read once, findings about utterances."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,21 @@ def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
 
 
 def named(
-    planned: PlannedRun, split: str, rows: Rows, reason: str, details: Iterable[str] | None = None
-) -> Iterator[Excluded]:
-    """Yield the utterances of some rows."""
-    ids = planned.splits.named()[split].select(rows)["id"][:] if len(rows) else []
-    for utterance, detail in zip(ids, details or [""] * len(rows), strict=True):
-        yield Excluded(split, utterance, reason, detail)
+    planned: PlannedRun,
+    rows: Mapping[str, Rows],
+    reason: str,
+    detail: Callable[[str, int], str] = lambda split, row: "",
+) -> list[Excluded]:
+    """List the utterances of some rows of every split; ``detail`` is told of a split and a row."""
+    splits = planned.splits.named()
+    return [
+        Excluded(split, utterance, reason, detail(split, row))
+        for split, chosen in rows.items()
+        if len(chosen)
+        for row, utterance in zip(
+            chosen.tolist(), splits[split].select(chosen)["id"][:], strict=True
+        )
+    ]
 
 
 def tables(planned: PlannedRun, split: str, *columns: str) -> Iterator[pa.Table]:
