@@ -13,8 +13,8 @@ from typing import Any
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding, words_of
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import (

@@ -16,7 +16,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding
-from sbkit.check.watch import MoveWatch
+from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import apply_overrides

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
+from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.watch import tensors_in
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.config.hparams import read_knobs

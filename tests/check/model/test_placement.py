@@ -5,7 +5,7 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.placement import check_placement
+from sbkit.check.model.placement import check_placement
 from sbkit.check.planned_run import PlannedRun
 from sbkit.distributed.device import count_on, resolve
 from tests.runs import ROOT

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from recipes.asr.recipe import ASR
-from sbkit.check.dry_run import ShapeMismatch, ShapeTracer, dry_run, unchanged
+from sbkit.check.model.dry_run import ShapeMismatch, ShapeTracer, dry_run, unchanged
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace

@@ -12,11 +12,11 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from recipes.asr.recipe import ASR
-from sbkit.check import cost
 from sbkit.check.check import check_planned_run
-from sbkit.check.cost import as_table, check_cost, predict
+from sbkit.check.cost import prediction as cost
+from sbkit.check.cost.prediction import as_table, check_cost, predict
+from sbkit.check.cost.probe import fit, probes, size_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.probe import fit, probes, size_of
 from sbkit.cli import run
 from sbkit.config.hparams import parse_command
 from sbkit.data.sampler import Example

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding, plural
-from sbkit.check.object_walk import reached
+from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
 

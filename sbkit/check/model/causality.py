@@ -10,8 +10,8 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from sbkit.check.dry_run import dry_run, small_batch, unchanged
 from sbkit.check.finding import Finding
+from sbkit.check.model.dry_run import dry_run, small_batch, unchanged
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batch import TextBatch
 

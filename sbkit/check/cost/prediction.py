@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.check.dry_run import dry_run, unchanged
-from sbkit.check.finding import Finding
-from sbkit.check.placement import count_processes
-from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.probe import (
+from sbkit.check.cost.probe import (
     measure_evaluation_memory,
     measure_step_memory,
     size_of,
     time_evaluation,
     time_steps,
 )
+from sbkit.check.finding import Finding
+from sbkit.check.model.dry_run import dry_run, unchanged
+from sbkit.check.model.placement import count_processes
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.sampler import MicroBatch, TrainSampler, split_batch
 from sbkit.distributed.device import resolve
 from sbkit.train.cost import PREDICTION

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.dry_run import unchanged
 from sbkit.check.finding import Finding, cause_of, words_of
+from sbkit.check.model.dry_run import unchanged
 from sbkit.check.planned_run import PlannedRun
 from sbkit.models.subsampling import measure_subsampling
 

@@ -19,9 +19,9 @@ from torch.nn.modules.module import (
 )
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.object_walk import reached
+from sbkit.check.model.object_walk import reached
+from sbkit.check.model.watch import UseWatch, tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.watch import UseWatch, tensors_in
 from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.normalize import GlobalNorm

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from sbkit.base.units import samples_to_seconds
+from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import TRAIN, Rows, about, named, transcripts_of
 from sbkit.data.sampler import fastest_percent
 from sbkit.models.subsampling import Subsampling, measure_subsampling
 

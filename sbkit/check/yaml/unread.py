@@ -7,9 +7,9 @@ from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.run_opts import RunOptions
 
 from sbkit.check.finding import Finding
+from sbkit.check.model.unused import CHECK
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.sources import Reading, read_by
-from sbkit.check.unused import CHECK
+from sbkit.check.yaml.sources import Reading, read_by
 from sbkit.config.document import (
     INCLUDE_TAG,
     REFERENCE_TAGS,

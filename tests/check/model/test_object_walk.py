@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sbkit.check.object_walk import reach
+from sbkit.check.model.object_walk import reach
 from sbkit.config.document import dotted
 
 TENSOR = torch.zeros(2)

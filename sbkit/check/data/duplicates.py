@@ -7,9 +7,9 @@ from itertools import islice
 import datasets
 import numpy as np
 
+from sbkit.check.data.utterances import TEXT, Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import TEXT, Rows, named, notice
 from sbkit.data.store import take_columns
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.check.data.utterances import SPEAKER, TEXT, notice, tables
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import SPEAKER, TEXT, notice, tables
 from sbkit.data.splits import Excluded
 
 

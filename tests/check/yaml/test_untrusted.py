@@ -11,7 +11,7 @@ import torch._dynamo
 from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.untrusted import check_untrusted
+from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.allowed import refusal
 from sbkit.config.build import clean_ruamel

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from recipes.asr.recipe import ASR
-from sbkit.check.alignment import check_alignment
-from sbkit.check.audio_levels import SAMPLED, measure_audio, sampled_rows
 from sbkit.check.check import check_planned_run
+from sbkit.check.data.alignment import check_alignment
+from sbkit.check.data.audio_levels import SAMPLED, measure_audio, sampled_rows
+from sbkit.check.data.labels import check_labels
+from sbkit.check.data.speech import check_speech
 from sbkit.check.finding import Finding
-from sbkit.check.labels import check_labels
 from sbkit.check.listings import write_listings
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.speech import check_speech
 from sbkit.data.splits import Excluded, Splits, read_excluded
 from sbkit.data.store import Utterance, open_store, write_store
 from tests.runs import ROOT

@@ -6,11 +6,11 @@ from contextlib import suppress
 import numpy as np
 from torch import nn
 
-from sbkit.check.characters import check_unseen
+from sbkit.check.data.characters import check_unseen
+from sbkit.check.data.special_tokens import check_special
+from sbkit.check.data.utterances import TEXT, TRAIN, about, named, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.special_tokens import check_special
-from sbkit.check.utterances import TEXT, TRAIN, about, named, transcripts_of
 from sbkit.models.asr import head_size
 
 CHECK = "labels"

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from sbkit.check.check import check_planned_run
-from sbkit.check.ownership import check_ownership
-from sbkit.check.param_groups import check_groups
+from sbkit.check.model.ownership import check_ownership
+from sbkit.check.model.param_groups import check_groups
+from sbkit.check.model.shapes import check_shapes
+from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.shapes import check_shapes
-from sbkit.check.unused import check_unused
 from tests.speechbrain_recipe import HPARAMS
 
 LINEAR = "speechbrain.nnet.linear.Linear"

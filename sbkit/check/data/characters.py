@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.check.finding import Finding, plural
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.data.splits import Excluded
 
 CHECK = "labels"

@@ -8,20 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
-from sbkit.check.alignment import impossible_rows
-from sbkit.check.audio_levels import check_levels
-from sbkit.check.characters import check_rare, check_scripts
-from sbkit.check.duplicates import check_duplicates
-from sbkit.check.finding import Finding
-from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.check.split_overlap import check_clips, check_sentences, check_speakers
-from sbkit.check.utterances import (
+from sbkit.check.data.alignment import impossible_rows
+from sbkit.check.data.audio_levels import check_levels
+from sbkit.check.data.characters import check_rare, check_scripts
+from sbkit.check.data.duplicates import check_duplicates
+from sbkit.check.data.split_overlap import check_clips, check_sentences, check_speakers
+from sbkit.check.data.utterances import (
     TEXT,
     TRAIN,
     named,
     notice,
     transcripts_of,
 )
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.store import sample_counts
 from sbkit.data.transcripts import Transcripts
 

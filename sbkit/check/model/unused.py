@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from sbkit.check.dry_run import DryRun, dry_run
 from sbkit.check.finding import Finding
-from sbkit.check.object_walk import reached
+from sbkit.check.model.dry_run import DryRun, dry_run
+from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
 

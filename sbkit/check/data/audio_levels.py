@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.check.data.utterances import Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.utterances import Rows, named, notice
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 WHICH = f"up to {SAMPLED} clips of each split were looked at"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from ruamel.yaml.comments import CommentedMap
 
-from sbkit.check.dry_run import ShapeMismatch, StepFailure, dry_run
 from sbkit.check.finding import Finding, cause_of
+from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope

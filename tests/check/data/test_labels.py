@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.check.data.labels import check_labels
 from sbkit.check.finding import Finding
-from sbkit.check.labels import check_labels
 from sbkit.check.planned_run import PlannedRun
 
 HEALTHY = """\

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sbkit.check.finding import Finding
-from sbkit.check.object_walk import reached
-from sbkit.check.ownership import CHECK
+from sbkit.check.model.object_walk import reached
+from sbkit.check.model.ownership import CHECK
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import dotted
 

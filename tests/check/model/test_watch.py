@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sbkit.check.watch import MoveWatch, UseWatch
+from sbkit.check.model.watch import MoveWatch, UseWatch
 
 MODEL = torch.ones(3)  # stands for what is on the device
 CPU = torch.device("cpu")
