@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
@@ -20,18 +20,16 @@ SHOWN = 12  # characters in a sentence
 def check_unseen(planned: PlannedRun) -> Iterator[Finding]:
     """Find characters of the other splits that training never sees."""
     transcripts = transcripts_of(planned)
-    counts: Counter[str] = Counter()
-    found: list[Excluded] = []
-    for name in transcripts:
-        unseen = transcripts[name].alphabet - transcripts[TRAIN].alphabet
-        found += _holding(planned, name, unseen, "unseen character", counts)
+    seen = transcripts[TRAIN].alphabet
+    unseen = {name: each.alphabet - seen for name, each in transcripts.items()}
+    found, characters = _holding(planned, unseen, "unseen character")
     yield from about(
         planned,
         CHECK,
         "data_folder",
         found=found,
         declared="every character of a transcript must occur in train",
-        effect=f"hold characters that do not ({_list(counts)})",
+        effect=f"hold characters that do not ({characters})",
         fix="Correct the transcripts, or add speech with these characters to train.",
         stops=False,
     )
@@ -39,54 +37,41 @@ def check_unseen(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_rare(planned: PlannedRun) -> Iterator[Finding]:
     """Find characters that train shows once or twice, too seldom to be learned."""
-    counts: Counter[str] = Counter()
-    _ = transcripts_of(planned)
-    for table in tables(planned, TRAIN, TEXT):
-        counts.update("".join(table[TEXT].to_pylist()))
+    counts = _count_characters(planned)
     rare = {each for each, count in counts.items() if count <= RARE and script(each) != "CJK"}
     if not rare or counts.total() < ENOUGH_TEXT:
         return
-    few: Counter[str] = Counter()
-    found = list(_holding(planned, TRAIN, frozenset(rare), "rare character", few))
+    found, characters = _holding(planned, {TRAIN: rare}, "rare character")
     yield from notice(
         planned,
         found=found,
         declared=f"a character must occur more than {plural(RARE, 'time')} in train to be learned",
         effect=f"hold {plural(len(rare), 'character')} that {'does' if len(rare) == 1 else 'do'} "
-        f"not ({_list(few)})",
+        f"not ({characters})",
         fix="Correct the transcripts, or normalize these characters.",
     )
 
 
 def check_scripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find utterances with letters of another script than most letters of train have."""
-    transcripts = transcripts_of(planned)
     counts: Counter[str] = Counter()
-    for table in tables(planned, TRAIN, TEXT):
-        for character, count in Counter("".join(table[TEXT].to_pylist())).items():
-            counts[script(character)] += count
+    for character, count in _count_characters(planned).items():
+        counts[script(character)] += count
     del counts[""]
     if not counts:
         return
     main, most = counts.most_common(1)[0]
-    characters: Counter[str] = Counter()
-    found = [
-        item
-        for name, each in transcripts.items()
-        for item in _holding(
-            planned,
-            name,
-            frozenset(one for one in each.alphabet if script(one) not in ("", main)),
-            "foreign script",
-            characters,
-        )
-    ]
+    foreign = {
+        name: {one for one in each.alphabet if script(one) not in ("", main)}
+        for name, each in transcripts_of(planned).items()
+    }
+    found, characters = _holding(planned, foreign, "foreign script")
     yield from notice(
         planned,
         found=found,
         declared=f"letters must be of the script of train, {main} ({most / counts.total():.0%} of "
         "its letters)",
-        effect=f"hold letters of another ({_list(characters)})",
+        effect=f"hold letters of another ({characters})",
         fix="Take these rows out, or correct `language` and `data_folder`.",
     )
 
@@ -102,26 +87,29 @@ def script(character: str) -> str:
     return "CJK" if name in EAST_ASIAN else name
 
 
+def _count_characters(planned: PlannedRun) -> Counter[str]:
+    """Count the characters of train; raises MissingPartError where there are no transcripts."""
+    counts: Counter[str] = Counter()
+    _ = transcripts_of(planned)
+    for table in tables(planned, TRAIN, TEXT):
+        counts.update("".join(table[TEXT].to_pylist()))
+    return counts
+
+
 def _holding(
-    planned: PlannedRun,
-    split: str,
-    characters: Iterable[str],
-    reason: str,
-    counts: Counter[str],
-) -> Iterator[Excluded]:
-    """Yield the utterances that hold some of the characters, and count these."""
-    if not characters:
-        return
-    wanted = frozenset(characters)
-    for table in tables(planned, split, "id", TEXT):
-        pairs = zip(table["id"].to_pylist(), table[TEXT].to_pylist(), strict=True)
-        for utterance, text in pairs:
-            held = [each for each in text if each in wanted]
-            counts.update(held)
-            if held:
-                yield Excluded(split, utterance, reason, "".join(held))
-
-
-def _list(counts: Counter[str]) -> str:
+    planned: PlannedRun, characters: Mapping[str, Set[str]], reason: str
+) -> tuple[list[Excluded], str]:
+    """List the utterances that hold certain characters of their split, and say which, how often."""
+    counts: Counter[str] = Counter()
+    found = []
+    for split, wanted in characters.items():
+        for table in tables(planned, split, "id", TEXT) if wanted else ():
+            pairs = zip(table["id"].to_pylist(), table[TEXT].to_pylist(), strict=True)
+            for utterance, text in pairs:
+                held = "".join(each for each in text if each in wanted)
+                counts.update(held)
+                if held:
+                    found.append(Excluded(split, utterance, reason, held))
     shown = ", ".join(f"{each!r} x {count:,}" for each, count in counts.most_common(SHOWN))
-    return f"{shown} and {len(counts) - SHOWN} more" if len(counts) > SHOWN else shown
+    more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    return found, shown + more
