@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from recipes.asr.recipe import ASR
-from sbkit.check.alignment import check_alignment
-from sbkit.check.labels import check_labels
+from sbkit.check.data.alignment import check_alignment
+from sbkit.check.data.labels import check_labels
+from sbkit.check.data.speech import check_speech
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.speech import check_speech
 from sbkit.data.splits import Splits
 from sbkit.data.store import Utterance, open_store, write_store
 

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.alignment import check_alignment
-from sbkit.check.causality import check_causality
-from sbkit.check.cost import check_cost, write_prediction
+from sbkit.check.cost.prediction import check_cost, write_prediction
+from sbkit.check.data.alignment import check_alignment
+from sbkit.check.data.labels import check_labels
+from sbkit.check.data.speech import check_speech
 from sbkit.check.existing_run import check_export, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.front_end import check_front_end
-from sbkit.check.labels import check_labels
 from sbkit.check.listings import write_listings
-from sbkit.check.ownership import check_ownership
-from sbkit.check.param_groups import check_groups
-from sbkit.check.placement import check_placement, check_shares
+from sbkit.check.model.causality import check_causality
+from sbkit.check.model.front_end import check_front_end
+from sbkit.check.model.ownership import check_ownership
+from sbkit.check.model.param_groups import check_groups
+from sbkit.check.model.placement import check_placement, check_shares
+from sbkit.check.model.shapes import check_shapes
+from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
-from sbkit.check.ranges import check_ranges
-from sbkit.check.shapes import check_shapes
-from sbkit.check.speech import check_speech
-from sbkit.check.unread import check_unread
-from sbkit.check.unused import check_unused
+from sbkit.check.yaml.ranges import check_ranges
+from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
 from sbkit.distributed.ranks import alone
 from sbkit.logs.log import say
@@ -53,7 +53,7 @@ OF_A_STEP: tuple[Check, ...] = (
     *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
     *(check_causality, check_unused, check_cost, check_export),
 )  # these need a front-end that runs
-FED = {"loaders", "brain", "dry_run_result"}  # parts that do
+FED = {"loaders", "brain", "dry_run"}  # parts that do
 
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")

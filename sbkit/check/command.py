@@ -7,11 +7,11 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.check.check import check_planned_run
-from sbkit.check.cost import NAME as PREDICTION
-from sbkit.check.cost import Prediction, as_table
+from sbkit.check.cost.prediction import NAME as PREDICTION
+from sbkit.check.cost.prediction import Prediction, as_table
 from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.untrusted import check_untrusted
+from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
 
 FINDINGS = 1  # exit code

@@ -13,8 +13,8 @@ from typing import Any
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.dry_run import dry_run
 from sbkit.check.finding import Finding, words_of
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import (
@@ -178,7 +178,7 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 
 
 def _plain(planned: PlannedRun) -> dict[str, Any]:
-    file = Path(planned.building_knobs["output_folder"]) / RESOLVED
+    file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
     config = plain_parts(read_document(file).root, planned.hparams)
     described: dict[str, Any] = json.loads(json.dumps(config))

@@ -1,4 +1,4 @@
-"""What is checked: a run, read and built part by part, none of it before a check asks for it.
+"""What is checked: a run, read and made part by part, none of it before a check asks for it.
 
 A part that cannot be had is a fault by itself, told once; the checks that need it are left out.
 Everything is built in a folder of its own, so that a check leaves no trace in the run's.
@@ -7,54 +7,45 @@ Everything is built in a folder of its own, so that a check leaves no trace in t
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding
-from sbkit.check.watch import MoveWatch
+from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import apply_overrides
+from sbkit.data.splits import Splits
 from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
+from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.run import Run
 
 Value = TypeVar("Value")
 
 TOKENIZER = "tokenizer.model"  # of a YAML that names no recipe
-PARTS = ("recipe", "placement", "splits", "tokenizer", "hparams", "model", "loaders", "brain")
+PARTS = ("recipe", "placement", "splits", "labels", "hparams", "model", "loaders", "brain")
 
 
 class MissingPartError(Exception):
     """A part that a check asked for and that cannot be had; its fault is told elsewhere."""
 
 
-def part(build: "Callable[[PlannedRun], Value]") -> property:
-    """Make a part of a planned that is built once, or fails once."""
-    name = build.__name__
+class Part(Generic[Value]):
+    """A part of a planned run, which is made once or fails once."""
 
-    @wraps(build)
-    def get(self: "PlannedRun") -> Value:
-        if name in self.faults:
-            raise MissingPartError(name)
-        if name not in self.parts:
-            try:
-                self.parts[name] = build(self)
-            except MissingPartError:
-                raise
-            except Exception as error:
-                self.faults[name] = _as_sentence(error, name)
-                raise MissingPartError(name) from error
-        value: Value = self.parts[name]
-        return value
+    def __init__(self, make: "Callable[[PlannedRun], Value]") -> None:
+        self._make, self.__doc__ = make, make.__doc__
 
-    return property(get)
+    def __get__(self, planned: "PlannedRun", owner: type) -> Value:
+        """Return the part; raises MissingPartError."""
+        return planned.once(self._make.__name__, lambda: self._make(planned))
 
 
 class PlannedRun:
@@ -83,7 +74,7 @@ class PlannedRun:
         self._recipe = recipe
 
     def __enter__(self) -> "PlannedRun":
-        """Use the planned within a `with`, after which its folder is gone."""
+        """Return the planned run, whose folder is removed at the end of the `with`."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,43 +86,71 @@ class PlannedRun:
         """Return the run that is checked, in the folder of the check."""
         return Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
 
+    def once(
+        self,
+        name: str,
+        make: Callable[[], Value],
+        *,
+        must: str = "`{}` of the run must be made without an error",
+        fix: str = "Correct the part of the YAML that it is made of.",
+    ) -> Value:
+        """Return what is made under a name, made once or failed once.
+
+        An error is kept in `faults`; one that is no sentence yet is told with ``must`` and ``fix``.
+        Raises MissingPartError where it cannot be made.
+        """
+        if name in self.faults:
+            raise MissingPartError(name)
+        if name not in self.parts:
+            try:
+                self.parts[name] = make()
+            except MissingPartError:
+                raise
+            except Exception as error:
+                came = f"{type(error).__name__} was raised: {error}"
+                sentence = SbkitError(f"{must.format(name)}, but {came}. {fix}")
+                self.faults[name] = error if isinstance(error, SbkitError) else sentence
+                raise MissingPartError(name) from error
+        made: Value = self.parts[name]
+        return made
+
     # -- the parts, in the order of a run ------------------------------------------------------
 
-    @part
+    @Part
     def recipe(self) -> Recipe:
         """Import the recipe that the YAML names; SpeechBrain's YAMLs name none."""
         if not self.has_recipe:
             raise MissingPartError("recipe")
         return self._recipe or load_recipe(self.knobs, self.yaml_file)
 
-    @part
+    @Part
     def placement(self) -> Placement:
         """Return the device and the precision that the run would take."""
         return self.run.placement
 
-    @part
-    def splits(self) -> Any:
+    @Part
+    def splits(self) -> Splits:
         """Prepare the data as training does, and open it."""
         with quiet():  # training will say it of its own
             return self.recipe.prepare_splits(self.knobs)
 
-    @part
-    def tokenizer(self) -> Any:
-        """Make or open what turns labels into ids; a new one stays in the folder of the check."""
+    @Part
+    def labels(self) -> Any:
+        """Open what turns labels into ids; one that is made stays in the folder of the check."""
         self.run.splits, _ = self.splits, self.recipe
         return self.run.labels
 
-    @part
+    @Part
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, in a folder that is thrown away."""
         elsewhere = self._elsewhere.get("output_folder")
         if self.has_recipe and not Path(str(elsewhere), self.recipe.label_file).exists():
-            _ = self.tokenizer  # its file is what the YAML opens
+            _ = self.labels  # its file is what the YAML opens
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.knobs.get("seed", 0))
             return load_hparams(self.yaml_file, self.building_overrides)
 
-    @part
+    @Part
     def model(self) -> nn.ModuleList:
         """Return the one ModuleList."""
         model = self.hparams.get("model")
@@ -145,20 +164,20 @@ class PlannedRun:
             )
         return model
 
-    @part
+    @Part
     def loaders(self) -> Any:
         """Plan the batches of every split."""
         with quiet():  # training will say it of its own
             return self.recipe.make_loaders(
-                self.hparams, self.splits, self.tokenizer, resolve("cpu", "fp32")
+                self.hparams, self.splits, self.labels, resolve("cpu", "fp32")
             )
 
-    @part
-    def brain(self) -> Any:
+    @Part
+    def brain(self) -> Brain:
         """Make the recipe's Brain on the CPU, in fp32."""
         return self.make_brain(resolve("cpu", "fp32"))
 
-    def make_brain(self, placement: Placement) -> Any:
+    def make_brain(self, placement: Placement) -> Brain:
         """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
         _ = self.recipe
         self.run.hparams = self.hparams | {"model": self.model}
@@ -193,13 +212,8 @@ class PlannedRun:
         return None if folder is None else Path(folder)
 
     @property
-    def building_knobs(self) -> dict[str, Any]:
-        """Return the knobs with the folder of the check in place of the run's."""
-        return self.knobs | self._elsewhere
-
-    @property
     def building_overrides(self) -> dict[str, Any]:
-        """Return the overrides likewise."""
+        """Return the overrides, with the folder of the check in place of the run's."""
         return self.overrides | self._elsewhere
 
     def place(self, *keys: str | int) -> str:
@@ -226,12 +240,3 @@ class PlannedRun:
         if labels.is_file() and not (scratch / labels.name).exists():
             shutil.copy(labels, scratch)
         return {"output_folder": str(scratch)}
-
-
-def _as_sentence(error: Exception, name: str) -> SbkitError:
-    if isinstance(error, SbkitError):
-        return error
-    return SbkitError(
-        f"`{name}` of the run must be made without an error, but {type(error).__name__} was "
-        f"raised: {error}. Correct the part of the YAML that it is made of."
-    )

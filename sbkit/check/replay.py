@@ -14,12 +14,12 @@ from pickle import PickleError
 from typing import Any
 
 import torch
-from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
+from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.checkpoint.weights import refuse_other_model
@@ -30,7 +30,7 @@ from sbkit.data.sampler import Example
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.recipe import refuse_foreign_modules
-from sbkit.train.step import as_loss
+from sbkit.train.step import training_loss
 
 REPRODUCED = 1  # exit code
 LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
@@ -135,9 +135,7 @@ def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
     brain.modules.zero_grad(set_to_none=True)
     batch = batch.to(brain.device)
     with _watched(brain.modules, found):
-        with brain.training_ctx:
-            outputs = brain.compute_forward(batch, Stage.TRAIN)
-            loss = as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
+        loss = training_loss(brain, batch)
         found.losses = loss.sums.tolist()
         torch.autograd.backward(loss.sums.sum())
     for name, parameter in brain.modules.named_parameters():
@@ -154,7 +152,7 @@ def _watched(modules: nn.Module, found: Trace) -> Iterator[None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
             if found.forward is None and not _all_finite(output):
                 found.forward = f"the output of {name}"
-            for tensor in _tensors(output):
+            for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     hooked: Any = tensor
                     hooked.register_hook(partial(look_back, name))
@@ -168,28 +166,12 @@ def _watched(modules: nn.Module, found: Trace) -> Iterator[None]:
     with ExitStack() as hooks:
         for name, module in modules.named_modules():
             if not any(module.children()):
-                hooks.enter_context(_removed(module.register_forward_hook(watch(name))))
+                hooks.callback(module.register_forward_hook(watch(name)).remove)
         yield
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
 
 
 def _all_finite(value: Any) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in _tensors(value))
+    return all(bool(tensor.isfinite().all()) for tensor in tensors_in(value))
 
 
 def _is_finite(loss: float) -> bool:

@@ -1,9 +1,10 @@
 """What the losses need to know of every transcript of a split, read once and without its audio."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
+from typing import Protocol, runtime_checkable
 
 import datasets
 import numpy as np
@@ -16,13 +17,23 @@ from sbkit.base.units import at_speed
 from sbkit.data.store import take_columns
 from sbkit.logs.log import is_first_rank
 from sbkit.models.subsampling import Subsampling
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 10_000
 UNICODE = 0x110000  # code points
 
 Counts = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
+
+
+@runtime_checkable
+class TextLabels(Hashable, Protocol):
+    """What turns the text of an utterance into ids of a vocabulary, as a tokenizer does."""
+
+    vocabulary: Vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """Turn normalized text into ids."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Transcripts:
 
 
 @lru_cache(maxsize=3)  # a check, and then the loaders, ask for those of the three splits
-def read_transcripts(split: datasets.Dataset, tokenizer: Tokenizer) -> Transcripts:
+def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
     tables = read_columns(split, "samples", "text", title="Reading transcripts")
     return _join([_read(table, tokenizer) for table in tables])
@@ -73,7 +84,7 @@ def read_columns(split: datasets.Dataset, *names: str, title: str) -> Iterator[p
         yield columns.slice(start, ROWS_AT_ONCE)
 
 
-def _read(table: pa.Table, tokenizer: Tokenizer) -> Transcripts:
+def _read(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
     texts: list[str] = table["text"].to_pylist()
     encoded = list(map(tokenizer.encode, texts))
     counts = _lengths(encoded)

@@ -158,6 +158,13 @@ def average_statistics(modules: nn.Module) -> None:
                     sum_over_ranks(statistic).div_(world_size())
 
 
+def training_loss(brain: Any, batch: Any) -> Loss:
+    """Compute a Brain's loss of a batch as in training, on this process alone."""
+    with brain.training_ctx:
+        outputs = brain.compute_forward(batch, Stage.TRAIN)
+        return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
+
+
 def as_loss(objective: Any) -> Loss:
     """Take a Loss as it is, and a plain mean, as SpeechBrain has it, as the loss of one label."""
     if isinstance(objective, Loss):

@@ -25,7 +25,7 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.untrusted import check_untrusted
+from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.build import clean_ruamel
 from tests.attacks.case import Case, Place

@@ -178,7 +178,7 @@ MUTATIONS = [
         name="a tokenizer of another size",
         options=("--token_type=char", "--vocab_size=50"),
         run=tokenizer_of(LETTERS),
-        expected=(Expected("tokenizer", "vocab_size", ("is 50", "32 tokens")),),
+        expected=(Expected("labels", "vocab_size", ("is 50", "32 tokens")),),
     ),
     Mutation(
         name="a tokenizer of another text",
@@ -193,12 +193,12 @@ MUTATIONS = [
     Mutation(
         name="a start that is the end",
         run=tokenizer_of(LETTERS, bos_piece="</s>"),
-        expected=(Expected("tokenizer", "tokenizer", ("'bos': 3, 'eos': 3",)),),
+        expected=(Expected("labels", "tokenizer", ("'bos': 3, 'eos': 3",)),),
     ),
     Mutation(
         name="a tokenizer without a blank",
         run=tokenizer_of(LETTERS, pad_piece="<pad>"),
-        expected=(Expected("tokenizer", "tokenizer", ("'blank': -1",)),),
+        expected=(Expected("labels", "tokenizer", ("'blank': -1",)),),
     ),
     Mutation(
         name="a label beyond the vocabulary",

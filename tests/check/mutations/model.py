@@ -426,13 +426,13 @@ UNUSED = [
     Mutation(
         name="a decoder without layers",
         options=("--num_decoder_layers=0",),
-        expected=(Expected("dry_run_result", "num_decoder_layers", ("at least 1",)),),
+        expected=(Expected("dry_run", "num_decoder_layers", ("at least 1",)),),
     ),
     Mutation(
         name="lobes: a loss that they cannot give",
         yaml=LOBES,
         options=("--inter_ctc_weight=0.3",),
-        expected=(Expected("dry_run_result", "inter_ctc_weight", ("must be 0.0",)),),
+        expected=(Expected("dry_run", "inter_ctc_weight", ("must be 0.0",)),),
     ),
     Mutation(
         name="an object that nobody reads",

@@ -1,0 +1,103 @@
+"""Whether CTC can align every transcript: a frame for each label, one more between two equal ones.
+
+The loss gives no weight to an utterance that has none, so training alone would not show it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sbkit.base.units import samples_to_seconds
+from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_of
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import PlannedRun
+from sbkit.data.sampler import fastest_percent
+from sbkit.models.subsampling import Subsampling, measure_subsampling
+
+CHECK = "alignment"
+MANY = 0.05  # of all utterances; with more, training is not started
+
+OUTCOME = "They are left out of training, and count as errors elsewhere."
+FIXES = {  # by the key that the frames are lacking for
+    "speeds": "Lower the fastest of `speeds`. At that speed they are left out of training.",
+    "CNN": f"Let `CNN` keep twice as many frames. {OUTCOME}",
+    "data_folder": f"Correct these transcripts or clips, or take them out. {OUTCOME}",
+}
+SHIFTED = "See first whether each transcript belongs to its clip: so many do not fit. "
+
+
+def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
+    """Find the utterances with fewer frames than labels, by what would fix them."""
+    subsampling = subsampling_of(planned)
+    if subsampling is None:
+        return
+    transcripts = transcripts_of(planned)
+    lacking = _by_cause(planned, subsampling)
+    utterances = sum(len(each.labels) for each in transcripts.values())
+    impossible = sum(len(rows) for splits in lacking.values() for rows in splits.values())
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride)
+    frames = {
+        name: each.frames(subsampling, _fastest(planned, name))
+        for name, each in transcripts.items()
+    }
+    needed = {name: each.frames_needed for name, each in transcripts.items()}
+
+    def detail(split: str, row: int) -> str:
+        return f"{frames[split][row]} frames, {needed[split][row]} needed"
+
+    for key, fix in FIXES.items():
+        yield from about(
+            planned,
+            CHECK,
+            key,
+            found=named(planned, lacking[key], f"too short for its transcript ({key})", detail),
+            declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
+            effect="have too few",
+            fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
+            stops=impossible > MANY * utterances,
+        )
+
+
+def subsampling_of(planned: PlannedRun) -> Subsampling | None:
+    """Measure the declared front-end; None where it does not run, which other checks find."""
+    features, front_end = (planned.hparams.get(name) for name in ("compute_features", "CNN"))
+    if features is None or front_end is None:
+        return None
+    try:
+        return measure_subsampling(features, front_end)
+    except Exception:  # of whatever kind: a front-end may be anybody's
+        return None
+
+
+def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
+    """Find the rows of every split that CTC cannot align."""
+    subsampling = subsampling_of(planned)
+    return {
+        name: np.zeros(0, dtype=np.int64)
+        if subsampling is None
+        else each.lacking(subsampling, _fastest(planned, name))
+        for name, each in transcripts_of(planned).items()
+    }
+
+
+def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
+    """Sort the rows of every split by the first of the fixes that would help."""
+    causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
+    for name, each in transcripts_of(planned).items():
+        percent = _fastest(planned, name)
+        lacking = each.lacking(subsampling, percent)
+        naturally = np.intersect1d(lacking, each.lacking(subsampling))
+        anyway = np.intersect1d(naturally, each.lacking(subsampling.halved(), percent))
+        causes["speeds"][name] = np.setdiff1d(lacking, naturally)
+        causes["CNN"][name] = np.setdiff1d(naturally, anyway)
+        causes["data_folder"][name] = anyway
+    if any(map(len, causes["CNN"].values())):  # what fixes these fixes those of speed too
+        for name, rows in causes["speeds"].items():
+            causes["CNN"][name] = np.union1d(causes["CNN"][name], rows)
+        causes["speeds"].clear()
+    return causes
+
+
+def _fastest(planned: PlannedRun, split: str) -> int:
+    """Return the percent of its speed at which a split is played fastest."""
+    return fastest_percent(planned.knobs.get("speeds") or [1.0]) if split == TRAIN else 100

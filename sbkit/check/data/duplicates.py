@@ -1,0 +1,66 @@
+"""Utterances that are in a split more than once: equal ids, and equal clips of equal text."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+
+import datasets
+import numpy as np
+
+from sbkit.check.data.utterances import TEXT, Rows, named, notice
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import PlannedRun
+from sbkit.data.store import take_columns
+
+COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
+
+
+def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
+    """Find rows with the id of another row of their split, and clips that are copies."""
+    splits = planned.splits.named()
+    repeated = {name: _repeated_ids(split) for name, split in splits.items()}
+    yield from notice(
+        planned,
+        found=named(planned, repeated, "repeated id"),
+        declared="every row must have an id (the clip's name without its ending) of its own",
+        effect="repeat the id of a row before",
+        fix="Take the repeated rows out, or rename the clips.",
+    )
+    copies = {name: _copies(split) for name, split in splits.items()}
+    rows = {name: np.array(list(each), dtype=np.int64) for name, each in copies.items()}
+    yield from notice(
+        planned,
+        found=named(planned, rows, "copied clip", lambda split, row: f"of {copies[split][row]}"),
+        declared="every clip must be recorded once",
+        effect="are equal, sample for sample, to another clip of the same split",
+        fix="Take the copies out: a clip that is there twice counts twice.",
+    )
+
+
+def _repeated_ids(split: datasets.Dataset) -> Rows:
+    ids = np.asarray(split["id"][:])
+    first = np.unique(ids, return_index=True)[1]
+    return np.setdiff1d(np.arange(len(ids)), first)
+
+
+def _copies(dataset: datasets.Dataset) -> dict[int, str]:
+    """Find clips of the same length and text whose audio is equal: the row, and the first's id."""
+    names = [name for name in ("id", "samples", TEXT) if name in dataset.column_names]
+    rows: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    seen: set[str] = set()
+    for row, (utterance, *like) in enumerate(
+        zip(*(take_columns(dataset, *names)[name].to_pylist() for name in names), strict=True)
+    ):
+        if utterance not in seen:
+            rows[tuple(like)].append(row)
+        seen.add(utterance)
+    alike = (each for each in rows.values() if len(each) > 1)
+    compared = (row for group in islice(alike, COMPARED // 2) for row in group)
+    first: dict[int, str] = {}
+    found: dict[int, str] = {}
+    for row in islice(compared, COMPARED):
+        clip = dataset[row]
+        original = first.setdefault(hash(clip["audio"]), clip["id"])
+        if original != clip["id"]:
+            found[row] = original
+    return found

@@ -1,0 +1,93 @@
+"""Whether tokenizer, heads, losses and transcripts agree on what a label is."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+from torch import nn
+
+from sbkit.check.data.characters import check_unseen
+from sbkit.check.data.special_tokens import check_special
+from sbkit.check.data.utterances import TEXT, TRAIN, about, named, transcripts_of
+from sbkit.check.finding import Finding
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.models.asr import head_size
+
+CHECK = "labels"
+HEADS = ("ctc_lin", "seq_lin")
+
+
+def check_labels(planned: PlannedRun) -> Iterator[Finding]:
+    """Compare sizes, special labels, the labels of every transcript, and its characters."""
+    for check in (_check_sizes, check_special, _check_transcripts, check_unseen):
+        with suppress(MissingPartError):
+            yield from check(planned)
+
+
+def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
+    sizes = dict(_sizes(planned.hparams))
+    whose, wanted = next(iter(sizes.items()), ("", 0))
+    for name, size in sizes.items():
+        if size != wanted:
+            yield planned.finding(
+                CHECK,
+                name,
+                declared=f"`{name}` must have as many outputs or rows as {whose} has tokens "
+                f"({wanted})",
+                effect=f"has {size}: "
+                + (
+                    f"no token from {size} on could be written"
+                    if size < wanted
+                    else "the last ones stand for no token"
+                ),
+                fix="Write `!ref <tokenizer.vocab_size>` for its size.",
+            )
+
+
+def _sizes(hparams: dict[str, object]) -> Iterator[tuple[str, int]]:
+    """Yield all that has one row or output per token; the others must agree with the first."""
+    vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
+    if isinstance(vocab_size, int):
+        yield "the tokenizer", vocab_size
+    for name in HEADS:
+        head = hparams.get(name)
+        if isinstance(head, nn.Module):
+            yield name, head_size(head)
+    transformer = hparams.get("Transformer")
+    if isinstance(transformer, nn.Module):
+        for part in transformer.modules():
+            if isinstance(part, nn.Embedding):
+                yield "Transformer", part.num_embeddings
+
+
+def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
+    """Find labels that no loss may see, and characters of train that the tokenizer lacks."""
+    transcripts = transcripts_of(planned)
+    vocabulary = planned.labels.vocabulary
+    refused = {name: np.flatnonzero(each.refused) for name, each in transcripts.items()}
+    unknown = {TRAIN: np.flatnonzero(transcripts[TRAIN].unknown)}
+
+    def wrong(split: str, row: int) -> str:
+        ids = planned.labels.encode(planned.splits.named()[split][TEXT][row])
+        return ", ".join(map(str, sorted({each for each in ids if vocabulary.refuses(each)})))
+
+    yield from about(
+        planned,
+        CHECK,
+        "tokenizer",
+        found=named(planned, refused, "label out of range", wrong),
+        declared=f"every label must be from 0 to {vocabulary.size - 1} and not the blank "
+        f"({vocabulary.blank})",
+        effect="hold another",
+        fix="Use the tokenizer that was trained on this text.",
+    )
+    yield from about(
+        planned,
+        CHECK,
+        "output_folder",
+        found=named(planned, unknown, "unknown character"),
+        declared="the tokenizer must know every character of train",
+        effect="hold one that it does not know",
+        fix="Choose another --output_folder, for which a tokenizer is trained anew.",
+        stops=False,
+    )

@@ -1,0 +1,272 @@
+"""One small step of training and of evaluation, watched: two short utterances, on the CPU.
+
+Where two parts do not fit, what is given is cut or filled up to what is taken, and the step goes
+on, so that one dry run finds all that does not fit.
+It leaves gradients, buffers, modes and random numbers as they were.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.model.object_walk import reached
+from sbkit.check.model.watch import UseWatch, tensors_in
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys
+from sbkit.data.batch import TextCollate, UtteranceDataset
+from sbkit.models.normalize import GlobalNorm
+from sbkit.train.step import training_loss
+
+SEEN_ROWS = 32  # the two shortest of the first so many are taken
+NAME = "dry_run"
+
+
+@dataclass(frozen=True)
+class ShapeMismatch:
+    """A module that is given another size than it takes, and the module that gave it."""
+
+    taker: Keys
+    takes: int
+    giver: Keys | None
+    gives: int
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """A module in which the step broke off, and the error."""
+
+    module: Keys
+    error: Exception
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a small step showed.
+
+    ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
+    stranded: ids of tensors that met others where they lay.
+    """
+
+    mismatches: tuple[ShapeMismatch, ...]
+    broken: StepFailure | None
+    ran: frozenset[int]
+    trained: frozenset[int]
+    stranded: frozenset[int]
+
+
+def dry_run(planned: PlannedRun) -> DryRun:
+    """Return what the small step shows; it runs once.
+
+    Raises MissingPartError where there is no Brain, or the recipe refuses before the step.
+    """
+    return planned.once(
+        NAME,
+        lambda: _dry_run(planned),
+        must="Two short utterances must make a batch, and `on_stage_start` must let it pass",
+        fix="Correct the recipe.",
+    )
+
+
+def _dry_run(planned: PlannedRun) -> DryRun:
+    brain, batch = planned.brain, small_batch(planned)
+    everything = reached(planned)
+    names = {id(each): keys for keys, each in everything if isinstance(each, nn.Module)}
+    still = (each for _, each in everything if isinstance(each, Tensor))
+    watch = UseWatch(each for each in still if each not in planned.moved)
+    chain = ShapeTracer(names)
+    with unchanged(brain.modules), chain.hooked():
+        broken = _step(brain, batch, chain, watch)
+        if not (broken or chain.mismatches):
+            broken = _evaluation(brain, batch, chain, watch)
+        trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
+    return DryRun(
+        mismatches=tuple(chain.mismatches),
+        broken=broken,
+        ran=frozenset(chain.ran),
+        trained=frozenset(trained),
+        stranded=frozenset(watch.stranded),
+    )
+
+
+def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> StepFailure | None:
+    brain.modules.train()
+    brain.on_stage_start(Stage.TRAIN, 1)
+    while True:
+        chain.begin()
+        try:
+            with watch:
+                loss = training_loss(brain, batch)
+            torch.autograd.backward(loss.sums.sum())
+            return None
+        except SbkitError:
+            raise
+        except Exception as error:
+            if not chain.give_way():
+                return StepFailure(chain.inside[-1] if chain.inside else (), error)
+
+
+@torch.no_grad()
+def _evaluation(
+    brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch
+) -> StepFailure | None:
+    """Run an evaluation of the batch, for what only that uses."""
+    brain.modules.eval()
+    brain.on_stage_start(Stage.VALID, 1)
+    try:
+        with watch:
+            outputs = brain.compute_forward(batch, Stage.VALID)
+            brain.compute_objectives(outputs, batch, Stage.VALID)
+    except SbkitError:
+        raise
+    except Exception as error:
+        return StepFailure(chain.inside[-1] if chain.inside else (), error)
+    return None
+
+
+def small_batch(planned: PlannedRun) -> Any:
+    """Collate two short utterances of the training data, by the recipe's loader if there is one."""
+    try:
+        loader = planned.loaders.train
+        data, collate = loader.dataset, loader.collate_fn
+    except MissingPartError:
+        data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)
+    rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
+    return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])
+
+
+class ShapeTracer:
+    """Follow a step from module to module: who is inside, who gave what size last.
+
+    A part that gives what it is given (SpecAugment) sets no size.
+
+    A module that is given another size gets what it takes. Where the step then breaks off, as a
+    residual does, the giver gives way instead and the step begins anew.
+    """
+
+    def __init__(self, names: Mapping[int, Keys]) -> None:
+        self._names = names
+        self._fills: dict[Keys, ShapeMismatch] = {}
+        self.mismatches: list[ShapeMismatch] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Start over."""
+        self.inside: list[Keys] = []
+        self.ran: set[int] = set()
+        self._given: list[tuple[Keys, set[int]]] = []
+        self._last: ShapeMismatch | None = None
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow every module that is called."""
+        with ExitStack() as stack:
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave),
+            ):
+                stack.callback(handle.remove)
+            yield
+
+    def give_way(self) -> bool:
+        """Resize the output of the last mismatch's giver; return whether that is new."""
+        last = self._last
+        if last is None or last.giver is None or last.giver in self._fills:
+            return False
+        self._fills[last.giver] = last
+        return True
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        name = self._names.get(id(module), (type(module).__name__,))
+        self.inside.append(name)
+        self.ran.add(id(module))
+        x, (axis, takes) = next(tensors_in(inputs), None), taken(module)
+        if not takes or x is None or x.ndim < -axis or x.shape[axis] == takes:
+            return None
+        gives = x.shape[axis]
+        self._last = ShapeMismatch(name, takes, self._giver(gives, name), gives)
+        self.mismatches += [self._last] * (self._last not in self.mismatches)
+        return (resized(x, axis, takes), *inputs[1:])
+
+    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        name = self.inside.pop()
+        if name in self._fills:
+            output = filled(output, self._fills[name])
+        sizes = {size for x in tensors_in(output) if x.ndim for size in widths(x)}
+        passed = {x.shape[-1] for x in tensors_in(inputs) if x.ndim} if len(name) == 1 else set()
+        self._given.append((name, sizes - passed))
+        return output
+
+    def _giver(self, size: int, taker: Keys) -> Keys | None:
+        """Find who last gave this size, a part of its own before a module of the same part."""
+        named = [name for name, sizes in reversed(self._given) if size in sizes]
+        others = [name for name in named if name[0] != taker[0]]
+        return next(iter((*others, *named)), None)
+
+
+def taken(module: nn.Module) -> tuple[int, int]:
+    """Return the axis of a module's input that has a fixed size, and the size; 0: none."""
+    match module:
+        case nn.Linear():
+            return -1, module.in_features
+        case nn.LayerNorm():
+            return -1, module.normalized_shape[-1]
+        case nn.Conv1d():
+            return -2, module.in_channels
+        case nn.Conv2d():
+            return -3, module.in_channels
+        case nn.RNNBase():
+            return -1, module.input_size
+        case GlobalNorm():
+            return -1, len(module.mean)
+    return -1, 0
+
+
+def widths(x: Tensor) -> tuple[int, int]:
+    """Return the last axis' size, and that of all axes behind (B, T) flattened."""
+    return x.shape[-1], x.shape[2:].numel()
+
+
+def filled(output: Any, mismatch: ShapeMismatch) -> Any:
+    """Cut or fill up the last axis of what a module gives too much or too little of."""
+    if isinstance(output, tuple):
+        return tuple(filled(each, mismatch) for each in output)
+    if isinstance(output, Tensor) and output.ndim and output.shape[-1] == mismatch.gives:
+        return resized(output, -1, mismatch.takes)
+    return output
+
+
+def resized(x: Tensor, axis: int, size: int) -> Tensor:
+    """Cut or fill up one axis, counted from the last."""
+    return nn.functional.pad(x, (*(0, 0) * (-axis - 1), 0, size - x.shape[axis]))
+
+
+@contextmanager
+def unchanged(modules: nn.Module) -> Iterator[None]:
+    """Restore gradients, buffers, modes and random numbers as they were."""
+    modes = [(each, each.training) for each in modules.modules()]
+    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
+    parameters = list(modules.parameters())
+    gradients = [each.grad for each in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient

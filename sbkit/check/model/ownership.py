@@ -1,0 +1,142 @@
+"""Ownership: whatever holds parameters, buffers or constants is inside the one ModuleList.
+
+What is outside it stays on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from sbkit.check.finding import Finding, plural
+from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.object_walk import reached
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys, dotted
+
+CHECK = "ownership"
+
+
+def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
+    """Find what the ModuleList does not own, and what it owns twice."""
+    for holder, tensors in _strays(planned).items():
+        learned = any(isinstance(each, nn.Parameter) for _, each in tensors)
+        yield (_stray if learned else _stranded)(planned, holder, tensors)
+    yield from _twice(planned)
+
+
+def owned(hparams: dict[str, Any]) -> Iterator[nn.Module]:
+    """Yield the ModuleList, under whatever key, and the modules of SpeechBrain's `modules`."""
+    for name, value in hparams.items():
+        if isinstance(value, nn.ModuleList):
+            yield value
+        elif name == "modules" and isinstance(value, dict):
+            yield from (each for each in value.values() if isinstance(each, nn.Module))
+
+
+def _strays(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
+    """Collect the tensors outside the list, by the largest module around them.
+
+    Parameters always. Buffers and plain tensors are constants to a recipe that moves them itself,
+    when it is made or when it uses them: they are strays when it does not.
+    """
+    owners = list(owned(planned.hparams))
+    inside = {id(part) for owner in owners for part in owner.modules()}
+    inside |= {id(each) for owner in owners for each in (*owner.parameters(), *owner.buffers())}
+    outside = [(keys, each) for keys, each in reached(planned) if id(each) not in inside]
+    modules = {keys for keys, each in outside if isinstance(each, nn.Module)}
+    owned_paths = {keys for keys, each in reached(planned) if id(each) in inside}
+    strays: dict[Keys, list[tuple[Keys, Tensor]]] = {}
+    for keys, each in outside:
+        if isinstance(each, Tensor) and _is_stray(planned, each):
+            above = [keys[:depth] for depth in range(1, len(keys))]
+            parts = [each for each in above if each in owned_paths]
+            hidden = keys[: len(parts[-1]) + 1] if parts else None  # what a part of `model` holds
+            holder = hidden or next((each for each in above if each in modules), keys)
+            strays.setdefault(holder, []).append((keys, each))
+    return strays
+
+
+def _is_stray(planned: PlannedRun, tensor: Tensor) -> bool:
+    if isinstance(tensor, nn.Parameter):
+        return True
+    if tensor in planned.moved:
+        return False
+    try:
+        return id(tensor) in dry_run(planned).stranded
+    except MissingPartError:  # where no step can be taken, nothing shows what a constant is for
+        return False
+
+
+def _stray(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
+    count = sum(each.numel() for _, each in tensors)
+    return planned.finding(
+        CHECK,
+        *_place(planned, holder),
+        declared="every parameter must be in the one ModuleList `model`",
+        effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {_be(count)} not "
+        f"({_first(tensors)}): {'it stays' if count == 1 else 'they stay'} on the CPU, in no "
+        "optimizer and in no checkpoint",
+        fix=_stray_fix(planned, holder),
+    )
+
+
+def _stray_fix(planned: PlannedRun, holder: Keys) -> str:
+    """Write how to bring parameters into the ModuleList, by what holds them."""
+    objects = dict(reached(planned))
+    held, part = objects.get(holder), objects.get(holder[:-1])
+    inside = {id(each) for owner in owned(planned.hparams) for each in owner.modules()}
+    if id(part) in inside:
+        above, name = dotted(holder[:-1]), type(part).__name__
+        if isinstance(held, list | tuple | set | frozenset | dict):
+            kind = "ModuleDict" if isinstance(held, dict) else "ModuleList"
+            return (
+                f"Use torch.nn.{kind} instead of a Python {type(held).__name__} for "
+                f"`{holder[-1]}` in {name}: `{above}` does not know what is in it."
+            )
+        return f"Make `{holder[-1]}` an attribute of {name} that is a torch.nn.Module or Parameter."
+    if holder[0] in planned.document.root:
+        return f"Add `!ref <{holder[0]}>` to the list of `model`."
+    return "Declare it in the YAML, and add it to the list of `model`."
+
+
+def _stranded(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
+    return planned.finding(
+        CHECK,
+        *_place(planned, holder),
+        declared="every constant that a step uses must be moved to the device",
+        effect=f"nothing moves `{dotted(holder)}` ({_first(tensors)}), which stays on the CPU",
+        fix=f"Make it a buffer of a module in `model`, or move it where `{dotted(holder)}` is "
+        "used.",
+    )
+
+
+def _place(planned: PlannedRun, holder: Keys) -> Keys:
+    return holder if holder[0] in planned.document.root else ("model",)
+
+
+def _first(tensors: list[tuple[Keys, Tensor]]) -> str:
+    more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
+    return f"`{dotted(tensors[0][0])}`{more}"
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _twice(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a part that is in the list more than once."""
+    places: dict[int, list[int]] = {}
+    for index, part in enumerate(planned.model):
+        places.setdefault(id(part), []).append(index)
+    for identity, indices in places.items():
+        if len(indices) > 1:
+            name = next(keys for keys, each in reached(planned) if id(each) == identity)
+            yield planned.finding(
+                CHECK,
+                *("model", 0, indices[-1]),
+                declared="every part must be in the list of `model` once",
+                effect=f"{' and '.join(f'`model.{index}`' for index in indices)} are one part, "
+                f"`{dotted(name)}`, which would be saved {len(indices)} times",
+                fix="Take all but one out of the list.",
+            )

@@ -1,0 +1,140 @@
+"""Device and precision: what is declared, what the machine meant has, and what would take effect.
+
+What a run refuses in a sentence is asked of the same functions that the run asks.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.amp.grad_scaler import GradScaler
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.finding import Finding, plural, words_of
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.data.sampler import TrainSampler
+from sbkit.distributed.device import (
+    check_precision,
+    choose_device,
+    find_device,
+    parse_device,
+)
+from sbkit.train.options import OLD_PRECISIONS
+
+PLACEMENT = "placement"
+MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
+
+
+def check_placement(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a device, a precision or a GradScaler that would not take effect as declared."""
+    yield from _find_refused(planned)
+    yield from _find_old_names(planned)
+    yield from _find_idle_devices(planned)
+    yield from _find_idle_scalers(planned)
+
+
+def check_shares(planned: PlannedRun) -> Iterator[Finding]:
+    """Find batches that are too small to be shared out among the processes of the machine meant."""
+    sampler = getattr(planned.loaders.train, "batch_sampler", None)
+    if not isinstance(sampler, TrainSampler):
+        return
+    accumulation = int(planned.knobs.get("grad_accumulation_factor", 1))
+    processes = count_processes(planned)
+    parts = processes * accumulation
+    steps = sampler.steps()
+    empty = sum(max(parts - len(step), 0) for step in steps) / (parts * len(steps))
+    if empty > MOST_EMPTY:
+        yield planned.finding(
+            PLACEMENT,
+            "batch_seconds",
+            declared=f"a batch must be enough for {plural(processes, 'process', 'processes')} with "
+            f"{plural(accumulation, 'micro-batch', 'micro-batches')} each",
+            effect=f"with {planned.knobs.get('batch_seconds')} s, {empty:.0%} of the {parts} "
+            "micro-batches of a step are empty and computed for nothing",
+            fix="Raise --batch_seconds, lower --grad_accumulation_factor, or start fewer "
+            "processes.",
+            stops=False,
+        )
+
+
+def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
+    """Ask everything that a run would ask, each by itself, so that all faults are found at once."""
+    knobs, told = planned.knobs, {str(error) for error in planned.faults.values()}
+    try:
+        device = choose_device(knobs.get("device"), planned.count)
+    except SbkitError:
+        return  # told as a fault of the placement, and without a device there is nothing to ask
+    for key in ("device", "precision", "eval_precision"):
+        try:
+            if key == "device":
+                find_device(device, planned.count)
+            elif key in knobs:
+                check_precision(device.type, knobs[key], key=key)
+        except SbkitError as error:
+            if str(error) not in told:
+                yield planned.finding(PLACEMENT, key, **words_of(str(error)))
+
+
+def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
+    """SpeechBrain's names of a precision win over `precision`, whatever that says."""
+    declared = planned.knobs.get("precision")
+    for key, precision in OLD_PRECISIONS.items():
+        if planned.knobs.get(key) and declared not in (None, precision):
+            yield planned.finding(
+                PLACEMENT,
+                key,
+                declared=f"`precision: {declared}` must be the only declaration of a precision",
+                effect=f"`{key}: True` overrides it with {precision}",
+                fix=f"Take `{key}` away, and write `precision: {precision}` if that is meant.",
+            )
+
+
+def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
+    """A number fits one process; the machine meant has devices for more."""
+    if planned.target is None:
+        return
+    meant = parse_device(planned.target).type
+    there = planned.count(meant)
+    declared = planned.placement.device
+    if there > 1 and (declared.type != meant or ":" in str(planned.knobs.get("device"))):
+        yield planned.finding(
+            PLACEMENT,
+            "device",
+            declared=f"every one of the {there} {meant} devices should be used",
+            effect=f"`device: {planned.knobs.get('device')}` places every process on {declared}",
+            fix=f"Write --device={meant}, so that each process takes its own.",
+            stops=False,
+        )
+
+
+def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
+    """A GradScaler scales for fp16 alone; with another precision it only costs its checks."""
+    precision = planned.placement.precision
+    if precision == "fp16":
+        return
+    for keys, holder in _holders(planned):
+        for name, value in holder.items():
+            if isinstance(value, GradScaler) and value.is_enabled():
+                yield planned.finding(
+                    PLACEMENT,
+                    name if name in planned.document.root else "precision",
+                    declared="a GradScaler must be on for fp16 only",
+                    effect=f"`{keys}{name}` is on for {precision}, and would scale the loss and "
+                    "check every gradient for nothing",
+                    fix="Take it away: sbkit makes one where the precision is fp16.",
+                )
+
+
+def _holders(planned: PlannedRun) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "", planned.hparams
+    try:
+        yield "brain.", vars(planned.brain)
+    except MissingPartError:
+        return
+
+
+def count_processes(planned: PlannedRun) -> int:
+    """Count the processes: torchrun's, or one for each device of the machine meant."""
+    if planned.target is None:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, planned.count(parse_device(planned.target).type))

@@ -1,0 +1,84 @@
+"""Which tensors follow the model's device: found on the CPU, where every device is the same.
+
+A Brain cannot be made on `meta` (autocast and GradScaler refuse it), and SpeechBrain's encoder
+cannot run there (it asks for the value of the longest length). So what moves is watched instead.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MOVES = (Tensor.to, Tensor.cuda, Tensor.type_as, Tensor.copy_)
+
+
+class MoveWatch(TorchFunctionMode):
+    """Note every tensor that is moved to a device or made on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved: dict[int, Tensor] = {}  # keeps them, or an id would come twice
+
+    def __contains__(self, tensor: object) -> bool:
+        """Return whether a tensor was moved, or made where it belongs."""
+        return id(tensor) in self._moved
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call, and note what was moved and what came of it."""
+        result = func(*args, **(kwargs or {}))
+        if func in MOVES or (kwargs or {}).get("device") is not None:
+            for each in (*args[:1], result):
+                if isinstance(each, Tensor):
+                    self._moved[id(each)] = each
+        return result
+
+
+class UseWatch(TorchFunctionMode):
+    """Find which of some tensors meet others without having been moved to them.
+
+    What is made of such tensors, or of no tensor at all, may lie beside them. A number meets any
+    device.
+    """
+
+    def __init__(self, candidates: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._beside: dict[int, tuple[Tensor, Tensor | None]] = {}  # and what it is made of
+        self.stranded: dict[int, Tensor] = {}
+        for tensor in candidates:
+            self._beside[id(tensor)] = tensor, tensor
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call, and see which tensors meet."""
+        result = func(*args, **(kwargs or {}))
+        given = [each for each in tensors_in((*args, *(kwargs or {}).values())) if each.ndim > 0]
+        known = [self._beside.get(id(each)) for each in given]
+        origins = [origin for _, origin in filter(None, known) if origin is not None]
+        if func in MOVES:
+            return result.view_as(result) if origins else result
+        if None in known:
+            self.stranded |= {id(each): each for each in origins}
+        elif isinstance(result, Tensor):
+            self._beside[id(result)] = result, next(iter(origins), None)
+        return result
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield a tensor, or those in lists and tuples, also nested ones."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
