@@ -8,11 +8,11 @@ from datasets import concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.locale import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.data.splits import Splits
-from sbkit.data.store import default_cache
 from sbkit.logs.log import say
 from sbkit.text.languages import check_language, language_tags
 from sbkit.text.normalize import normalize

@@ -165,16 +165,16 @@ def _print_each(
 
 
 def _list_cache(options: argparse.Namespace) -> int:
+    from sbkit.data.audio_cache import default_cache
     from sbkit.data.cache import print_entries
-    from sbkit.data.store import default_cache
 
     print_entries(default_cache())
     return 0
 
 
 def _prune_cache(options: argparse.Namespace) -> int:
+    from sbkit.data.audio_cache import default_cache
     from sbkit.data.cache import prune
-    from sbkit.data.store import default_cache
 
     prune(
         default_cache(),

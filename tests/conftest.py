@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from sbkit.data.store import default_cache
+from sbkit.data.audio_cache import default_cache
 
 LONG = ("slow", "ddp")
 

@@ -1,4 +1,4 @@
-"""Time the checks of labels, alignment and data on made-up stores without audio.
+"""Time the checks of labels, alignment and data on made-up splits without audio.
 
 python -m tools.bench_check hparams/ctc.yaml ROWS
 """
@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
+from datasets.table import InMemoryTable
 
 from recipes.asr.recipe import ASR
 from sbkit.check.data.alignment import check_alignment
@@ -20,7 +23,6 @@ from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.splits import Splits
-from sbkit.data.store import Utterance, open_store, write_store
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards boldly mix many potions"
 SHARES = {"train": 0.96, "dev": 0.02, "test": 0.02}
@@ -28,10 +30,10 @@ HUM = bytes([0, 16]) * 100  # all audio: some sound, at an eighth of full scale
 
 
 def main() -> None:
-    """Write the stores, run the checks, and print what they took."""
+    """Make up the splits, run the checks, and print what they took."""
     yaml, rows = Path(sys.argv[1]), int(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        splits = make_splits(Path(folder), rows)
+        splits = make_splits(rows)
 
         def prepare_splits(knobs: Mapping[str, Any]) -> Splits:
             return splits
@@ -46,26 +48,28 @@ def main() -> None:
     print(f"{rows} rows; at most {peak:.2f} GiB of memory")
 
 
-def make_splits(folder: Path, rows: int) -> Splits:
-    """Write the stores; train is without every hundredth row, as after leaving some out."""
-    stores = {}
-    for split, share in SHARES.items():
-        write_store(folder / split, utterances(split, round(share * rows)))
-        stores[split] = open_store(folder / split)
+def make_splits(rows: int) -> Splits:
+    """Make up the splits; train is without every hundredth row, as after leaving some out."""
+    stores = {split: make_up(split, round(share * rows)) for split, share in SHARES.items()}
     kept = np.flatnonzero(np.arange(len(stores["train"])) % 100)
     train, dev, test = stores["train"].select(kept), stores["dev"], stores["test"]
     return Splits(train, {"dev": dev}, {"test": test})
 
 
-def utterances(split: str, rows: int) -> Iterator[Utterance]:
-    """Make up utterances of about 50 characters and 5 s, fifty a speaker."""
+def make_up(split: str, rows: int) -> datasets.Dataset:
+    """Make up utterances of about 50 characters and 5 s, fifty a speaker, in memory."""
     random = np.random.default_rng(list(SHARES).index(split))
-    words = random.choice(WORDS.split(), (rows, 10))
-    noise = random.integers(0, 16_000, rows)
-    for row in range(rows):
-        text = " ".join(words[row])
-        samples = 1600 * len(text) + int(noise[row])
-        yield Utterance(f"{split}{row}", text, text, f"{split}{row // 50}", samples, HUM)
+    texts = [" ".join(words) for words in random.choice(WORDS.split(), (rows, 10))]
+    lengths = np.fromiter(map(len, texts), np.int64, rows)
+    columns = {
+        "id": [f"{split}{row}" for row in range(rows)],
+        "text": texts,
+        "sentence": texts,
+        "speaker": [f"{split}{row // 50}" for row in range(rows)],
+        "samples": 1600 * lengths + random.integers(0, 16_000, rows),
+        "audio": [HUM] * rows,
+    }
+    return datasets.Dataset(InMemoryTable(pa.table(columns)))
 
 
 def measure(planned: PlannedRun) -> Iterator[str]:

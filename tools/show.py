@@ -16,8 +16,8 @@ from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.release import find_release, read_release
-from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import SPLITS, prepare_prompts
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_releases
 from sbkit.data.roles import resolve_splits
-from sbkit.data.store import default_cache
 from sbkit.text.languages import language_tags
 
 ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}

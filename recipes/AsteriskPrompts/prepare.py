@@ -22,8 +22,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.release import read_release
-from sbkit.data.store import default_cache
 from sbkit.text.normalize import normalize
 from sbkit.text.numbers import spell_digits
 

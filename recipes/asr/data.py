@@ -9,10 +9,10 @@ import numpy as np
 
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextCollate
+from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Excluded, Splits, report_excluded
-from sbkit.data.store import sample_counts, take_columns
 from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank

@@ -8,9 +8,9 @@ from typing import Any
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.prepare import prepare_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
-from sbkit.data.store import take_columns
 from sbkit.distributed.device import Placement
 from sbkit.text.labels import ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe

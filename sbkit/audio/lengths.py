@@ -19,11 +19,3 @@ def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tenso
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:
     """Convert absolute lengths into SpeechBrain's fractions of the padded length: (B,) -> (B,)."""
     return lengths / max_length
-
-
-def to_absolute(fractions: Tensor, max_length: int) -> Tensor:
-    """Convert SpeechBrain's fractions of the padded length into absolute lengths: (B,) -> (B,).
-
-    Rounded, because a fraction in float32 may land just below the whole number that it stands for.
-    """
-    return torch.round(fractions * max_length).long()

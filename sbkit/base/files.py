@@ -68,12 +68,11 @@ def fsync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+def building(folder: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
 
     Where ``folder`` is there already, because another process finished it first, it stays and ours
-    is removed; with ``replace`` ours takes its place, and the old one is removed only then. What
-    killed processes left of the same folder is removed too.
+    is removed. What killed processes left of the same folder is removed too.
 
     Raises:
         SbkitError: nothing can be written there.
@@ -89,10 +88,7 @@ def building(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         ) from error
     try:
         yield beside
-        if replace and folder.exists():
-            _replace(beside, folder)
-        else:
-            _rename(beside, folder)
+        _rename(beside, folder)
     except OSError as error:
         error.filename = error.filename or str(folder)
         raise
@@ -143,18 +139,6 @@ def _remove_abandoned(folder: Path) -> None:
                 shutil.rmtree(beside, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def _replace(beside: Path, folder: Path) -> None:
-    """Rename the old folder away and the new one in, so that no failure loses both."""
-    old = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.old")
-    folder.rename(old)
-    try:
-        beside.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _rename(beside: Path, folder: Path) -> None:

@@ -42,11 +42,6 @@ def samples_to_seconds(samples: int, sample_rate: int = SAMPLE_RATE) -> float:
     return samples / sample_rate
 
 
-def samples_to_frames(samples: int, sample_rate: int = SAMPLE_RATE) -> int:
-    """Count the whole analysis windows in a number of samples (Kaldi's ``snip_edges``)."""
-    return max(0, 1 + (samples - window_samples(sample_rate)) // shift_samples(sample_rate))
-
-
 def at_speed(samples: Samples, percent: int) -> Samples:
     """Count the samples that are left at a speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent

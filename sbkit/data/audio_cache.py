@@ -53,6 +53,14 @@ class CachedAudio(NamedTuple):
 Outcome = CachedAudio | AudioError
 
 
+def default_cache() -> Path:
+    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``."""
+    if own := os.environ.get("SBKIT_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
+
+
 @dataclass(frozen=True)
 class AudioCache:
     """The shards of one corpus folder at one sample rate."""

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby, islice
 from typing import Any, ClassVar, Self
 
@@ -61,16 +61,6 @@ class Batch:
     def pin_memory(self) -> Self:
         """Pin the tensors; DataLoader calls this when there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return lists and tensors, which `torch.load(weights_only=True)` reads back."""
-        return vars(self) | {"speed_groups": [astuple(group) for group in self.speed_groups]}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Take what `to_plain` returned."""
-        groups = tuple(SpeedGroup(*group) for group in plain["speed_groups"])
-        return cls(**{**plain, "speed_groups": groups})
 
     def select(self, row: int) -> Self:
         """Return one utterance alone, without the padding of the others."""

@@ -5,8 +5,8 @@ from datasets import Dataset
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.data.columns import sample_counts
 from sbkit.data.splits import Excluded
-from sbkit.data.store import sample_counts
 
 
 def within_limits(

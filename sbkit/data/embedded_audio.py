@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from sbkit.base.files import write_bytes_atomically
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.shard import CORPUS_FILE, write_sealed
-from sbkit.data.store import default_cache
 
 EMBEDDED_FOLDER = "embedded"  # of the cache
 LONGEST_NAME = 100  # characters

@@ -1,11 +1,10 @@
 """What a split says, as a short text: equal for equal utterances, wherever their files lie."""
 
 import hashlib
-from collections.abc import Mapping
 
 import datasets
 
-from sbkit.data.store import take_columns
+from sbkit.data.columns import take_columns
 
 COLUMNS = ("id", "text", "samples")  # the audio itself is the store's own business
 
@@ -16,8 +15,3 @@ def fingerprint(split: datasets.Dataset) -> str:
     for batch in take_columns(split, *COLUMNS).to_batches(max_chunksize=10_000):
         digest.update(repr(batch.to_pydict()).encode())
     return digest.hexdigest()
-
-
-def fingerprints_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, str]:
-    """Return the fingerprint of each split."""
-    return {name: fingerprint(split) for name, split in splits.items()}

@@ -8,9 +8,9 @@ import datasets
 from torch.utils.data import DataLoader
 
 from sbkit.data.batch import make_loader
+from sbkit.data.columns import sample_counts
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.data.splits import Splits
-from sbkit.data.store import sample_counts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 

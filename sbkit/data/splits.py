@@ -1,6 +1,5 @@
 """The splits of a run by name, and the utterances that it does without."""
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
@@ -58,10 +57,3 @@ def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
     rows = [tuple(field.name for field in fields(Excluded)), *map(astuple, excluded)]
     lines = ("\t".join(" ".join(value.split()) for value in row) for row in rows)
     write_text_atomically(file, "\n".join(lines) + "\n")
-
-
-def read_excluded(file: Path) -> list[Excluded]:
-    """Read such a TSV."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [Excluded(*row) for row in rows[1:]]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sbkit.base.units import at_speed
-from sbkit.data.store import take_columns
+from sbkit.data.columns import take_columns
 from sbkit.logs.log import is_first_rank
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary

@@ -8,7 +8,6 @@ Training, transcription and export all call this one model.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
@@ -117,29 +116,6 @@ class AsrModel:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
         return (*self._acoustic.encoder.decoding_modules(), *head)
-
-    @torch.no_grad()
-    def decoder_looks_ahead(self, features: Tensor, frame_lengths: Tensor, tokens: Tensor) -> bool:
-        """Find whether what the decoder predicts depends on the tokens that it is to predict.
-
-        Compares the logits of tokens (B, L) with those after the last token of each row was
-        changed; a decoder without a causal mask reads the answer. Modes are kept as they are.
-        """
-        modes = [(each, each.training) for each in self.model.modules()]
-        self.model.eval()
-        other = tokens.clone()
-        other[:, -1] = (other[:, -1] + 1) % self.vocabulary.size
-        try:
-            one, two = (
-                self.run(features, frame_lengths, tokens=each, return_intermediate=False).logits
-                for each in (tokens, other)
-            )
-        finally:
-            for module, training in modes:
-                module.training = training
-        if one is None or two is None:
-            return False
-        return not torch.allclose(one[:, :-1], two[:, :-1], rtol=1e-3, atol=1e-4)
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, to_json, write_bytes_atomically, write_text_atomically
 
 
@@ -64,3 +65,35 @@ def test_the_file_is_complete_on_disk_before_it_takes_its_name(
 def test_json_has_no_nan(value: object, text: str) -> None:
     assert to_json(value) == text
     json.loads(text)
+
+
+def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    with building(folder) as slow:
+        with building(folder) as quick:
+            (quick / "file").write_text("quick")
+        (slow / "file").write_text("slow")
+    assert (folder / "file").read_text() == "quick"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SbkitError, match="must be a folder to write to"),
+        building(tmp_path / "file" / "store"),
+    ):
+        pass
+
+
+def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / ".store.0123456789ab.tmp"
+    left.mkdir()
+    (left / "file").touch()
+    with building(tmp_path / "store") as slow:
+        assert not left.exists()
+        with building(tmp_path / "store"):
+            assert slow.is_dir()
+    assert list(tmp_path.iterdir()) == [tmp_path / "store"]

@@ -10,6 +10,7 @@ import pytest
 
 from sbkit import cli
 from sbkit.base.errors import SbkitError
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.cache import Entry, list_entries, remove
 from tests.data.test_prepare import assert_holds, make_clips, prepare
 
@@ -108,3 +109,21 @@ def test_nothing_outside_the_cache_is_removed(cache: Path) -> None:
         entry = Entry(folder, None, None, None, None, 0, 0.0)
         with pytest.raises(SbkitError, match="may be removed"):
             remove(entry, cache)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SBKIT_CACHE": "/s", "XDG_CACHE_HOME": "/x"}, "/s"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/sbkit"),
+        ({}, "/home/ann/.cache/sbkit"),
+    ],
+)
+def test_default_cache(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("SBKIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ann", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert default_cache() == Path(expected)

@@ -18,11 +18,11 @@ from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data import audio_cache, decode, shard
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.manifest import BadRow, Clip, Manifest
 from sbkit.data.prepare import PreparedSplit, prepare_split
 from sbkit.data.sampler import Example
 from sbkit.data.splits import Excluded
-from sbkit.data.store import sample_counts, take_columns
 from tests.shortage import largest_file
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import ctc_loss
 
-from sbkit.data.store import Utterance, open_store, sample_counts, take_columns, write_store
+from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.transcripts import read_transcripts
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests.stores import Utterance, make_store
 
 TEXTS = ("hello", "a", "", "aab bb", "he! a")
 FORTY_MS = Subsampling(stride=640, offset=240)
@@ -26,14 +27,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     )
 
 
-def store(folder: Path, texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
+def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
     rows = enumerate(zip(texts, samples, strict=True))
-    write_store(folder, (Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows))
-    return open_store(folder)
+    return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
 
 
 def test_every_row_is_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    found = read_transcripts(store(tmp_path / "store", TEXTS, range(5)), tokenizer)
+    found = read_transcripts(store(TEXTS, range(5)), tokenizer)
     assert found.samples.tolist() == [0, 1, 2, 3, 4]
     assert found.characters.tolist() == [5, 1, 0, 6, 5]
     assert found.labels.tolist() == [5, 1, 0, 6, 5]
@@ -49,12 +49,12 @@ def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer, tmp_path: 
             return {"a": [self.vocab_size], "": [-1], "hello": [0]}.get(text, [4, 4])
 
     broken = Broken(model_file=tokenizer.model_file)
-    found = read_transcripts(store(tmp_path / "store", TEXTS, range(5)), broken)
+    found = read_transcripts(store(TEXTS, range(5)), broken)
     assert found.refused.tolist() == [True, True, True, False, False]
 
 
 def test_a_selection_is_read_in_its_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    chosen = store(tmp_path / "store", TEXTS, range(5)).select([3, 0])
+    chosen = store(TEXTS, range(5)).select([3, 0])
     assert read_transcripts(chosen, tokenizer).characters.tolist() == [6, 5]
     assert sample_counts(chosen).tolist() == [3, 0]
     columns = take_columns(chosen, "id", "text").to_pydict()
@@ -66,7 +66,7 @@ def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer, tmp_pa
     texts = ["".join(random.choice([*"helo ab"], random.integers(1, 9))).strip() for _ in range(60)]
     texts = [" ".join(text.split()) or "a" for text in texts]
     samples = random.integers(400, 8000, len(texts)).tolist()
-    found = read_transcripts(store(tmp_path / "store", texts, samples), tokenizer)
+    found = read_transcripts(store(texts, samples), tokenizer)
     frames = torch.from_numpy(found.frames(FORTY_MS))
     tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
     losses = ctc_loss(

@@ -293,23 +293,3 @@ class SeesAll(Transformer):
         return super().decode(tokens, states, lengths) + self.embedding(tokens).mean(
             1, keepdim=True
         )
-
-
-@pytest.mark.parametrize("kind", [Transformer, SeesAll])
-def test_a_decoder_that_reads_the_answer_is_found(kind: type[Transformer]) -> None:
-    torch.manual_seed(0)
-    transformer = kind(
-        d_model=16,
-        nhead=2,
-        d_ffn=32,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        vocab_size=LABELS.size,
-    )
-    model = asr_model(ours() | {"Transformer": transformer})
-    audio, samples, tokens, _ = speech()
-    state = torch.get_rng_state()
-    found = model.decoder_looks_ahead(*model.features(audio, samples), tokens)
-    assert found is (kind is SeesAll)
-    assert transformer.training
-    assert torch.equal(state, torch.get_rng_state())

@@ -15,9 +15,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.release import find_release
 from sbkit.data.splits import Excluded, Splits, report_excluded
-from sbkit.data.store import Utterance, open_store, write_store
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
+from tests.stores import Utterance, make_store
 
 SPLITS = ("train", "dev", "test")
 
@@ -220,11 +220,10 @@ def test_a_folder_that_is_no_release_is_refused(tmp_path: Path, name: str, words
         prepare(data_folder=tmp_path / name, language="en", cache_folder=tmp_path / "cache")
 
 
-def test_training_is_limited_by_length(tmp_path: Path) -> None:
+def test_training_is_limited_by_length() -> None:
     seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
-    write_store(tmp_path / "store", rows)
-    dataset = open_store(tmp_path / "store")
+    dataset = make_store(rows)
     kept, left_out = within_limits(dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000)
     assert kept["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
@@ -235,9 +234,7 @@ def test_training_is_limited_by_length(tmp_path: Path) -> None:
 
 def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> None:
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
-    for split in ("train", "dev", "test"):
-        write_store(tmp_path / split, rows)
-    train, dev, test = (open_store(tmp_path / split) for split in ("train", "dev", "test"))
+    train, dev, test = (make_store(rows) for _ in range(3))
     splits = Splits(train, {"dev": dev}, {"test": test})
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]

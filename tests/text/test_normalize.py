@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from sbkit.data.audio_cache import default_cache
 from sbkit.data.release import read_release
-from sbkit.data.store import default_cache
 from sbkit.text.normalize import (
     ORTHOGRAPHIES,
     count_dropped,

@@ -10,7 +10,7 @@ import numpy as np
 from sbkit.check.data.utterances import TEXT, Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.store import take_columns
+from sbkit.data.columns import take_columns
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
 

@@ -22,7 +22,7 @@ from sbkit.check.data.utterances import (
 )
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.store import sample_counts
+from sbkit.data.columns import sample_counts
 from sbkit.data.transcripts import Transcripts
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for

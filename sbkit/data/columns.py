@@ -1,0 +1,21 @@
+"""Whole columns of a prepared split."""
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
+    """Return some columns of a selection of rows, whole.
+
+    datasets takes the rows of a selection one by one: 7.5 s for a million, instead of 0.1.
+    """
+    columns = split.data.table.select(names)
+    return columns if split._indices is None else columns.take(split._indices.column(0))
+
+
+def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+    """Return the length of the audio of every row."""
+    counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()
+    return counts
