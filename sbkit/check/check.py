@@ -46,7 +46,7 @@ CHECKS: tuple[Check, ...] = (
     check_cost,
     check_run_folder,
     check_export,
-)  # in the order in which their findings are told
+)  # in the order in which their findings are reported
 
 FIRST: tuple[Check, ...] = (check_front_end,)
 OF_A_STEP: tuple[Check, ...] = (
@@ -73,7 +73,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     faults = [
         from_error(error, name, planned)
         for name, error in planned.faults.items()
-        if not _is_told(error, found, planned)
+        if not _is_reported(error, found, planned)
     ]
     return list(_once([*faults, *found]))
 
@@ -123,7 +123,7 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def _is_told(error: SbkitError, found: Iterable[Finding], planned: PlannedRun) -> bool:
+def _is_reported(error: SbkitError, found: Iterable[Finding], planned: PlannedRun) -> bool:
     """Return whether an error of a check is about a key that the sentence names, or below it.
 
     A note does not count: it may be about something else, and the run would not start.

@@ -36,7 +36,7 @@ from sbkit.inference.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
 
-NAME = "leftovers"
+RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
 SHOWN = 3
@@ -49,7 +49,7 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
         return
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         yield planned.finding(
-            NAME,
+            RUN_FOLDER,
             "output_folder",
             declared=f"output_folder: {folder}",
             effect="it is no folder to write to, so nothing could be saved",
@@ -71,14 +71,14 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     if not {"model", FEATURES} <= {*planned.document.root}:
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
-        return  # what does not run cannot be exported either, and is told
+        return  # what does not run cannot be exported either, and is reported
     try:
         config = _plain(planned)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
-        yield planned.finding(NAME, key, **words_of(str(error)))
+        yield planned.finding(EXPORT, key, **words_of(str(error)))
         return
-    yield from _find_distrusted(planned, config)
+    yield from _find_not_listed(planned, config)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -96,7 +96,7 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
     there = sorted(each.name for each in folder.iterdir())
     if there and not any((folder / name).exists() for name in OF_A_RUN):
         yield planned.finding(
-            NAME,
+            RUN_FOLDER,
             "output_folder",
             declared=f"output_folder: {folder}",
             effect=f"it is no run but holds {', '.join(there[:SHOWN])}: a run would be mixed into "
@@ -123,7 +123,7 @@ def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Findi
     if differences:
         key = next((each.name for each in differences if each.name in planned.knobs), None)
         yield planned.finding(
-            NAME,
+            RUN_FOLDER,
             key or "output_folder",
             declared=f"a run that goes on from the checkpoints of {folder}",
             effect=in_words(differences),
@@ -142,7 +142,7 @@ def _find_other_knobs(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
         shown = "; ".join(f"{key}: {before.get(key)} there, {now.get(key)} here" for key in other)
         count = "1 knob was another" if len(other) == 1 else f"{len(other)} knobs were others"
         yield planned.finding(
-            NAME,
+            RUN_FOLDER,
             next((key for key in other if key in now), "output_folder"),
             declared=f"a run that goes on from the checkpoints of {folder}",
             effect=f"{count} when it was last called ({shown})",
@@ -158,7 +158,7 @@ def _find_other_tokenizer(
     file = folder / TOKENIZER
     if expected is not None and (not file.is_file() or checksum(file) != expected):
         yield planned.finding(
-            NAME,
+            RUN_FOLDER,
             "tokenizer",
             declared=f"the tokenizer that {newest.path.name} was trained with",
             effect=f"{file} is {'another one' if file.is_file() else 'not there'}: what the model "
@@ -174,7 +174,7 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
                 saved = read_weights(newest.paramfiles[name])
                 refuse_other_model(saved, module.state_dict(), of=str(newest.path))
             except SbkitError as error:
-                yield planned.finding(NAME, name, **words_of(str(error)))
+                yield planned.finding(RUN_FOLDER, name, **words_of(str(error)))
 
 
 def _plain(planned: PlannedRun) -> dict[str, Any]:
@@ -185,16 +185,16 @@ def _plain(planned: PlannedRun) -> dict[str, Any]:
     return described
 
 
-def _find_distrusted(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_not_listed(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
     for key, part in config["parts"].items():
-        strange = [
+        not_listed = [
             name for kind, name in names_of(part) if refusal(f"!{kind}", name, consumer="bundle")
         ]
-        if strange:
+        if not_listed:
             yield planned.finding(
-                NAME,
+                EXPORT,
                 key,
-                declared=f"`{key}`, made of {', '.join(strange)}",
+                declared=f"`{key}`, made of {', '.join(not_listed)}",
                 effect="`sbkit export` builds of itself only what is on sbkit's list",
                 fix="Export with --import and the name of its module.",
                 stops=False,

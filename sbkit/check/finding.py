@@ -16,7 +16,7 @@ class Finding:
     where: FILE:LINE; declared, effect: the halves of a sentence that ", but " joins,
     the first empty where there is only one; stops: the run
     is not started (an error; otherwise a note); utterances: those that it is about; cause: the
-    Python error that it comes from, if any: two findings of one cause are told once.
+    Python error that it comes from, if any: two findings of one cause are reported once.
     """
 
     check: str

@@ -1,6 +1,6 @@
 """What is checked: a run, read and made part by part, none of it before a check asks for it.
 
-A part that cannot be had is a fault by itself, told once; the checks that need it are left out.
+A part that cannot be had is a fault by itself, reported once; the checks that need it are left out.
 Everything is built in a folder of its own, so that a check leaves no trace in the run's.
 """
 
@@ -34,7 +34,7 @@ PARTS = ("recipe", "placement", "splits", "labels", "hparams", "model", "loaders
 
 
 class MissingPartError(Exception):
-    """A part that a check asked for and that cannot be had; its fault is told elsewhere."""
+    """A part that a check asked for and that cannot be had; its fault is reported elsewhere."""
 
 
 class Part(Generic[Value]):
@@ -96,7 +96,7 @@ class PlannedRun:
     ) -> Value:
         """Return what is made under a name, made once or failed once.
 
-        An error is kept in `faults`; one that is no sentence yet is told with ``must`` and ``fix``.
+        An error is kept in `faults`; ``must`` and ``fix`` make a sentence of one that is none yet.
         Raises MissingPartError where it cannot be made.
         """
         if name in self.faults:

@@ -66,7 +66,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
     refuse_foreign_modules(read_knobs(yaml_file, {}), yaml_file, own)
     here = {"output_folder": str(run_folder)}
     with PlannedRun(yaml_file, here) as planned:
-        with suppress(MissingPartError):  # a fault of theirs is told with the batch
+        with suppress(MissingPartError):  # a fault of theirs is reported with the batch
             _ = planned.loaders  # while the model is on the CPU, where its stride is measured
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))

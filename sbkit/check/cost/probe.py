@@ -1,4 +1,4 @@
-"""Small real steps of training, timed and weighed, and a line through them.
+"""Small real steps of training, their time and memory, and a line through them.
 
 Legend: B utterances of a micro-batch, S seconds of its longest. A step costs what every step costs,
 more for all its audio (B S), and more for long utterances, since attention is quadratic (B S S).
@@ -21,9 +21,9 @@ from sbkit.data.sampler import MicroBatch
 from sbkit.train.memory import measure_memory
 from sbkit.train.step import training_loss
 
-WEIGHED = (0.1, 0.5, 0.9)  # quantiles of the lengths of a plan's batches
+MEASURED = (0.1, 0.5, 0.9)  # quantiles of the lengths of a plan's batches
 TIMED = (0.5, 0.05, 0.95, 0.35, 0.65)  # the first only warms up
-WEIGHED_SECONDS, TIMED_SECONDS = 6.0, 40.0  # of padded audio in a probe at most
+MEASURED_SECONDS, TIMED_SECONDS = 6.0, 40.0  # of padded audio in a probe at most
 PATIENCE = 0.8  # seconds after which no further probe is timed
 
 Sizes = tuple[int, float]
@@ -47,12 +47,12 @@ class LinearCost:
 def measure_step_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a step holds at a time, beside the model and its gradients."""
     with _dropping_gradients(brain.modules.parameters()):
-        return _measure(brain, loader, probes(plan, WEIGHED, WEIGHED_SECONDS), _train, ALL)
+        return _measure(brain, loader, probes(plan, MEASURED, MEASURED_SECONDS), _train, ALL)
 
 
 def measure_evaluation_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a batch of validation holds at a time, beside the model."""
-    chosen = probes(plan, WEIGHED[1:], WEIGHED_SECONDS)
+    chosen = probes(plan, MEASURED[1:], MEASURED_SECONDS)
     with _validating(brain):
         return _measure(brain, loader, chosen, _evaluate, PER_AUDIO)
 

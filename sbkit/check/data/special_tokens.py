@@ -53,9 +53,9 @@ def check_special(planned: PlannedRun) -> Iterator[Finding]:
             )
     collisions = list(_check_collisions(planned, special))
     yield from collisions
-    told = {finding.where for finding in collisions}
+    reported = {finding.where for finding in collisions}
     for role, each in special.items():
-        if planned.place(*each.keys) not in told:
+        if planned.place(*each.keys) not in reported:
             yield from _check_agreement(planned, role, each)
 
 

@@ -131,9 +131,10 @@ def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     rates = {name: _rates(each) for name, each in transcripts_of(planned).items()}
     lower, upper = np.percentile(rates[TRAIN], (25, 75))
     fence = upper + FENCE * (upper - lower)
-    told = impossible_rows(planned)
+    impossible = impossible_rows(planned)
     too_fast = {
-        name: np.setdiff1d(np.flatnonzero(each > fence), told[name]) for name, each in rates.items()
+        name: np.setdiff1d(np.flatnonzero(each > fence), impossible[name])
+        for name, each in rates.items()
     }
     usual = f"{lower:.0f}" if round(lower) == round(upper) else f"{lower:.0f} to {upper:.0f}"
     yield from notice(

@@ -42,7 +42,7 @@ def named(
     reason: str,
     detail: Callable[[str, int], str] = lambda split, row: "",
 ) -> list[Excluded]:
-    """List the utterances of some rows of every split; ``detail`` is told of a split and a row."""
+    """List the utterances of some rows of every split; ``detail`` gets a split and a row."""
     splits = planned.splits.named()
     return [
         Excluded(split, utterance, reason, detail(split, row))

@@ -54,14 +54,14 @@ class DryRun:
     """What a small step showed.
 
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    stranded: ids of tensors that met others where they lay.
+    unmoved: ids of tensors that met others where they lay.
     """
 
     mismatches: tuple[ShapeMismatch, ...]
     broken: StepFailure | None
     ran: frozenset[int]
     trained: frozenset[int]
-    stranded: frozenset[int]
+    unmoved: frozenset[int]
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
@@ -94,7 +94,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         broken=broken,
         ran=frozenset(chain.ran),
         trained=frozenset(trained),
-        stranded=frozenset(watch.stranded),
+        unmoved=frozenset(watch.unmoved),
     )
 
 

@@ -19,9 +19,9 @@ CHECK = "ownership"
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find what the ModuleList does not own, and what it owns twice."""
-    for holder, tensors in _strays(planned).items():
+    for holder, tensors in _unowned_tensors(planned).items():
         learned = any(isinstance(each, nn.Parameter) for _, each in tensors)
-        yield (_stray if learned else _stranded)(planned, holder, tensors)
+        yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
     yield from _twice(planned)
 
 
@@ -34,11 +34,11 @@ def owned(hparams: dict[str, Any]) -> Iterator[nn.Module]:
             yield from (each for each in value.values() if isinstance(each, nn.Module))
 
 
-def _strays(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
+def _unowned_tensors(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
     """Collect the tensors outside the list, by the largest module around them.
 
     Parameters always. Buffers and plain tensors are constants to a recipe that moves them itself,
-    when it is made or when it uses them: they are strays when it does not.
+    when it is made or when it uses them: they are reported when it does not.
     """
     owners = list(owned(planned.hparams))
     inside = {id(part) for owner in owners for part in owner.modules()}
@@ -46,29 +46,29 @@ def _strays(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
     outside = [(keys, each) for keys, each in reached(planned) if id(each) not in inside]
     modules = {keys for keys, each in outside if isinstance(each, nn.Module)}
     owned_paths = {keys for keys, each in reached(planned) if id(each) in inside}
-    strays: dict[Keys, list[tuple[Keys, Tensor]]] = {}
+    unowned: dict[Keys, list[tuple[Keys, Tensor]]] = {}
     for keys, each in outside:
-        if isinstance(each, Tensor) and _is_stray(planned, each):
+        if isinstance(each, Tensor) and _is_unowned(planned, each):
             above = [keys[:depth] for depth in range(1, len(keys))]
             parts = [each for each in above if each in owned_paths]
             hidden = keys[: len(parts[-1]) + 1] if parts else None  # what a part of `model` holds
             holder = hidden or next((each for each in above if each in modules), keys)
-            strays.setdefault(holder, []).append((keys, each))
-    return strays
+            unowned.setdefault(holder, []).append((keys, each))
+    return unowned
 
 
-def _is_stray(planned: PlannedRun, tensor: Tensor) -> bool:
+def _is_unowned(planned: PlannedRun, tensor: Tensor) -> bool:
     if isinstance(tensor, nn.Parameter):
         return True
     if tensor in planned.moved:
         return False
     try:
-        return id(tensor) in dry_run(planned).stranded
+        return id(tensor) in dry_run(planned).unmoved
     except MissingPartError:  # where no step can be taken, nothing shows what a constant is for
         return False
 
 
-def _stray(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
+def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
     count = sum(each.numel() for _, each in tensors)
     return planned.finding(
         CHECK,
@@ -77,11 +77,11 @@ def _stray(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]
         effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {_be(count)} not "
         f"({_first(tensors)}): {'it stays' if count == 1 else 'they stay'} on the CPU, in no "
         "optimizer and in no checkpoint",
-        fix=_stray_fix(planned, holder),
+        fix=_unowned_fix(planned, holder),
     )
 
 
-def _stray_fix(planned: PlannedRun, holder: Keys) -> str:
+def _unowned_fix(planned: PlannedRun, holder: Keys) -> str:
     """Write how to bring parameters into the ModuleList, by what holds them."""
     objects = dict(reached(planned))
     held, part = objects.get(holder), objects.get(holder[:-1])
@@ -100,7 +100,7 @@ def _stray_fix(planned: PlannedRun, holder: Keys) -> str:
     return "Declare it in the YAML, and add it to the list of `model`."
 
 
-def _stranded(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
+def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
     return planned.finding(
         CHECK,
         *_place(planned, holder),

@@ -59,11 +59,11 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
 
 def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
     """Ask everything that a run would ask, each by itself, so that all faults are found at once."""
-    knobs, told = planned.knobs, {str(error) for error in planned.faults.values()}
+    knobs, reported = planned.knobs, {str(error) for error in planned.faults.values()}
     try:
         device = choose_device(knobs.get("device"), planned.count)
     except SbkitError:
-        return  # told as a fault of the placement, and without a device there is nothing to ask
+        return  # reported as a fault of the placement, and without a device there is nothing to ask
     for key in ("device", "precision", "eval_precision"):
         try:
             if key == "device":
@@ -71,7 +71,7 @@ def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
             elif key in knobs:
                 check_precision(device.type, knobs[key], key=key)
         except SbkitError as error:
-            if str(error) not in told:
+            if str(error) not in reported:
                 yield planned.finding(PLACEMENT, key, **words_of(str(error)))
 
 

@@ -27,7 +27,7 @@ def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
         odd = sizes.commonest(left)
         about = [each for each in left if odd in (sizes.taker(each), sizes.giver(each))]
         left = [each for each in left if each not in about]
-        yield _misfit(planned, sizes, odd, about)
+        yield _mismatch(planned, sizes, odd, about)
     if seen.broken is not None and not seen.mismatches:
         yield _broken(planned, seen.broken)
 
@@ -76,7 +76,7 @@ def _shared(one: Keys, other: Keys) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _misfit(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMismatch]) -> Finding:
+def _mismatch(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMismatch]) -> Finding:
     """Make one finding of all that does not fit one key."""
     first, told = about[0], {}
     for each in about:

@@ -50,7 +50,7 @@ class UseWatch(TorchFunctionMode):
     def __init__(self, candidates: Iterable[Tensor]) -> None:
         super().__init__()
         self._beside: dict[int, tuple[Tensor, Tensor | None]] = {}  # and what it is made of
-        self.stranded: dict[int, Tensor] = {}
+        self.unmoved: dict[int, Tensor] = {}
         for tensor in candidates:
             self._beside[id(tensor)] = tensor, tensor
 
@@ -69,7 +69,7 @@ class UseWatch(TorchFunctionMode):
         if func in MOVES:
             return result.view_as(result) if origins else result
         if None in known:
-            self.stranded |= {id(each): each for each in origins}
+            self.unmoved |= {id(each): each for each in origins}
         elif isinstance(result, Tensor):
             self._beside[id(result)] = result, next(iter(origins), None)
         return result

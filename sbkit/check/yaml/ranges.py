@@ -11,10 +11,10 @@ from sbkit.config.ranges import RANGES, out_of_range
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     """Find each knob, and each argument of a class that declares its ranges, out of its range."""
     ranges = {**RANGES, **(planned.recipe.ranges if planned.recipe else {})}
-    told: dict[str | int, str] = {}
+    reported: dict[str | int, str] = {}
     for name, sentence in out_of_range(planned.knobs, ranges):
-        told[name] = sentence
+        reported[name] = sentence
         yield planned.finding("ranges", name, **words_of(sentence))
     for keys, sentence in arguments_out_of_range(planned.overridden):
-        if keys[0] not in told:
+        if keys[0] not in reported:
             yield planned.finding("ranges", *keys, **words_of(sentence))

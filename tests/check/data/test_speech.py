@@ -15,10 +15,13 @@ from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.audio_levels import SAMPLED, measure_audio, sampled_rows
 from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
+from sbkit.check.data.utterances import transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.listings import write_listings
-from sbkit.check.planned_run import PlannedRun
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded, Splits
+from sbkit.text.labels import ensure_labels
+from sbkit.text.vocabulary import Vocabulary
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 from tools import bench_check
@@ -164,6 +167,34 @@ def test_a_recipe_without_transcripts_has_no_check_of_them(folder: Path) -> None
         "a clip must be in one split only",
     ]
     assert not any(each.check in ("labels", "alignment", "speech") for each in findings)
+
+
+class OwnLabels:
+    """Labels of text that are none of sbkit's tokenizers; all of them are too large."""
+
+    vocabulary = Vocabulary(size=5, blank=0, unk=1, bos=2, eos=3)
+
+    def encode(self, text: str) -> list[int]:
+        return [9] * len(text)
+
+
+def test_labels_of_text_are_checked_whatever_makes_them(folder: Path) -> None:
+    rows = {split: said(split, 2) for split in ("train", "dev", "test")}
+    with subject_of(splits_of(**rows), folder / "run") as planned:
+        planned.parts["labels"] = OwnLabels()
+        (finding,) = check_labels(planned)
+    assert finding.effect.startswith("2 of 2 in train, 2 of 2 in dev and 2 of 2 in test hold")
+    assert "train0 (9)" in finding.effect
+
+
+def test_labels_of_no_text_have_no_check_of_transcripts(folder: Path) -> None:
+    rows = {split: said(split, 2) for split in ("train", "dev", "test")}
+    with subject_of(splits_of(**rows), folder / "run") as planned:
+        names = ensure_labels(folder / "labels.txt", ["en", "fr"])
+        planned.parts["labels"] = names  # though there is text, and `encode`
+        assert list(check_labels(planned)) == []
+        with pytest.raises(MissingPartError, match="transcripts"):
+            transcripts_of(planned)
 
 
 def test_a_clean_check_writes_nothing(folder: Path) -> None:

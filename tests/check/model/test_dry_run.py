@@ -33,7 +33,7 @@ def planned(
 def test_a_healthy_step_trains_everything(planned: PlannedRun) -> None:
     seen = dry_run(planned)
     assert seen.trained == {id(each) for each in planned.model.parameters()}
-    assert (seen.mismatches, seen.broken, seen.stranded) == (
+    assert (seen.mismatches, seen.broken, seen.unmoved) == (
         (),
         None,
         frozenset(),

@@ -23,7 +23,7 @@ def test_what_a_module_moves_and_what_is_made_in_place_has_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "stranded"),
+    ("use", "unmoved"),
     [
         (lambda constant: MODEL + constant, True),
         (lambda constant: torch.cat([MODEL, constant]), True),
@@ -41,9 +41,9 @@ def test_what_a_module_moves_and_what_is_made_in_place_has_moved() -> None:
     ],
 )
 def test_a_constant_is_stranded_when_it_meets_others(
-    use: Callable[[Tensor], object], stranded: bool
+    use: Callable[[Tensor], object], unmoved: bool
 ) -> None:
     constant = torch.ones(3)
     with UseWatch([constant]) as watch:
         use(constant)
-    assert bool(watch.stranded) == stranded
+    assert bool(watch.unmoved) == unmoved

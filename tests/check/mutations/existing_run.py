@@ -63,7 +63,7 @@ MUTATIONS = [
         run=another_model,
         expected=(
             Expected(
-                "leftovers", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
+                "run_folder", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
             ),
         ),
     ),
@@ -71,23 +71,23 @@ MUTATIONS = [
         name="checkpoints of another YAML",
         run=another_yaml,
         expected=(
-            Expected("leftovers", "batch_seconds", ("seed: 1 there, 3407 here",), stops=False),
+            Expected("run_folder", "batch_seconds", ("seed: 1 there, 3407 here",), stops=False),
         ),
     ),
     Mutation(
         name="a run folder without its tokenizer",
         run=without_its_tokenizer,
-        expected=(Expected("leftovers", "tokenizer", ("not there", "Put the file back")),),
+        expected=(Expected("run_folder", "tokenizer", ("not there", "Put the file back")),),
     ),
     Mutation(
         name="a run folder of another thing",
         run=another_thing,
-        expected=(Expected("leftovers", "output_folder", ("holiday.jpg",), stops=False),),
+        expected=(Expected("run_folder", "output_folder", ("holiday.jpg",), stops=False),),
     ),
     Mutation(
         name="a run folder that is a file",
         run=a_file,
-        expected=(Expected("leftovers", "output_folder", ("no folder to write to",)),),
+        expected=(Expected("run_folder", "output_folder", ("no folder to write to",)),),
     ),
     Mutation(
         name="a size that only running code could tell",
@@ -98,13 +98,13 @@ MUTATIONS = [
                 "<d_model>, 1]",
             ),
         ),
-        expected=(Expected("leftovers", "ctc_lin", ("!apply:builtins.max",)),),
+        expected=(Expected("export", "ctc_lin", ("!apply:builtins.max",)),),
     ),
     Mutation(
         name="a part that decides by a number",
         text=(
             ("!new:sbkit.models.frontend.ConvFrontEnd", "!new:tests.check.parts.DecidingFrontEnd"),
         ),
-        expected=(Expected("leftovers", "CNN", ("tests.check.parts", "--import"), stops=False),),
+        expected=(Expected("export", "CNN", ("tests.check.parts", "--import"), stops=False),),
     ),
 ]

@@ -504,7 +504,7 @@ INTERFACES = [
         ),
         expected=(
             Expected("causality", "Transformer", ("change with the last one", "causal mask")),
-            Expected("leftovers", "Transformer", ("tests.check.parts",), stops=False),
+            Expected("export", "Transformer", ("tests.check.parts",), stops=False),
         ),
     ),
 ]
