@@ -262,6 +262,10 @@ def _is_number(value: object) -> bool:
 def _text(path: Path) -> str:
     try:
         return read_regular(path.resolve(), largest=LARGEST, what="Foreign YAML").decode()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise SbkitError(
+            f"The YAML must be a file, but {printable(str(path))} is a link to itself. Restore it."
+        ) from error
     except UnicodeDecodeError as error:
         raise SbkitError(
             f"The YAML must be readable, but {path} is not (it is no UTF-8 text). Save it as UTF-8."

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
+from sbkit.base.printable import printable
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.audio_cache import AUDIO_FOLDER
 from sbkit.data.embedded_audio import EMBEDDED_FOLDER
@@ -60,10 +61,12 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / AUDIO_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
         clips = [clip for _, shard in list_shards(folder) if shard for clip in shard.clips]
-        rate = facts.get("sample_rate")
+        corpus, rate = facts.get("folder"), facts.get("sample_rate")
+        if not isinstance(corpus, str | None) or not isinstance(rate, int | None):
+            facts, corpus, rate = {}, None, None  # not what sbkit writes
         yield Entry(
             folder=folder,
-            corpus=Path(facts["folder"]) if "folder" in facts else None,
+            corpus=None if corpus is None else Path(corpus),
             sample_rate=rate,
             clips=len(clips),
             seconds=sum(clip.samples for clip in clips) / (rate or SAMPLE_RATE),
@@ -115,7 +118,7 @@ def find_prunable(
     for entry in entries:
         days = (time.time() - entry.last_used) / DAY
         if unused and entry.is_orphan:
-            chosen.append((entry, f"{entry.corpus} is gone"))
+            chosen.append((entry, f"{printable(str(entry.corpus))} is gone"))
         elif unused and entry.folder.parent.name == OLD_STORES:
             chosen.append((entry, "of a form that is not read any more"))
         elif older_than is not None and days > older_than:
@@ -169,7 +172,11 @@ def _row(entry: Entry) -> str:
     day = datetime.fromtimestamp(entry.last_used).date().isoformat()
     clips = "" if entry.clips is None else str(entry.clips)
     hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
-    what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)
+    what = (
+        f"unknown ({printable(str(entry.folder))})"
+        if entry.corpus is None
+        else printable(str(entry.corpus))
+    )
     note = " (gone)" if entry.is_orphan else ""
     rate = entry.sample_rate or ""
     size = _megabytes(entry.bytes)

@@ -126,7 +126,10 @@ def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | 
         return BadRow(where, "not a file on this machine", name)
     if _begins_later(fields.get("offset", "")):
         return BadRow(where, "a part of a longer file", f"offset {fields['offset']} of {name}")
-    path = folder / Path(name).expanduser()
+    try:
+        path = folder / Path(name).expanduser()
+    except RuntimeError:
+        return BadRow(where, "no such user", f"{name[:60]!r} begins with nobody's home folder")
     utterance = fields.get(columns.id, "").strip() or path.stem
     kept = open_columns(fields, {columns.path, columns.text, columns.id})
     return Row(where, Clip(utterance, path, fields.get(columns.text, ""), kept))

@@ -1,14 +1,20 @@
 """Datasets saved by ``datasets.save_to_disk`` and parquet files, with their audio or its paths."""
 
+import json
+import os
 from pathlib import Path
 
 import datasets
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.data.embedded_audio import write_embedded
 from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
+BATCH_ROWS = 100  # in memory at a time, with the audio that they hold
+LARGEST = 1 << 26  # bytes of what describes a dataset
 
 
 def is_saved_dataset(source: Path) -> bool:
@@ -30,21 +36,47 @@ def read_saved_dataset(source: Path) -> Table:
             f"A manifest must be one split, but {source} holds {', '.join(names)}. Name one of "
             f"them, as {source / names[0] if names else source}."
         )
+    if source.is_dir():
+        _refuse_strange_files(source)
     try:
         read = datasets.Dataset.from_parquet if source.is_file() else datasets.load_from_disk
-        dataset = read(str(source))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        dataset = read(str(source)).with_format("arrow")  # as stored: no column is decoded
+        stored = (row for table in dataset.iter(BATCH_ROWS) for row in table.to_pylist())
+        rows = tuple(
+            TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
+            for number, row in enumerate(stored, start=1)
+        )
+    except SbkitError:
+        raise
+    except Exception as error:  # damage, or types that are none, end in errors of many kinds
         raise SbkitError(
-            f"{source} must be a dataset that `datasets` reads, but fails ({error}). Save it again."
+            f"{source} must be a dataset that `datasets` reads, but fails "
+            f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
         ) from error
-    for name, feature in dataset.features.items():
-        if isinstance(feature, datasets.Audio):
-            dataset = dataset.cast_column(name, datasets.Audio(decode=False))
-    rows = tuple(
-        TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
-        for number, row in enumerate(dataset, start=1)
-    )
     return Table(source / "data", tuple(dataset.column_names), rows)
+
+
+def _refuse_strange_files(source: Path) -> None:
+    """Refuse pipes, devices, links, and data that lies elsewhere; raises SbkitError."""
+    contents = [
+        read_regular(source / name, largest=LARGEST, what="A file of a saved dataset")
+        for name in ("state.json", "dataset_info.json")
+    ]
+    try:
+        names = [str(each["filename"]) for each in json.loads(contents[0])["_data_files"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SbkitError(
+            f"state.json of {source} must list the files of the dataset, but does not. Save the "
+            "dataset again."
+        ) from error
+    with os.scandir(source) as entries:
+        files = {each.name for each in entries if each.is_file(follow_symlinks=False)}
+    for name in names:
+        if name not in files:
+            raise SbkitError(
+                f"A saved dataset must consist of files in its folder, but {source} names "
+                f"{printable(name)[:200]}, which is none. Save it again."
+            )
 
 
 def _as_text(source: Path, value: object) -> str:

@@ -19,11 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_text_atomically
+from sbkit.base.regular import read_regular
 
 SHARD_BYTES = 200_000_000  # of audio, 1.7 h at 16 kHz; a longer clip has a shard of its own
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
+LARGEST_LISTING = 1 << 28  # bytes
 CORPUS_FILE = "corpus.json"  # in a folder of shards: whose audio they hold
 AUDIO_SCHEMA = pa.schema({"audio": pa.binary()})
 
@@ -150,10 +153,11 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Read what `write_sealed` wrote; return None where it is damaged."""
     try:
-        seal, text = path.read_text(encoding="utf-8").splitlines()
+        written = read_regular(path, largest=LARGEST_LISTING, what="A listing of the cache")
+        seal, text = written.decode().splitlines()
         content = json.loads(text)
         return content if json.loads(seal) == {"seal": _hash(text)} else None
-    except (OSError, ValueError):
+    except (SbkitError, ValueError, RecursionError):
         return None
 
 

@@ -11,10 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
+SHOWN = 30  # columns named in a message
 DELIMITERS = "\t,;|"
 ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
@@ -79,7 +81,9 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     )
     if found:
         return found
-    columns = ", ".join(table.columns)
+    columns = ", ".join(map(printable, table.columns[:SHOWN]))
+    if len(table.columns) > SHOWN:
+        columns += f" and {len(table.columns) - SHOWN} more"
     if named:
         near = get_close_matches(named.lower(), lower, n=1, cutoff=0)[0]
         raise SbkitError(

@@ -60,6 +60,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
     )
+    _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
     if missing:
         raise SbkitError(
@@ -73,6 +74,18 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     if not config.is_asr and config.labels is None:
         raise SbkitError(f"`labels` must be a list of texts, but {of} has null. Export it again.")
     return config
+
+
+def _refuse_two_rates(config: BundleConfig, of: str) -> None:
+    """Refuse audio of one sample rate for features of another."""
+    features = config.parts[FEATURES]
+    arguments = features.get("arguments") if isinstance(features, dict) else None
+    rate = arguments.get("sample_rate") if isinstance(arguments, dict) else None
+    if isinstance(rate, int) and rate != config.sample_rate:
+        raise SbkitError(
+            f"`sample_rate` must be that of `{FEATURES}`, but {of} has {config.sample_rate} and "
+            f"{rate}. Export it again."
+        )
 
 
 class _Fields:

@@ -18,13 +18,17 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
+from sbkit.config.judge import refuse_bomb
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
+LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
 RUN_YAML = "hyperparams.yaml"
 SHOWN = 4  # names in a line
 
@@ -72,7 +76,8 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
         raise SbkitError(
             f"`init_from` must name a run or a bundle with parts of this model, but of the "
             f"{len(theirs)} tensors in {source} none fits by name and shape "
-            f"({', '.join([*theirs][:SHOWN])}). Give the parts the names that they have there."
+            f"({', '.join(map(printable, [*theirs][:SHOWN]))}). Give the parts the names that they "
+            "have there."
         )
     return Initialized(source, tuple(loaded), tuple(new), left)
 
@@ -89,24 +94,25 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     else:
         raise SbkitError(
             f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-            f"{BUNDLE_WEIGHTS}, but {source} is neither. Name such a folder, or null to start "
-            "from nothing."
+            f"{BUNDLE_WEIGHTS}, but {printable(str(source))} is neither. Name such a folder, "
+            "or null to start from nothing."
         )
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     try:
-        config = json.loads((source / BUNDLE_CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))
         parts = config["model"]
         if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
             raise TypeError("`model` is no list of names")
-        return load_safetensors((source / BUNDLE_WEIGHTS).read_bytes()), parts
+        return load_safetensors(_read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)), parts
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise _unreadable(source, error) from error
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
+    refuse_bomb(source / RUN_YAML)
     try:
         parts = part_names_in(read_document(source / RUN_YAML).root)
     except (YAMLError, RecursionError) as error:
@@ -121,10 +127,15 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     return average(best, "model"), parts
 
 
+def _read(file: Path, largest: int) -> bytes:
+    return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
+
+
 def _unreadable(source: Path, error: Exception) -> SbkitError:
+    why = printable(str(error).splitlines()[0]) if str(error) else "empty"
     return SbkitError(
         f"`init_from` must name a run folder or a bundle, but {source} cannot be read "
-        f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}). Name "
+        f"({type(error).__name__}: {why}). Name "
         "another, or null to start from nothing."
     )
 
@@ -149,4 +160,4 @@ def _of(names: tuple[str, ...]) -> str:
     if not names:
         return "."
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f": {', '.join(names[:SHOWN])}{more}."
+    return f": {', '.join(map(printable, names[:SHOWN]))}{more}."

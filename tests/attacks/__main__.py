@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.attacks.audio import all_audio
 from tests.attacks.bundles import all_bundles
 from tests.attacks.case import Case
+from tests.attacks.inputs import all_inputs
 from tests.attacks.runner import GOOD, HARMLESS, REFUSED, Outcome, attack, prepare
 from tests.attacks.runs import all_runs
 from tests.attacks.yamls import all_yamls
@@ -20,7 +21,7 @@ from tests.attacks.yamls import all_yamls
 
 def all_cases() -> list[Case]:
     """List every attack."""
-    return [*all_bundles(), *all_yamls(), *all_runs(), *all_audio()]
+    return [*all_bundles(), *all_yamls(), *all_runs(), *all_audio(), *all_inputs()]
 
 
 def try_all(cases: Sequence[Case], folder: Path) -> list[tuple[Case, Outcome]]:

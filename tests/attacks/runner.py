@@ -29,6 +29,7 @@ from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.build import clean_ruamel
 from tests.attacks.case import Case, Place
+from tests.attacks.inputs import COMMANDS
 from tests.inference.bundles import make_bundle
 
 SECONDS = 20.0
@@ -136,16 +137,25 @@ def _give(arguments: list[str]) -> Outcome:
     out, error = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            code = _build(Path(arguments[1])) if arguments[0] == "build" else run(arguments)
+            code = _run(arguments)
     except SbkitError as sentence:
         return _said(str(sentence))
     except MemoryError:
         return Outcome("memory", traceback.format_exc()[-300:])
     except Exception:
         return Outcome("traceback", traceback.format_exc()[-500:])
-    if code == 0:
+    if code == 0 and "\x1b" not in out.getvalue() + error.getvalue():
         return Outcome(ACCEPTED, out.getvalue()[:100])
     return _said(out.getvalue() + error.getvalue())
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[0] == "build":
+        return _build(Path(arguments[1]))
+    if arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]](arguments[1])
+        return 0
+    return run(arguments)
 
 
 def _said(text: str) -> Outcome:

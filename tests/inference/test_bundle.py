@@ -119,6 +119,12 @@ def test_a_sample_rate_that_no_audio_has_is_refused(bundle: Path) -> None:
         load_bundle(bundle)
 
 
+def test_audio_of_another_rate_than_the_features_is_refused(bundle: Path) -> None:
+    edit_config(bundle, lambda all_: all_.update(sample_rate=8000))
+    with pytest.raises(SbkitError, match="has 8000 and 16000"):
+        load_bundle(bundle)
+
+
 def test_a_refusal_names_the_import_that_was_used(bundle: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config["imports"] = ["my_parts"]
