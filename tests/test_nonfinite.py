@@ -77,7 +77,7 @@ def test_the_batch_is_written_down_with_its_utterances(
         assert (record["what"], batch["loss_is_finite"]) == ("loss", False)
         heard = [name for each in batch["ids"] for name in each.split("+")]
         assert noisy_clip(workplace).stem in heard
-        assert len(batch["ids"]) == len(batch["seconds"]) == len(batch["labels"])
+        assert len(batch["ids"]) == len(batch["samples"]) == len(batch["labels"])
         assert record["replay"].endswith(f" && sbkit replay {file}")
 
 

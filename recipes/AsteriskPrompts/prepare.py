@@ -183,7 +183,8 @@ def summarize(release: Path) -> Iterator[str]:
     for split in SPLITS:
         clips = read_release(release / f"{split}.tsv", release.name).clips
         samples = sum(soundfile.info(clip.path).frames for clip in clips)
-        yield f"{split:5} {len(clips):4} clips {samples_to_seconds(samples) / 60:5.1f} min"
+        minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
+        yield f"{split:5} {len(clips):4} clips {minutes:5.1f} min"
 
 
 def main() -> None:

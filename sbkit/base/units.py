@@ -32,12 +32,12 @@ WINDOW_SAMPLES = window_samples()  # 400
 SHIFT_SAMPLES = shift_samples()  # 160
 
 
-def seconds_to_samples(seconds: float, sample_rate: int = SAMPLE_RATE) -> int:
+def seconds_to_samples(seconds: float, sample_rate: int) -> int:
     """Round a duration to the nearest sample."""
     return round(seconds * sample_rate)
 
 
-def samples_to_seconds(samples: int, sample_rate: int = SAMPLE_RATE) -> float:
+def samples_to_seconds(samples: int, sample_rate: int) -> float:
     """Return the exact duration of a number of samples."""
     return samples / sample_rate
 

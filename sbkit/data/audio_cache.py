@@ -185,7 +185,7 @@ class AudioCache:
         written = 0  # bytes
         writer = ShardWriter(self.folder)
         try:
-            with DecodingProgress(len(missing), title) as progress:
+            with DecodingProgress(len(missing), title, self.sample_rate) as progress:
                 paths = [self.corpus / key.path for key in missing]
                 decoding = decode_clips(paths, self.sample_rate)
                 for key, decoded in zip(missing, decoding, strict=True):

@@ -87,7 +87,8 @@ class DecodingProgress:
         done: the number of clips so far.
     """
 
-    def __init__(self, total: int, title: str) -> None:
+    def __init__(self, total: int, title: str, sample_rate: int) -> None:
+        self._rate = sample_rate
         console = Console(stderr=True, quiet=not is_first_rank())
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -122,7 +123,7 @@ class DecodingProgress:
         if isinstance(decoded.audio, AudioError):
             self._unusable += 1
         else:
-            self._seconds += samples_to_seconds(len(decoded.audio) // 2)
+            self._seconds += samples_to_seconds(len(decoded.audio) // 2, self._rate)
         if not self._bar.disable:
             speed = self._seconds / max(1e-9, time.perf_counter() - self._start)
             words = f"RTFx {speed:.0f}, {self._unusable} left out"

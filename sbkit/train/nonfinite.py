@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.rng import TorchState
 from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batch import Batch, TextBatch
@@ -185,11 +184,7 @@ def replay_command(file: Path) -> str:
 
     It goes where the run was started, from where the YAML's relative paths lead.
     """
-    started = vars(sys.modules["__main__"])
-    command = ["sbkit", "replay", str(file)]
-    if "RECIPE" in started and "__file__" in started:
-        command.append(f"--script={Path(started['__file__']).resolve()}")
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(['sbkit', 'replay', str(file)])}"
 
 
 def ids_of(batch: Any) -> list[str]:
@@ -201,7 +196,7 @@ def describe(batch: Any) -> dict[str, Any]:
     """Name the utterances of a batch and their lengths, as far as its kind tells."""
     described: dict[str, Any] = {"ids": ids_of(batch)}
     if isinstance(batch, Batch):
-        described["seconds"] = [samples_to_seconds(each) for each in batch.audio_lengths.tolist()]
+        described["samples"] = batch.audio_lengths.tolist()
     if isinstance(batch, TextBatch):
         described["labels"] = batch.token_lengths.tolist()
     return described

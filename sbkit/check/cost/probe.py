@@ -1,7 +1,8 @@
 """Small real steps of training, their time and memory, and a line through them.
 
-Legend: B utterances of a micro-batch, S seconds of its longest. A step costs what every step costs,
-more for all its audio (B S), and more for long utterances, since attention is quadratic (B S S).
+Legend: B utterances of a micro-batch, S the length of its longest in UNITs. A step costs what
+every step costs, more for all its audio (B S), and more for long utterances, since attention is
+quadratic (B S S).
 """
 
 import time
@@ -16,14 +17,14 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from sbkit.base.units import samples_to_seconds
 from sbkit.data.sampler import MicroBatch
 from sbkit.train.memory import measure_memory
 from sbkit.train.step import training_loss
 
 MEASURED = (0.1, 0.5, 0.9)  # quantiles of the lengths of a plan's batches
 TIMED = (0.5, 0.05, 0.95, 0.35, 0.65)  # the first only warms up
-MEASURED_SECONDS, TIMED_SECONDS = 6.0, 40.0  # of padded audio in a probe at most
+UNIT = 16_000  # samples, whatever their rate: keeps the columns of the fit within one size
+MEASURED_AUDIO, TIMED_AUDIO = 6.0, 40.0  # UNITs of padded audio in a probe at most
 PATIENCE = 0.8  # seconds after which no further probe is timed
 
 Sizes = tuple[int, float]
@@ -39,7 +40,7 @@ class LinearCost:
     terms: tuple[float, float, float]
 
     def __call__(self, sizes: Sequence[Sizes]) -> Numbers:
-        """Return the cost of each micro-batch of B utterances of S seconds."""
+        """Return the cost of each micro-batch of B utterances of length S."""
         costs: Numbers = _columns(sizes) @ np.array(self.terms)
         return costs
 
@@ -47,12 +48,12 @@ class LinearCost:
 def measure_step_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a step holds at a time, beside the model and its gradients."""
     with _dropping_gradients(brain.modules.parameters()):
-        return _measure(brain, loader, probes(plan, MEASURED, MEASURED_SECONDS), _train, ALL)
+        return _measure(brain, loader, probes(plan, MEASURED, MEASURED_AUDIO), _train, ALL)
 
 
 def measure_evaluation_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a batch of validation holds at a time, beside the model."""
-    chosen = probes(plan, MEASURED[1:], MEASURED_SECONDS)
+    chosen = probes(plan, MEASURED[1:], MEASURED_AUDIO)
     with _validating(brain):
         return _measure(brain, loader, chosen, _evaluate, PER_AUDIO)
 
@@ -91,18 +92,18 @@ def _validating(brain: Any) -> Iterator[None]:
 
 
 def probes(
-    plan: Sequence[MicroBatch], quantiles: Iterable[float], seconds: float
+    plan: Sequence[MicroBatch], quantiles: Iterable[float], units: float
 ) -> Iterator[MicroBatch]:
     """Choose micro-batches of several lengths, cut to so much padded audio."""
     by_length = sorted(plan, key=lambda batch: size_of(batch)[1])
     for quantile in quantiles:
         batch = by_length[int(quantile * (len(by_length) - 1))]
-        yield batch[: max(1, int(seconds / size_of(batch)[1]))]
+        yield batch[: max(1, int(units / size_of(batch)[1]))]
 
 
 def size_of(batch: MicroBatch) -> Sizes:
     """Return B and S."""
-    return len(batch), samples_to_seconds(max(each.samples for each in batch))
+    return len(batch), max(each.samples for each in batch) / UNIT
 
 
 def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = ALL) -> LinearCost:
@@ -136,7 +137,7 @@ def _time(brain: Any, loader: Any, plan: Sequence[MicroBatch], once: Once) -> Li
     """Time batches of their real size; a line with more than one term follows the noise instead."""
     sizes, costs = [], []
     start = time.perf_counter()
-    for number, batch in enumerate(probes(plan, TIMED, TIMED_SECONDS)):
+    for number, batch in enumerate(probes(plan, TIMED, TIMED_AUDIO)):
         begun = time.perf_counter()
         once(brain, _collate(loader, batch))
         if number:  # the first one warms up

@@ -37,7 +37,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     lacking = _by_cause(planned, subsampling)
     utterances = sum(len(each.labels) for each in transcripts.values())
     impossible = sum(len(rows) for splits in lacking.values() for rows in splits.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride)
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
     frames = {
         name: each.frames(subsampling, _fastest(planned, name))
         for name, each in transcripts.items()

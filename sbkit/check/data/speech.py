@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.data.alignment import impossible_rows
 from sbkit.check.data.audio_levels import check_levels
 from sbkit.check.data.characters import check_rare, check_scripts
@@ -79,7 +79,8 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
     samples = {name: sample_counts(each) for name, each in planned.splits.evaluated().items()}
-    limit = seconds_to_samples(longest)
+    rate = planned.knobs["sample_rate"]
+    limit = seconds_to_samples(longest, rate)
     beyond = {name: np.flatnonzero(each > limit) for name, each in samples.items()}
     yield from notice(
         planned,
@@ -88,7 +89,7 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             planned,
             beyond,
             "longer than what training takes",
-            lambda split, row: f"{samples_to_seconds(int(samples[split][row])):.2f} s",
+            lambda split, row: f"{samples_to_seconds(int(samples[split][row]), rate):.2f} s",
         ),
         declared=f"an utterance should be no longer than those of train ({longest:g} s)",
         effect="are longer, and scored all the same",
@@ -128,7 +129,8 @@ def _check_pairs(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     """Find transcripts that nobody can have said in the time, but those that CTC cannot align."""
-    rates = {name: _rates(each) for name, each in transcripts_of(planned).items()}
+    rate = planned.knobs["sample_rate"]
+    rates = {name: _rates(each, rate) for name, each in transcripts_of(planned).items()}
     lower, upper = np.percentile(rates[TRAIN], (25, 75))
     fence = upper + FENCE * (upper - lower)
     impossible = impossible_rows(planned)
@@ -151,6 +153,6 @@ def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     )
 
 
-def _rates(transcripts: Transcripts) -> Rates:
-    rates: Rates = transcripts.characters * SAMPLE_RATE / np.maximum(1, transcripts.samples)
+def _rates(transcripts: Transcripts, sample_rate: int) -> Rates:
+    rates: Rates = transcripts.characters * sample_rate / np.maximum(1, transcripts.samples)
     return rates

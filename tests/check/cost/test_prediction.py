@@ -57,7 +57,7 @@ def test_a_line_has_no_negative_term() -> None:
     assert min(fit(SIZES, costs).terms) >= 0
 
 
-def test_probes_are_cut_to_their_seconds() -> None:
+def test_probes_are_cut_to_their_audio() -> None:
     plan = [[Example((row,), 16_000 * seconds) for row in range(9)] for seconds in (1, 2, 5)]
     sizes = [size_of(batch) for batch in probes(plan, (0.0, 0.5, 1.0), 6.0)]
     assert sizes == [(6, 1.0), (3, 2.0), (1, 5.0)]
