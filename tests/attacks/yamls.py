@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.check.test_untrusted import LIVE, REFUSED, bombs
+from tests.check.yaml.test_untrusted import LIVE, REFUSED, bombs
 
 from tests.attacks.bundles import NAMES
 from tests.attacks.case import Case, Place
