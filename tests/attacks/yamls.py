@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.check.test_untrusted import LIVE, REFUSED, bombs
-
 from tests.attacks.bundles import NAMES
 from tests.attacks.case import Case, Place
+from tests.check.yaml.test_untrusted import LIVE, REFUSED, bombs
 
 CALL = "!!python/object/apply:os.system ['touch CANARY']"
 # How a value may be written so that its text is not what stands there.
