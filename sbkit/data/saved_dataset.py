@@ -12,7 +12,7 @@ from sbkit.base.regular import read_regular
 from sbkit.data.tables import PATH_COLUMNS, Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
-BATCH_ROWS = 1000
+BATCH_ROWS = 100
 LARGEST = 1 << 26  # bytes of what describes a dataset
 
 
@@ -38,16 +38,18 @@ def read_saved_dataset(source: Path) -> Table:
     try:
         read = datasets.Dataset.from_parquet if source.is_file() else datasets.load_from_disk
         dataset = read(str(source)).with_format("arrow")  # as stored: no column is decoded
-        stored = [row for table in dataset.iter(BATCH_ROWS) for row in table.to_pylist()]
+        stored = (row for table in dataset.iter(BATCH_ROWS) for row in table.to_pylist())
+        rows = tuple(
+            TableRow(number, {name: _as_text(source, name, value) for name, value in row.items()})
+            for number, row in enumerate(stored, start=1)
+        )
+    except SbkitError:
+        raise
     except Exception as error:  # damage, or types that are none, end in errors of many kinds
         raise SbkitError(
             f"{source} must be a dataset that `datasets` reads, but fails "
             f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
         ) from error
-    rows = tuple(
-        TableRow(number, {name: _as_text(source, name, value) for name, value in row.items()})
-        for number, row in enumerate(stored, start=1)
-    )
     return Table(source / "data", tuple(dataset.column_names), rows)
 
 
