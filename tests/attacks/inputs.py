@@ -168,10 +168,15 @@ def _dataset_file(name: str, make: Callable[[Path], Any], saved: Path) -> None:
 
 def _remote(several: bool, feature: Any, saved: Path) -> None:
     """Save a column that would be fetched where it is decoded."""
-    media = {"bytes": "", "path": "http://127.0.0.1:9/a.wav"}
+    media = {"bytes": None, "path": "http://127.0.0.1:9/a.wav"}
+    plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    text = datasets.Value("string")
+    kept = datasets.Features(
+        {"path": text, "text": text, "media": datasets.List(plain) if several else plain}
+    )
     rows = {"path": ["a.wav"], "text": ["hi"], "media": [[media] if several else media]}
     shutil.rmtree(saved)
-    datasets.Dataset.from_dict(rows).save_to_disk(str(saved))
+    datasets.Dataset.from_dict(rows, features=kept).save_to_disk(str(saved))
     _edit("dataset_info.json", lambda info: info["features"].update(media=feature), saved)
 
 
