@@ -3,11 +3,12 @@
 import sys
 
 from sbkit.base.exit import run_main
-from sbkit.training import train
 
 
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
+    from sbkit.training import train  # imports torch, when `run_main` has said how threads wait
+
     train(sys.argv[1:])
 
 

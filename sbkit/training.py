@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from sbkit.base.thread_waiting import describe_waiting
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.listing import newest_described
@@ -23,6 +26,7 @@ def train(arguments: Sequence[str]) -> None:
     """
     run = Run(*parse_command(arguments))
     run.refuse_out_of_range()
+    say(f"{run.placement.device}: {describe_waiting(torch.get_num_threads())}")
     with process_group(run.placement.device):
         with main_rank_first():
             prepare(run)

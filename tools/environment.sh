@@ -62,7 +62,4 @@ environment() {
         touch -- "$(stamp "$extras")" "$(stamp "")"
     fi
     export PATH=$root/.venv/bin:$PATH
-    # Threads that wait without spinning: 8 % slower alone on two cores (190 to 213 seconds of audio
-    # per second), but 3 times faster beside another busy process (110 to 40).
-    export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 }

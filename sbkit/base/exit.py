@@ -20,6 +20,7 @@ from sbkit.base.errors import (
     PIPE_CLOSED,
     SbkitError,
 )
+from sbkit.base.thread_waiting import ThreadWaiting
 
 AFTER_THE_FIRST = 3.0  # seconds
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -41,7 +42,7 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     try:
-        with leaving_when_asked():
+        with leaving_when_asked(), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
     except SbkitError as error:
