@@ -67,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(export)
     export.set_defaults(command=_export)
 
+    _add_score(commands)
+
     cache = commands.add_parser("cache", help="list and remove prepared audio")
     cache.set_defaults(command=_list_cache)
     actions = cache.add_subparsers(metavar="ACTION")
@@ -92,6 +94,23 @@ def _add_inference(commands: Any) -> None:
         each.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
         each.add_argument("--format", choices=("text", "json"), default="text")
         _add_import(each)
+
+
+def _add_score(commands: Any) -> None:
+    score = commands.add_parser("score", help="score a model on data of yours; trains nothing")
+    score.add_argument("model", type=Path, metavar="BUNDLE|RUN", help="a bundle or a run folder")
+    score.add_argument(
+        "data", type=Path, nargs="+", metavar="DATA", help="tables, or folders of Kaldi or datasets"
+    )
+    score.add_argument("--out", type=Path, metavar="DIR", help="write the reports there")
+    score.add_argument("--label", metavar="COLUMN", help="of a classifier: the right answers")
+    score.add_argument(
+        "--report-by", metavar="COLUMN", action="append", default=[], help="may be repeated"
+    )
+    score.add_argument("--path-column", metavar="COLUMN", help="of the audio files")
+    score.add_argument("--text-column", metavar="COLUMN", help="of the transcripts")
+    _add_import(score)
+    score.set_defaults(command=_score)
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:
@@ -131,6 +150,23 @@ def _export(options: argparse.Namespace) -> int:
 
     export_run(options.run, options.out, own=import_own(options.imports))
     print(options.out)
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.score import Wanted, score_model
+
+    wanted = Wanted(
+        out=options.out,
+        label=options.label,
+        report_by=options.report_by,
+        path_column=options.path_column,
+        text_column=options.text_column,
+    )
+    own = import_own(options.imports)
+    for line in score_model(options.model, options.data, wanted, own=own):
+        print(line, flush=True)
     return 0
 
 

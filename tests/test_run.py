@@ -15,6 +15,7 @@ import soundfile
 import torch
 import torchaudio.functional
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
@@ -225,6 +226,35 @@ def as_it_is(audio: torch.Tensor, rate: int) -> torch.Tensor:
 
 def in_stereo(audio: torch.Tensor, rate: int) -> torch.Tensor:
     return torch.stack([audio, audio], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["run", "bundle"])
+def test_a_model_is_scored_elsewhere_as_its_run_was(
+    model: str,
+    learned: Path,
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")}
+    command = ["score", str(learned / model), str(learned / "release/test.tsv")]
+    command += ["--out", str(tmp_path)]
+    with pytest.raises(SbkitError, match="but test has no `client_id`. It has"):
+        sbkit([*command, "--report-by", "client_id"])
+    capsys.readouterr()
+    assert sbkit([*command, "--report-by", "speaker"]) == 0
+    trained = read_json(learned / "run" / "summary.json")["test"]["test"]
+    scored = read_json(tmp_path / "scores.json")["test"]["test"]
+    slices = scored.pop("report_by")["speaker"]
+    assert scored == trained
+    assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
+    assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
+    report = (tmp_path / "wer_test.txt").read_text()
+    assert report == (learned / "run" / "wer_test.txt").read_text()
+    assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
+    with pytest.raises(SbkitError, match="must be a folder without scores"):
+        sbkit(command)
 
 
 @pytest.mark.slow

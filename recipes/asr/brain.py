@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import TextBatch
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import error_figures, write_wer
+from sbkit.logs.wer_report import describe_rates, error_figures, write_wer
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -117,12 +117,7 @@ class AsrBrain(Brain):
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts."""
-        scores = total_scores(results)
-        rates = (("CER", scores.characters, "characters"), ("WER", scores.words, "words"))
-        return ", ".join(
-            f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
-            for name, counts, unit in rates
-        )
+        return describe_rates(total_scores(results))
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its aligned errors; return the counts."""

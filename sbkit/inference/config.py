@@ -13,6 +13,7 @@ from sbkit.inference.module_spec import Plain, refuse_bomb
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
 FEATURES = "compute_features"
+LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
 
@@ -24,7 +25,8 @@ class BundleConfig:
     model_class: what its parts are put into, one of MODEL_CLASSES; model: the parts that the one
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
-    the exporter's own, which are named in a refusal and never imported from here.
+    the exporter's own, which are named in a refusal and never imported from here; language: of
+    the transcripts, which says how those to compare with are normalized.
     """
 
     model_class: str
@@ -34,6 +36,7 @@ class BundleConfig:
     tokenizer: str | None
     labels: tuple[str, ...] | None
     imports: tuple[str, ...]
+    language: str | None = None
 
     @property
     def is_asr(self) -> bool:
@@ -59,6 +62,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         tokenizer=read("tokenizer", _is_digest, "a SHA-256 in hexadecimal, or null", None),
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
+        language=read("language", _is_word, "a short text, or null", None),
     )
     _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
@@ -167,6 +171,10 @@ def _is_labels(value: Any) -> bool:
 
 def _is_parts(value: Any) -> bool:
     return isinstance(value, dict) and FEATURES in value
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_WORD
 
 
 def _is_digest(value: Any) -> bool:

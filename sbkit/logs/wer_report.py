@@ -57,6 +57,15 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
+def describe_rates(test: Scores) -> str:
+    """Write both rates with their counts, in one line for the screen."""
+    rates = (("CER", test.characters, "characters"), ("WER", test.words, "words"))
+    return ", ".join(
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
+        for name, counts, unit in rates
+    )
+
+
 def error_figures(test: Scores) -> dict[str, Any]:
     """Return the rates of a split, with the counts that they are made of."""
     return {

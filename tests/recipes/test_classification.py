@@ -18,7 +18,7 @@ import torch
 import train
 from recipes.classification.brain import ClassificationBrain
 from recipes.classification.confusion import Result, count
-from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
 from sbkit.logs.log import read_log
@@ -116,6 +116,27 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
     assert train_here(release, tmp_path) == 0
     whole, resumed = last_parameters(finished), last_parameters(tmp_path)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_as_its_test_was(
+    finished: Path, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["score", str(finished), str(tmp_path / "test.csv"), "--out", str(tmp_path / "out")]
+    rows = [row.split("\t") for row in (release / "test.tsv").read_text().splitlines()[1:]]
+    lines = [f"{release / 'clips' / clip},{pace}\n" for clip, _, pace in rows]
+    (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
+    with pytest.raises(SbkitError, match="`--label` is missing"):
+        sbkit(command)
+    assert sbkit([*command, "--label", "pace"]) == 0
+    scored = read_json(tmp_path / "out/scores.json")["test"]["test"]
+    trained = read_json(finished / "summary.json")["test"]["test"]
+    assert scored == trained
+    right = f"({trained['right']} / {trained['utterances']})"
+    assert right in capsys.readouterr().out
+    head, *answers = (tmp_path / "out/answers_test.tsv").read_text().splitlines()
+    assert head == "id\tright\tfound"
+    assert sum(right == found for _, right, found in map(str.split, answers)) == trained["right"]
 
 
 @pytest.mark.slow

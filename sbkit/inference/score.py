@@ -1,0 +1,246 @@
+"""The score of a trained model on any data. Nothing is trained, and no run is written to.
+
+model: a bundle, or a run, of which a bundle is made first -> data: tables, folders of Kaldi, saved
+datasets -> prepared as for training -> whole clips transcribed or classified -> scored
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.data.audio_cache import default_cache
+from sbkit.data.batch import UtteranceDataset
+from sbkit.data.columns import sample_counts
+from sbkit.data.manifest import Manifest
+from sbkit.data.own_manifest import read_manifests
+from sbkit.data.prepare import prepare_split
+from sbkit.data.release import read_release
+from sbkit.data.sampler import EvalSampler
+from sbkit.data.splits import Splits
+from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
+from sbkit.inference.export import export_run
+from sbkit.logs.wer_report import describe_rates, error_figures, write_wer
+from sbkit.text.normalize import normalize
+from sbkit.text.wer import Scored, score, total_scores
+from sbkit.train.slices import measure_slices, require_columns, write_slices
+
+BATCH_SECONDS = 120.0  # of padded audio
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How the data is to be read, and what is to be reported of it.
+
+    Attributes:
+        out: a folder for the reports, or None for none.
+        label: of a classifier, the column of the right answer.
+        report_by: columns; the metrics of each of their values are reported.
+        path_column, text_column: of the tables; None for the usual names.
+    """
+
+    out: Path | None = None
+    label: str | None = None
+    report_by: Sequence[str] = ()
+    path_column: str | None = None
+    text_column: str | None = None
+
+
+class Answer(NamedTuple):
+    """What a classifier takes an utterance for."""
+
+    id: str
+    right: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is done with a batch of rows and their clips, and with the results of all."""
+
+    score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
+    measure: Callable[[Sequence[Any]], Mapping[str, float]]
+    describe: Callable[[Sequence[Any]], str]
+    report: Callable[[Path, str, Sequence[Any]], None]
+
+
+def score_model(
+    model: Path, sources: Sequence[Path], wanted: Wanted, *, own: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Yield a line for every source once it is scored.
+
+    Raises:
+        SbkitError: the model or a source cannot be read, or ``out`` holds scores already.
+    """
+    if wanted.out is not None and (wanted.out / SCORES).exists():
+        raise SbkitError(
+            f"`--out` must be a folder without scores, but {wanted.out} has some, which are not "
+            "overwritten. Choose another folder."
+        )
+    entries: dict[str, Any] = {}
+    with _opened(model, own) as bundle:
+        task = _task_of(bundle, wanted)
+        for name, source in _named(sources).items():
+            rows = _prepare(bundle, source, wanted, name)
+            results = _results(bundle, rows, task)
+            entries[name] = _report(name, rows, results, task, wanted)
+            yield f"{name}: {task.describe(results)}, {len(rows)} utterances"
+    if wanted.out is not None:
+        text = to_json({"model": str(model), "test": entries}, indent=2)
+        write_text_atomically(wanted.out / SCORES, text + "\n")
+
+
+def _report(
+    name: str, rows: datasets.Dataset, results: Sequence[Any], task: Task, wanted: Wanted
+) -> dict[str, Any]:
+    """Measure a source, and write its reports where a folder is named for them."""
+    entry: dict[str, Any] = {"utterances": len(rows), **task.measure(results)}
+    if wanted.report_by:
+        columns = list(zip(*(rows[each][:] for each in wanted.report_by), strict=True))
+        entry["report_by"] = measure_slices(wanted.report_by, columns, results, task.measure)
+    if wanted.out is not None:
+        wanted.out.mkdir(parents=True, exist_ok=True)
+        task.report(wanted.out, name, results)
+        if wanted.report_by:
+            write_slices(wanted.out / f"report_by_{name}.tsv", entry["report_by"])
+    return entry
+
+
+@contextmanager
+def _opened(model: Path, own: frozenset[str]) -> Iterator[Bundle]:
+    """Load a bundle, or make one of a run in a temporary folder."""
+    if (model / CONFIG).exists():
+        yield load_bundle(model, own=own)
+        return
+    with tempfile.TemporaryDirectory(prefix="sbkit-score-") as folder:
+        export_run(model, Path(folder) / "bundle", own=own)
+        yield load_bundle(Path(folder) / "bundle", own=own)
+
+
+def _named(sources: Sequence[Path]) -> dict[str, Path]:
+    """Name each source by its file, so that its reports can be."""
+    named = {source.stem or source.resolve().stem: source for source in sources}
+    if len(named) < len(sources):
+        raise SbkitError(
+            "Files to score must have different names, because their reports have them, but two "
+            "have the same. Score them one after the other, each with an --out of its own."
+        )
+    return named
+
+
+def _prepare(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> datasets.Dataset:
+    """Decode and normalize a source as training does; rows without text stay, as in a test set."""
+    language = bundle.config.language or "und"
+    prepared = prepare_split(
+        _read(source, wanted, language, has_text=bundle.config.is_asr),
+        split=name,
+        normalize=partial(normalize, language=language) if bundle.config.is_asr else str,
+        sample_rate=bundle.config.sample_rate,
+        cache_folder=default_cache(),
+        keep_empty=True,
+    )
+    rows = prepared.dataset
+    columns = [*wanted.report_by, *([wanted.label] if wanted.label else [])]
+    require_columns(columns, Splits(rows, {}, {name: rows}))
+    return rows
+
+
+def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Manifest:
+    names = {"path_column": wanted.path_column, "text_column": wanted.text_column}
+    if source.suffix == ".tsv" and (source.parent / "clips").is_dir() and has_text:
+        return read_release(source, language, names)
+    return read_manifests(
+        [source],
+        path_column=wanted.path_column,
+        text_column=wanted.text_column if has_text else False,
+        language=language,
+    )
+
+
+def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
+    """Score every utterance, the shortest first, in the order of the rows."""
+    rate, lengths = bundle.config.sample_rate, sample_counts(rows)
+    reader = UtteranceDataset(rows)
+    found: dict[int, Any] = {}
+    for batch in EvalSampler(samples=lengths, batch_seconds=BATCH_SECONDS, sample_rate=rate):
+        chosen = reader.__getitems__(batch)
+        audio = (np.frombuffer(row["audio"], "<i2").copy() for row in chosen)
+        scored = task.score(chosen, [torch.from_numpy(each) for each in audio])
+        found |= zip((row for each in batch for row in each.rows), scored, strict=True)
+    return [found[row] for row in range(len(rows))]
+
+
+def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
+    if bundle.config.is_asr:
+        return Task(
+            partial(_transcribe, bundle), _error_rates, _describe_errors, _report_transcripts
+        )
+    if wanted.label is None:
+        raise SbkitError(
+            "A classifier must be told the column of the right answers, but `--label` is missing. "
+            "Pass --label=language, or another column of the data."
+        )
+    return Task(
+        partial(_classify, bundle, wanted.label), _accuracy, _describe_answers, _report_answers
+    )
+
+
+def _transcribe(
+    bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+) -> list[Scored]:
+    texts = bundle.transcribe(clips)
+    return [score(row["id"], row["text"], text) for row, text in zip(rows, texts, strict=True)]
+
+
+def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
+    return error_figures(total_scores(results))
+
+
+def _describe_errors(results: Sequence[Scored]) -> str:
+    return describe_rates(total_scores(results))
+
+
+def _report_transcripts(out: Path, name: str, results: Sequence[Scored]) -> None:
+    write_wer(out / f"wer_{name}.txt", results)
+
+
+def _classify(
+    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+) -> list[Answer]:
+    names = bundle.require_labels()
+    best = bundle.classify(clips).argmax(1).tolist()
+    return [
+        Answer(row["id"], str(row[label]), names[each])
+        for row, each in zip(rows, best, strict=True)
+    ]
+
+
+def _right(results: Sequence[Answer]) -> int:
+    return sum(each.right == each.found for each in results)
+
+
+def _accuracy(results: Sequence[Answer]) -> Mapping[str, float]:
+    return {"accuracy": _right(results) / max(1, len(results)), "right": _right(results)}
+
+
+def _describe_answers(results: Sequence[Answer]) -> str:
+    right = _right(results)
+    return f"accuracy {100 * right / max(1, len(results)):.1f} % ({right} / {len(results)})"
+
+
+def _report_answers(out: Path, name: str, results: Sequence[Answer]) -> None:
+    lines = [
+        "\t".join(" ".join(each.split()) for each in row) for row in (Answer._fields, *results)
+    ]
+    write_text_atomically(out / f"answers_{name}.tsv", "\n".join(lines) + "\n")
