@@ -34,7 +34,12 @@ def train(arguments: Sequence[str]) -> None:
         _ = run.loaders
         run.hparams["checkpointer"].refuse_other_model()
         start_weights(run)
-        was_finished = is_finished(run.folder, number_of_epochs=run.knobs["number_of_epochs"])
+        was_finished = is_finished(
+            run.folder,
+            getattr(run.recipe.brain, "metrics", {}),
+            number_of_epochs=run.knobs["number_of_epochs"],
+            patience=run.knobs.get("early_stopping", 0),
+        )
         with main_rank_first():
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
             save_resolved(run.folder / "hyperparams.yaml", run.yaml_file, run.overrides)

@@ -35,7 +35,7 @@ MAY_CHANGE = frozenset(
         *("output_folder", "device", "precision", "eval_precision", "num_workers"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         # how long it goes on
-        *("number_of_epochs", "optimizer_step_limit"),
+        *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
         # what is watched, logged, saved and averaged
         *("check", "log_every", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),

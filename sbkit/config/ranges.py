@@ -45,6 +45,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "seed": Range(low=0, whole=True, advice="Pass any other."),
     "num_workers": Range(low=0, whole=True, advice="Pass 0 to read in the training process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
+    "early_stopping": Range(low=0, whole=True, advice="Pass 0 to train all epochs."),
     "grad_accumulation_factor": Range(low=1, whole=True, advice="Pass 1 to split no step."),
     "log_every": Range(low=1, whole=True, advice="Pass 1 to log every step."),
     "nonfinite_patience": Range(low=0, whole=True, advice="Pass 0 to stop at the first such step."),

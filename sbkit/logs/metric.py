@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,21 @@ def as_words(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
     """Write figures for a person, each with its name."""
     known = {**{base_name(name): Metric(is_fraction=False) for name in values}, **metrics}
     return [f"{name} {known[base_name(name)].as_text(value)}" for name, value in values.items()]
+
+
+class BestKey(NamedTuple):
+    """The metric that chooses the best checkpoint, as SpeechBrain's Checkpointer takes it."""
+
+    max_key: str | None
+    min_key: str | None
+
+    @property
+    def name(self) -> str:
+        """Return the metric."""
+        return self.max_key or self.min_key or ""
+
+
+def best_key(metrics: Metrics) -> BestKey:
+    """Name the first metric, by which the best checkpoint is chosen, with its direction."""
+    name, metric = next(iter(metrics.items()))
+    return BestKey(None, name) if metric.lower_is_better else BestKey(name, None)

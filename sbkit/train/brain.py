@@ -23,8 +23,8 @@ from sbkit.data.loaders import Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.log import say
+from sbkit.logs.metric import best_key
 from sbkit.train.evaluation import (
-    best_key,
     evaluate_splits,
     gather_results,
     log_validation,
@@ -32,6 +32,7 @@ from sbkit.train.evaluation import (
     report_test,
     validation_error,
 )
+from sbkit.train.finished import stops_early
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.nonfinite import ids_of
@@ -118,6 +119,8 @@ class Brain(StepBrain):
         self, epoch_counter: Iterable[int], train_set: Any, valid_set: Any, enable: bool
     ) -> None:
         for epoch in epoch_counter:
+            if self.step == 0 and stops_early(self):
+                break
             self._fit_train(train_set, epoch, enable)
             self._fit_valid(valid_set, epoch, enable)
             is_debugged = self.debug and 0 < self.debug_epochs <= epoch

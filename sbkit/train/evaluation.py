@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from speechbrain import Stage
@@ -11,7 +11,7 @@ from speechbrain import Stage
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
-from sbkit.logs.metric import Metrics
+from sbkit.logs.metric import best_key
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
@@ -19,19 +19,6 @@ from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, average_statistics
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
-
-
-class BestKey(NamedTuple):
-    """The metric that chooses the best checkpoint, as SpeechBrain's Checkpointer takes it."""
-
-    max_key: str | None
-    min_key: str | None
-
-
-def best_key(metrics: Metrics) -> BestKey:
-    """Name the first metric, by which the best checkpoint is chosen, with its direction."""
-    name, metric = next(iter(metrics.items()))
-    return BestKey(None, name) if metric.lower_is_better else BestKey(name, None)
 
 
 @torch.no_grad()

@@ -1,15 +1,60 @@
 """Whether a run has anything left to train, and whose results lie in its folder."""
 
+import math
 from pathlib import Path
+from typing import Any
+
+from speechbrain.utils.checkpoints import CKPT_PREFIX
 
 from sbkit.checkpoint.declaration import CHECKPOINTS
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.listing import describe, newest_described
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.logs.log import say
+from sbkit.logs.metric import BestKey, Metrics, best_key
 
 SUMMARY = "summary.json"  # the last file that a test writes
 
 
-def is_finished(run_folder: Path, *, number_of_epochs: int) -> bool:
-    """Return whether the newest checkpoint of a run ends its last epoch.
+def epochs_since_best(checkpoints: Path, key: BestKey) -> int:
+    """Count the epochs since the first one with the best figure, which is always kept."""
+    described = filter(None, map(describe, sorted(checkpoints.glob(f"{CKPT_PREFIX}+*"))))
+    metas = (each.meta for each in described if each.meta.get("end-of-epoch", True))
+    figures: dict[int, float] = {
+        meta["epoch"]: float(meta[key.name])
+        for meta in metas
+        if isinstance(meta.get("epoch"), int) and isinstance(meta.get(key.name), int | float)
+    }
+    sign = -1 if key.max_key else 1
+    ranked = sorted((math.isnan(value), sign * value, epoch) for epoch, value in figures.items())
+    return max(figures) - ranked[0][2] if ranked else 0
+
+
+def has_stopped_early(checkpoints: Path, metrics: Metrics, patience: int) -> bool:
+    """Return whether the first metric is no better since ``patience`` epochs; 0 is for ever."""
+    return bool(patience and metrics) and (
+        epochs_since_best(checkpoints, best_key(metrics)) >= patience
+    )
+
+
+def stops_early(brain: Any) -> bool:
+    """Return whether a Brain that has `early_stopping` trains no further epoch; all ranks agree."""
+    patience = getattr(brain.hparams, "early_stopping", 0)
+    if not patience or brain.checkpointer is None:
+        return False
+    folder = Path(brain.checkpointer.checkpoints_dir)
+    stops: bool = gather_over_ranks(
+        rank() == 0 and has_stopped_early(folder, brain.metrics, patience)
+    )[0]
+    if stops:
+        name = best_key(brain.metrics).name
+        say(f"{name} is no better since {patience} epochs (`early_stopping`): training ends.")
+    return stops
+
+
+def is_finished(
+    run_folder: Path, metrics: Metrics, *, number_of_epochs: int, patience: int = 0
+) -> bool:
+    """Return whether a run has trained its last epoch, or has stopped early.
 
     Ask before training: afterwards every run is finished.
     """
@@ -17,7 +62,9 @@ def is_finished(run_folder: Path, *, number_of_epochs: int) -> bool:
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False
     epoch = newest.meta.get("epoch")
-    return isinstance(epoch, int) and epoch >= number_of_epochs
+    if isinstance(epoch, int) and epoch >= number_of_epochs:
+        return True
+    return has_stopped_early(run_folder / CHECKPOINTS, metrics, patience)
 
 
 def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:

@@ -186,9 +186,9 @@ def test_values_keep_no_path_of_the_run_folder(tmp_path: Path) -> None:
 def test_results_of_a_finished_run_are_left_alone(
     tmp_path: Path, epoch: int, epochs: int, finished: bool
 ) -> None:
-    assert not is_finished(tmp_path / "run", number_of_epochs=epochs)
+    assert not is_finished(tmp_path / "run", {}, number_of_epochs=epochs)
     run = begun(tmp_path, epoch=epoch)
-    was_finished = is_finished(run, number_of_epochs=epochs)
+    was_finished = is_finished(run, {}, number_of_epochs=epochs)
     assert was_finished is finished
     assert may_write_results(run, was_finished=was_finished)
     (run / "summary.json").write_text("{}")

@@ -1,0 +1,70 @@
+"""When training ends before its last epoch."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.logs.metric import Metric, best_key
+from sbkit.train.finished import epochs_since_best, has_stopped_early, is_finished
+from tests.runs import Workplace, make_workplace, read_json
+
+LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
+
+
+def run_of(folder: Path, name: str, figures: dict[int, Any]) -> Path:
+    """Write the meta files of a run's checkpoints, one for each epoch."""
+    for epoch, figure in figures.items():
+        checkpoint = folder / "checkpoints" / f"CKPT+{epoch:02}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "CKPT.yaml").write_text(
+            f"end-of-epoch: true\nepoch: {epoch}\nunixtime: {epoch}.0\n{name}: {figure}\n"
+        )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("metrics", "figures", "passed"),
+    [
+        (LOWER, {}, 0),
+        (LOWER, {1: 0.5}, 0),
+        (LOWER, {1: 0.5, 2: 0.4, 3: 0.45, 5: 0.41}, 3),
+        (LOWER, {2: 0.4, 3: 0.4, 4: 0.4}, 2),  # an equal one is no better
+        (LOWER, {2: 0.4, 3: ".nan"}, 1),
+        (LOWER, {2: ".nan", 3: 0.4}, 0),
+        (HIGHER, {1: 0.5, 2: 0.4, 3: 0.3}, 2),
+        (HIGHER, {1: 0.5, 2: 0.6}, 0),
+    ],
+)
+def test_epochs_are_counted_from_the_best(
+    metrics: dict[str, Metric], figures: dict[int, Any], passed: int, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, next(iter(metrics)), figures)
+    assert epochs_since_best(run / "checkpoints", best_key(metrics)) == passed
+    for patience in (1, 2, 3, 4):
+        stopped = has_stopped_early(run / "checkpoints", metrics, patience)
+        assert stopped is (passed >= patience)
+        assert is_finished(run, metrics, number_of_epochs=99, patience=patience) is stopped
+    assert not has_stopped_early(run / "checkpoints", metrics, 0)
+    assert not has_stopped_early(run / "checkpoints", {}, 1)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_no_better_ends_and_stays_ended(
+    asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
+    options = ("--number_of_epochs=30", "--early_stopping=2", "--lr=0.0")  # learns nothing
+    assert workplace.train_here(tmp_path / "run", *options) == 0
+    out = capsys.readouterr().out
+    assert "CER is no better since 2 epochs (`early_stopping`): training ends." in out
+    assert "epoch 3/30" in out
+    assert "epoch 4/30" not in out
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert workplace.train_here(tmp_path / "run", *options) == 0
+    again = capsys.readouterr().out
+    assert "epoch 4/30" not in again
+    assert "the results in" in again
+    assert read_json(tmp_path / "run" / "summary.json") == summary
+    assert not math.isnan(summary["test"]["test"]["CER"])
