@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from sbkit.check.data.utterances import SPEAKER, TEXT, notice, tables
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
+from sbkit.data.columns import sample_counts
 from sbkit.data.splits import Excluded
 
 
@@ -23,12 +24,23 @@ def check_sentences(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_clips(planned: PlannedRun) -> Iterator[Finding]:
-    """Find ids that are in two splits."""
+    """Find clips that are in two splits: of one id, and of one length.
+
+    Corpora number the clips of each speaker or language anew: an id alone says little.
+    """
+    found = list(_shared(planned, "id", "clip in another split"))
+    splits = planned.splits.named() if found else {}
+    lengths = {
+        name: dict(zip(each["id"][:], sample_counts(each).tolist(), strict=True))
+        for name, each in splits.items()
+    }
     yield from notice(
         planned,
-        found=list(_shared(planned, "id", "clip in another split")),
+        found=[
+            each for each in found if lengths[each.split][each.id] == lengths[each.detail][each.id]
+        ],
         declared="a clip must be in one split only",
-        effect="have the id of a clip in an earlier split",
+        effect="are in an earlier split too, by id and length",
         fix="Keep each clip in one split.",
     )
 

@@ -269,3 +269,14 @@ def test_the_benchmark_finds_its_own_data_sound(folder: Path) -> None:
         "check_speech",
     ]
     assert all(line.endswith("0 findings") for line in lines)
+
+
+def test_clips_of_one_name_but_of_another_length_are_other_clips(folder: Path) -> None:
+    rows = said("test", 3)
+    again = [replace(rows[0], id="train0"), replace(rows[1], id="train1", samples=64_001)]
+    splits = splits_of(train=said("train", 3), dev=said("dev", 2), test=[*again, rows[2]])
+    with subject_of(splits, folder / "run") as planned:
+        findings = [
+            each for each in check_speech(planned) if "clip must be in one" in each.declared
+        ]
+    assert [each.ids for each in findings] == [("train0",)]
