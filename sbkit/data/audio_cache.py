@@ -37,6 +37,7 @@ from sbkit.logs.log import say
 
 CACHE_VERSION = 1  # raise it when the same clip would give other audio
 AUDIO_FOLDER = "audio"  # of the cache
+TRIED = 100  # clips, by which the room for all others is estimated
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -171,7 +172,7 @@ class AudioCache:
 
     def _unwritable(self, error: OSError) -> SbkitError:
         if error.errno in DISK_FULL:
-            return self._disk_full("")
+            return self._disk_full("is full")
         return SbkitError(
             f"{self.folder} must be a folder to write to, but is not: {error.strerror}. Choose "
             "another one; SBKIT_CACHE names that of prepared data."
@@ -196,23 +197,35 @@ class AudioCache:
                     _write(writer, key, decoded, found)
                     written += size
                     progress.advance(decoded)
+                    if progress.done == TRIED:
+                        self._require_room(written, missing)
             found |= _located(writer.finish())
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
             needed = written / max(1, progress.done) * len(missing) - written
             raise self._disk_full(
-                f" after {progress.done} of {len(missing)} clips; the rest needs about "
+                f"is full after {progress.done} of {len(missing)} clips; the rest needs about "
                 f"{needed / 1e9 + 0.1:.1f} GB more"
             ) from error
         finally:
             writer.discard()
         return found
 
-    def _disk_full(self, when: str) -> SbkitError:
+    def _require_room(self, written: int, missing: Sequence[ClipKey]) -> None:
+        """Foretell from the first clips what the others will take; raises SbkitError."""
+        tried, rest = (sum(key.size for key in keys) for keys in (missing[:TRIED], missing[TRIED:]))
+        needed = written / max(1, tried) * rest
+        if needed > shutil.disk_usage(self.folder).free:
+            raise self._disk_full(
+                f"is too small: by the first {TRIED} of {len(missing)} clips, the others need "
+                f"about {needed / 1e9 + 0.05:.1f} GB more"
+            )
+
+    def _disk_full(self, state: str) -> SbkitError:
         free = shutil.disk_usage(self.folder.parent).free / 1e9
         return SbkitError(
-            f"The disk of {self.folder} must have room for prepared audio, but is full{when} "
+            f"The disk of {self.folder} must have room for prepared audio, but {state} "
             f"({free:.1f} GB are free). Free some, with `sbkit cache prune` or by hand, or let "
             "SBKIT_CACHE name a folder on another disk. The shards that are finished stay, and the "
             "same command goes on from there."

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -361,6 +362,20 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     decoded.clear()
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(decoded) < 20
+
+
+def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = make_clips(tmp_path / "clips", 40)
+    monkeypatch.setattr(audio_cache, "TRIED", 5)
+    usage = SimpleNamespace(free=10_000)
+    monkeypatch.setattr(audio_cache.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(SbkitError, match=r"is too small: by the first 5 of 40 clips, the others"):
+        prepare(tmp_path, clips)
+    assert len(decoded) < 40
+    usage.free = 10**9
+    assert_holds(prepare(tmp_path, clips), clips)
 
 
 PREPARE = """
