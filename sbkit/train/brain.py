@@ -119,7 +119,7 @@ class Brain(StepBrain):
         self, epoch_counter: Iterable[int], train_set: Any, valid_set: Any, enable: bool
     ) -> None:
         for epoch in epoch_counter:
-            if self.step == 0 and stops_early(self):
+            if self.step == 0 and stops_early(self, self._declared("early_stopping", 0)):
                 break
             self._fit_train(train_set, epoch, enable)
             self._fit_valid(valid_set, epoch, enable)

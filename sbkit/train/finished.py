@@ -36,9 +36,8 @@ def has_stopped_early(checkpoints: Path, metrics: Metrics, patience: int) -> boo
     )
 
 
-def stops_early(brain: Any) -> bool:
-    """Return whether a Brain that has `early_stopping` trains no further epoch; all ranks agree."""
-    patience = getattr(brain.hparams, "early_stopping", 0)
+def stops_early(brain: Any, patience: int) -> bool:
+    """Return whether a Brain trains no further epoch; all ranks agree. 0 is endless patience."""
     if not patience or brain.checkpointer is None:
         return False
     folder = Path(brain.checkpointer.checkpoints_dir)
