@@ -1,0 +1,190 @@
+"""The two sides of `tools/bench_train`: sbkit as train.py runs it, and SpeechBrain's recipe."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import soundfile
+import torch
+from torchaudio.functional import resample
+
+from recipes.corpora import corpus_of
+from sbkit.audio.io import read_audio
+from sbkit.config.hparams import parse_command
+from sbkit.data.columns import sample_counts, take_columns
+from sbkit.text.wer import score, total_scores
+from sbkit.train.run import Run
+from tools import bench_speechbrain as theirs
+from tools.bench_speechbrain import Clip, Sizes
+
+MP3_RATE = 48_000
+
+
+class TrainingSide(ABC):
+    """Something that trains, step by step.
+
+    Attributes:
+        batches: of one epoch after the other.
+        brain: its Brain.
+    """
+
+    batches: Iterator[Any]
+    brain: Any
+
+    @property
+    def parameters(self) -> int:
+        """Count them."""
+        return sum(each.numel() for each in self.brain.modules.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Return where it trains."""
+        return torch.device(self.brain.device)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def memory(self) -> float:
+        """Return the peak on a GPU in GB, 0 elsewhere."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
+
+    @abstractmethod
+    def step(self, batch: Any) -> tuple[float, float]:
+        """Take one step, and return its seconds of audio without and with padding."""
+
+    @abstractmethod
+    def cer(self) -> float:
+        """Return the character error rate of the first validation set, greedy."""
+
+
+def make_side(
+    name: str, yaml: Path, more: Sequence[str], joint: Mapping[str, Any], folder: Path
+) -> TrainingSide:
+    """Prepare the corpus and the labels of both sides, and make one of them."""
+    _, overrides = parse_command([str(yaml), *more])
+    overrides = {**joint, "output_folder": str(folder / name), **overrides}
+    if not overrides.get("data_folder"):
+        overrides["data_folder"] = str(convert(folder / "release"))
+    run = Run(yaml, overrides)
+    _ = run.hparams
+    return Ours(run) if name == "sbkit" else Theirs(run)
+
+
+def convert(release: Path) -> Path:
+    """Write the default corpus as 48 kHz mp3, as Common Voice comes; does nothing the next time."""
+    knobs = {"data_folder": None, "language": "en", "splits": None}
+    corpus = corpus_of(knobs)
+    for split in ("train", "dev", "test"):
+        table = release / f"{split}.tsv"
+        if table.exists():
+            continue
+        (release / "clips").mkdir(parents=True, exist_ok=True)
+        rows = ["path\tsentence"]
+        for clip in corpus.read(knobs, split).clips:
+            name = f"{split}-{len(rows)}.mp3"
+            samples = torch.from_numpy(read_audio(clip.path)) / 32768
+            louder = resample(samples, 16_000, MP3_RATE).numpy()
+            soundfile.write(release / "clips" / name, louder, MP3_RATE, format="MP3")
+            rows.append(f"{name}\t{clip.sentence}")
+        table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return release
+
+
+class Ours(TrainingSide):
+    """Take the steps of `Brain.fit` without what a run writes."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.brain = run, run.make_brain()
+        self.brain.loaders = run.loaders
+        next(iter(run.hparams["epoch_counter"]))
+        self.brain.on_fit_start()
+        self.brain.modules.train()
+        self.batches = self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        loader: Any = self._run.loaders.train
+        for epoch in count(1):
+            loader.batch_sampler.set_epoch(epoch)
+            yield from loader
+
+    def step(self, batch: Any) -> tuple[float, float]:
+        """Take one step, and return its seconds of audio without and with padding."""
+        self.brain.step += 1
+        self.brain.fit_batch(batch)
+        return batch.seconds, batch.audio.numel() / self._run.knobs["sample_rate"]
+
+    def cer(self) -> float:
+        """Return the character error rate of the first validation set, greedy."""
+        brain = self.brain
+        brain.modules.eval()
+        brain.results = {}
+        from speechbrain import Stage
+
+        for batch in next(iter(self._run.loaders.valid.values())):
+            brain.evaluate_batch(batch, Stage.VALID)
+        brain.modules.train()
+        return total_scores(brain.results[brain.split]).cer
+
+
+class Theirs(TrainingSide):
+    """Take the steps of SpeechBrain's `Brain.fit` on the same clips and labels."""
+
+    def __init__(self, run: Run) -> None:
+        knobs, device = run.knobs, run.placement.device
+        self._tokenizer = run.labels
+        sizes = Sizes(
+            d_model=knobs["d_model"],
+            nhead=knobs["nhead"],
+            d_ffn=knobs["d_ffn"],
+            encoder_layers=knobs["num_encoder_layers"],
+            decoder_layers=knobs["num_decoder_layers"],
+            vocab_size=self._tokenizer.vocabulary.size,
+        )
+        parameters = sum(each.numel() for each in run.hparams["model"].parameters())
+        self.brain = theirs.make_brain(
+            theirs.modules_of_size(sizes, parameters),
+            device=str(device),
+            precision=knobs["precision"],
+            ctc_weight=knobs["ctc_weight"],
+        )
+        self.brain.modules.train()
+        clips = {split: list(_clips(run, split)) for split in ("train", "dev")}
+        data = {name: theirs.make_dataset(each, self._tokenizer) for name, each in clips.items()}
+        workers, seconds = knobs["num_workers"], knobs["batch_seconds"]
+        self._train = theirs.make_loader(data["train"], seconds, workers)
+        self._dev = theirs.make_loader(data["dev"], knobs["eval_batch_seconds"], workers)
+        self._texts = {clip.id: clip.text for clip in clips["dev"]}
+        self.batches = self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        for epoch in count(1):
+            self._train.batch_sampler.set_epoch(epoch)
+            yield from self._train
+
+    def step(self, batch: Any) -> tuple[float, float]:
+        """Take one step, and return its seconds of audio without and with padding."""
+        brain = self.brain
+        brain.step += 1
+        loss = brain.fit_batch(batch)
+        brain.avg_train_loss = brain.update_average(loss, brain.avg_train_loss)
+        return float(batch.duration.sum()), batch.sig.data.numel() / theirs.RATE
+
+    def cer(self) -> float:
+        """Return the character error rate of the first validation set, greedy."""
+        found = theirs.transcribe(self.brain, self._dev, self._tokenizer)
+        return total_scores(score(each, self._texts[each], text) for each, text in found).cer
+
+
+def _clips(run: Run, split: str) -> Iterator[Clip]:
+    """Yield the clips that sbkit has in a split, with their files, normalized texts and seconds."""
+    paths = {clip.id: clip.path for clip in corpus_of(run.knobs).read(run.knobs, split).clips}
+    rows = run.splits.named()[split]
+    ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
+    rate = run.knobs["sample_rate"]
+    for name, text, samples in zip(ids, texts, sample_counts(rows).tolist(), strict=True):
+        yield Clip(name, paths[name], text, samples / rate)

@@ -1,0 +1,196 @@
+"""Train sbkit and SpeechBrain's CommonVoice recipe in alternating rounds, and compare them.
+
+python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--key=value of the YAML ...]
+
+The same corpus (48 kHz mp3; without --data_folder the default corpus is converted), labels, number
+of parameters within 1 %, seconds of audio in an update, and precision. Both sides are processes of
+this one; a side that has not its turn is stopped, so that none of its threads spins. Prints RTFx
+(seconds of audio trained on per second) by round, the medians and their ratio.
+"""
+
+import argparse
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WAITING = "OMP_WAIT_POLICY"
+SIDES = {  # what is compared, and the variables that each needs: sbkit chooses how threads wait
+    "sbkit": {},
+    "speechbrain active": {WAITING: "active"},
+    "speechbrain passive": {WAITING: "passive"},
+}
+JOINT = {  # of hparams/ctc.yaml: the joint model of 2.8 million parameters
+    "num_encoder_layers": 4,
+    "num_decoder_layers": 2,
+    "d_ffn": 576,
+    "ctc_weight": 0.3,
+    "token_type": "bpe",
+    "vocab_size": 100,
+    "batch_seconds": 60.0,
+    "check": False,
+}
+
+
+def main() -> None:
+    """Run both sides, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
+    parser.add_argument("--to-cer", type=float, help="train on until dev CER is below this")
+    parser.add_argument("--yaml", default="hparams/ctc.yaml")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options, more = parser.parse_known_args()
+    if options.side:
+        serve(options, more)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        compare(options, more, Path(folder))
+
+
+# -- the two sides, in turns -------------------------------------------------------------------
+
+
+class Side:
+    """A process that trains when it is its turn, and is stopped when it is not."""
+
+    def __init__(self, name: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
+        self.name, self.rounds = name, list[dict[str, float]]()
+        side = name.split()[0]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.bench_train", "--side", side, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        self.facts = self._read()
+
+    def ask(self, **question: float) -> dict[str, Any]:
+        """Let it run until it has answered."""
+        assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def median(self, figure: str) -> float:
+        """Return the median of a figure over the rounds."""
+        return statistics.median(each[figure] for each in self.rounds)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.send_signal(signal.SIGCONT)
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        """Read its next answer, and stop it."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._process.send_signal(signal.SIGSTOP)
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit(f"The side {self.name} must answer, but ended. Its error stands above.")
+
+
+def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
+    """Take turns, and print what came of them."""
+    arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
+    sides = [Side(name, arguments, variables) for name, variables in SIDES.items()]
+    try:
+        for side in sides:
+            print(f"{side.name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
+        for number in range(options.rounds + 1):  # the first one warms up
+            for side in sides:
+                answer = side.ask(seconds=options.seconds)
+                if number:
+                    side.rounds.append(answer)
+                    print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+        print(table(sides))
+        if options.to_cer is not None:
+            race(sides, options)
+    finally:
+        for side in sides:
+            side.close()
+
+
+def table(sides: Sequence[Side]) -> str:
+    """Write the medians, and how many times faster the first side is than the best other one."""
+    columns = {"RTFx": "rtfx", "padding": "padding", "waiting": "waiting", "memory GB": "memory"}
+    lines = [f"{'':20}" + "".join(f"{name:>12}" for name in columns)]
+    for side in sides:
+        figures = (f"{side.median(key):12.3g}" for key in columns.values())
+        lines.append(f"{side.name:20}" + "".join(figures))
+    ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
+    return "\n".join([*lines, f"sbkit to the better one of SpeechBrain's: {ratio:.2f}"])
+
+
+def race(sides: Sequence[Side], options: argparse.Namespace) -> None:
+    """Train on in turns, until each side's dev CER is below the limit; print its seconds."""
+    seconds = {side.name: sum(each["seconds"] for each in side.rounds) for side in sides}
+    left = list(sides)
+    while left:
+        for side in list(left):
+            seconds[side.name] += side.ask(seconds=options.seconds)["seconds"]
+            cer = side.ask(evaluate=1)["cer"]
+            print(f"{side.name}: dev CER {cer:.3f} after {seconds[side.name]:.0f} s", flush=True)
+            if cer < options.to_cer:
+                left.remove(side)
+    first, *others = seconds.values()
+    print(f"to dev CER {options.to_cer}: {min(others) / first:.1f} times as fast", flush=True)
+
+
+# -- one side ----------------------------------------------------------------------------------
+
+
+def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
+    """Answer the questions of standard input, a line each, by training."""
+    from sbkit.base.thread_waiting import ThreadWaiting
+
+    with ThreadWaiting():
+        from tools.bench_sides import make_side
+
+        side = make_side(options.side, Path(options.yaml), more, JOINT, options.folder)
+        print(json.dumps({"parameters": side.parameters, "device": str(side.device)}), flush=True)
+        for line in sys.stdin:
+            question = json.loads(line)
+            if "evaluate" in question:
+                print(json.dumps({"cer": side.cer()}), flush=True)
+            else:
+                print(json.dumps(train(side, question["seconds"])), flush=True)
+
+
+def train(side: Any, seconds: float) -> dict[str, float]:
+    """Take steps for so many seconds, and return what they were."""
+    audio = padded = waiting = 0.0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        asked = time.perf_counter()
+        batch = next(side.batches)
+        waiting += time.perf_counter() - asked
+        one, with_padding = side.step(batch)
+        audio, padded = audio + one, padded + with_padding
+    side.synchronize()
+    took = time.perf_counter() - start
+    return {
+        "seconds": took,
+        "rtfx": audio / took,
+        "padding": 1 - audio / padded,
+        "waiting": waiting / took,
+        "memory": side.memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+if __name__ == "__main__":
+    main()
