@@ -54,7 +54,7 @@ def train(arguments: Sequence[str]) -> None:
 
 
 def prepare(run: Run) -> None:
-    """Take the run folder, check the run, and prepare data and labels, rank 0 before the others."""
+    """Lock the run folder, check the run, and prepare data and labels, rank 0 before the others."""
     if rank() == 0:
         hold(run.folder)  # before anything in it is written
     if run.knobs.get("check", True) and rank() == 0:

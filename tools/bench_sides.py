@@ -55,7 +55,7 @@ class TrainingSide(ABC):
 
     @abstractmethod
     def step(self, batch: Any) -> tuple[float, float]:
-        """Take one step, and return its seconds of audio without and with padding."""
+        """Train one step, and return its seconds of audio without and with padding."""
 
     @abstractmethod
     def cer(self) -> float:
@@ -96,7 +96,7 @@ def convert(release: Path) -> Path:
 
 
 class Ours(TrainingSide):
-    """Take the steps of `Brain.fit` without what a run writes."""
+    """Train as `Brain.fit` does, without what a run writes."""
 
     def __init__(self, run: Run) -> None:
         self._run, self.brain = run, run.make_brain()
@@ -113,7 +113,7 @@ class Ours(TrainingSide):
             yield from loader
 
     def step(self, batch: Any) -> tuple[float, float]:
-        """Take one step, and return its seconds of audio without and with padding."""
+        """Train one step, and return its seconds of audio without and with padding."""
         self.brain.step += 1
         self.brain.fit_batch(batch)
         return batch.seconds, batch.audio.numel() / self._run.knobs["sample_rate"]
@@ -132,7 +132,7 @@ class Ours(TrainingSide):
 
 
 class Theirs(TrainingSide):
-    """Take the steps of SpeechBrain's `Brain.fit` on the same clips and labels."""
+    """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels."""
 
     def __init__(self, run: Run) -> None:
         knobs, device = run.knobs, run.placement.device
@@ -167,7 +167,7 @@ class Theirs(TrainingSide):
             yield from self._train
 
     def step(self, batch: Any) -> tuple[float, float]:
-        """Take one step, and return its seconds of audio without and with padding."""
+        """Train one step, and return its seconds of audio without and with padding."""
         brain = self.brain
         brain.step += 1
         loss = brain.fit_batch(batch)

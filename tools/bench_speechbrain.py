@@ -57,7 +57,7 @@ class Joint(sb.Brain):  # type: ignore[misc]
     """The Brain of the recipe."""
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> tuple[Tensor, Tensor, Tensor]:
-        """Walk from the audio to both heads."""
+        """Compute the outputs of both heads from the audio."""
         audio, lengths = batch.sig
         features = self.modules.normalize(self.hparams.compute_features(audio), lengths)
         if stage is sb.Stage.TRAIN:

@@ -76,7 +76,7 @@ class Side:
         self.facts = self._read()
 
     def ask(self, **question: float) -> dict[str, Any]:
-        """Let it run until it has answered."""
+        """Run it until it has answered."""
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -105,7 +105,7 @@ class Side:
 
 
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
-    """Take turns, and print what came of them."""
+    """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
     sides = [Side(name, arguments, variables) for name, variables in SIDES.items()]
     try:
@@ -172,7 +172,7 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
 
 def train(side: Any, seconds: float) -> dict[str, float]:
-    """Take steps for so many seconds, and return what they were."""
+    """Train for so many seconds, and return the figures."""
     audio = padded = waiting = 0.0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:

@@ -29,7 +29,7 @@ def folder(arguments: Sequence[str]) -> str:
 
 
 def scores(arguments: Sequence[str]) -> str:
-    """Say how many words and characters of the test split came out wrong."""
+    """Print how many words and characters of the test split are wrong."""
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
     lines = (
         f"{name} WER {test['WER']:.1%}, CER {test['CER']:.1%} ({test['utterances']} utterances)"

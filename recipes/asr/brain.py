@@ -1,4 +1,4 @@
-"""The recipe's Brain: what is predicted, what it loses, and what is reported.
+"""The recipe's Brain: what is predicted, its losses, and what is reported.
 
 Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
@@ -43,7 +43,7 @@ class AsrBrain(Brain):
     metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
 
     def __init__(self, **options: Any) -> None:
-        """Take SpeechBrain's options."""
+        """Accept SpeechBrain's options."""
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self.asr_model = AsrModel(
@@ -62,7 +62,7 @@ class AsrBrain(Brain):
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
-        """Walk from the audio to the scores of every label at every frame."""
+        """Compute the scores of every label at every frame from the audio."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
         if stage is Stage.TRAIN and hasattr(self.hparams, "wave_augment"):

@@ -86,7 +86,7 @@ def _tell(
 
 
 def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
-    """Say how many transcripts no model could write; they are kept, and count as errors."""
+    """Print how many transcripts no model could write; they are kept, and count as errors."""
     reasons = {
         "with characters that the training text never showed": transcripts.unknown.sum(),
         "with more text than the frames of the audio can hold": len(

@@ -34,7 +34,7 @@ class LabelBatch(Batch):
 def collate(
     rows: Sequence[Mapping[str, Any]], *, labels: ClassLabels, column: str, sample_rate: int
 ) -> LabelBatch:
-    """Put utterances side by side, and take their class from a column."""
+    """Pad utterances to a batch, and read their class from a column."""
     fields = collate_audio(rows, sample_rate)
     ids = [labels.encode(row[column], of=row["id"]) for row in rows]
     return LabelBatch(**fields, classes=fields["audio_lengths"].new_tensor(ids))
@@ -46,7 +46,7 @@ class ClassificationBrain(Brain):
     metrics: ClassVar[Metrics] = {"accuracy": Metric(lower_is_better=False)}
 
     def __init__(self, **options: Any) -> None:
-        """Take SpeechBrain's options."""
+        """Accept SpeechBrain's options."""
         super().__init__(**options)
         self.classifier = UtteranceClassifier(
             model=self.modules["model"],
@@ -59,7 +59,7 @@ class ClassificationBrain(Brain):
         )
 
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
-        """Walk from the audio to the log-probability of every class: -> (B, V)."""
+        """Compute the log-probability of every class from the audio: -> (B, V)."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         features, frames = self.classifier.features(audio.float(), lengths)
         if stage is Stage.TRAIN:

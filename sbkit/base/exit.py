@@ -109,7 +109,7 @@ def leaving_when_asked() -> Iterator[None]:
 
 
 def wanted(signals: Iterable[signal.Signals]) -> Iterator[signal.Signals]:
-    """Walk the signals to be heard: not SIGHUP where `nohup` made this process deaf to it."""
+    """Yield the signals to handle: not SIGHUP where `nohup` made this process ignore it."""
     for each in signals:
         if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
             yield each

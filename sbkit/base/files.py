@@ -16,7 +16,7 @@ from sbkit.base.errors import SbkitError
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError of what is done inside name ``path``: that of a full disk names no file."""
+    """Add ``path`` to an OSError raised inside: that of a full disk names no file."""
     try:
         yield
     except OSError as error:

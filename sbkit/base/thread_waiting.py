@@ -36,10 +36,10 @@ class Switch(Protocol):
     """What turns spinning off and on."""
 
     def sleep(self) -> None:
-        """Let threads sleep between two operations."""
+        """Make threads sleep between two operations."""
 
     def spin(self) -> None:
-        """Let threads spin between two operations."""
+        """Make threads spin between two operations."""
 
 
 def prepare_waiting() -> bool:

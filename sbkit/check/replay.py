@@ -128,7 +128,7 @@ def one_line(batch: Batch, row: int) -> str:
 
 
 def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
-    """Take the step's forward and backward once, and watch every module."""
+    """Run the step's forward and backward once, and watch every module."""
     found = Trace()
     restore_torch_state(random, brain.device)
     brain.modules.train()
@@ -179,7 +179,7 @@ def _is_finite(loss: float) -> bool:
 
 
 def _words(found: Trace) -> str:
-    """Say where it began."""
+    """Write where it began."""
     if found.is_finite:
         return "everything is finite"
     lost = sum(not _is_finite(loss) for loss in found.losses)
@@ -205,7 +205,7 @@ def _brain(planned: PlannedRun) -> Any:
 
 
 def placement_here(planned: PlannedRun) -> Placement:
-    """Take the run's device where there is one, else the CPU, in a precision that it has."""
+    """Return the run's device where there is one, else the CPU, in a precision that it has."""
     with suppress(MissingPartError):
         there: Placement = planned.placement
         return there

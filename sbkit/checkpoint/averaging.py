@@ -35,7 +35,7 @@ class Averaged:
     scores: dict[str, float]
 
     def __str__(self) -> str:
-        """Say how many are averaged, and what of it."""
+        """Write how many are averaged, and what that changes."""
         count = len(self.checkpoints)
         what = "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
         if not self.scores:

@@ -50,7 +50,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def __init__(
         self, checkpoints_dir: str | Path, *, tokenizer: Tokenizer | None = None, **options: Any
     ) -> None:
-        """Take SpeechBrain's options, and the tokenizer that the checkpoints belong to."""
+        """Accept SpeechBrain's options, and the tokenizer that the checkpoints belong to."""
         super().__init__(checkpoints_dir, **options)
         self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
@@ -61,7 +61,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     # -- saving -------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Take the folder for this run alone, on all ranks, and clear what a killed one left.
+        """Lock the folder for this run, on all ranks, and remove what a killed one left.
 
         Raises SbkitError when another run is saving there.
         """
@@ -263,7 +263,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return damage is None
 
     def _tell(self, message: str) -> None:
-        """Say something once, however often the folder is looked through."""
+        """Print something once, however often the folder is read."""
         if message not in self._told:
             self._told.add(message)
             say(message)

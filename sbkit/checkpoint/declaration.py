@@ -150,7 +150,7 @@ class Declaration:
             yield from _compare(before.model, self.model)
 
     def changes(self, before: "Declaration") -> Iterator[Difference]:
-        """Walk the values that differ and may."""
+        """Yield the values that differ and may."""
         quiet = {"output_folder", *PLACES}
         for each in _compare(before.values, self.values):
             if each.name in MAY_CHANGE - quiet:
@@ -181,12 +181,12 @@ class Declaration:
         """Resolve the YAML with the knobs of ``allowed`` as the run began with them."""
         assert self.source is not None
         yaml_file, overrides = self.source
-        put_back = {
+        restored = {
             each.name: each.before
             for each in _compare(before.values, self.values)
             if each.name in allowed - {"output_folder"} and each.name in self.values
         }
-        return _values(yaml_file, {**overrides, **put_back})
+        return _values(yaml_file, {**overrides, **restored})
 
 
 def read_declaration(folder: Path) -> Declaration | None:
@@ -244,7 +244,7 @@ def _relative(value: Any, folder: str) -> Any:
 def _leaves(
     node: object, keys: tuple[str | int, ...], seen: dict[int, str]
 ) -> Iterator[tuple[str, Any]]:
-    """Walk the tags and the scalars below a node by their dotted path; an alias is only named."""
+    """Yield the tags and the scalars below a node by their dotted path; an alias is only named."""
     tag = tag_of(node)
     if not isinstance(node, CommentedMap | CommentedSeq | dict):
         value = getattr(node, "value", node)
@@ -271,7 +271,7 @@ def _describe_model(hparams: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Walk what differs, in the order in which it is declared now."""
+    """Yield what differs, in the order in which it is declared now."""
     for name in [*now, *(each for each in before if each not in now)]:
         old, new = before.get(name, ABSENT), now.get(name, ABSENT)
         if old != new:

@@ -45,7 +45,9 @@ def newest_described(folder: Path) -> Checkpoint | None:
 def by_number(
     *, max_key: str | None = None, min_key: str | None = None, **keys: Any
 ) -> dict[str, Any]:
-    """Let `find_checkpoints` rank by a number of the meta file, and pass over those without one.
+    """Return options that make `find_checkpoints` rank by a number of the meta file.
+
+    It passes over checkpoints without one.
 
     NaN, as of a validation set without labels, ranks last.
     """
@@ -75,12 +77,12 @@ def without_meta(folder: Path) -> Iterator[Path]:
 
 
 def has_checksums(checkpoint: Checkpoint) -> bool:
-    """Return whether sbkit wrote it; SpeechBrain takes down none."""
+    """Return whether sbkit wrote it; SpeechBrain writes none."""
     return Path(checkpoint.path, CHECKSUMS).exists()
 
 
 def damage_of(checkpoint: Checkpoint, *, recoverables: Iterable[str]) -> str | None:
-    """Say what is wrong with the files of a checkpoint; None when nothing is, or can be told."""
+    """Return what is wrong with the files of a checkpoint; None when nothing is known."""
     if has_checksums(checkpoint):
         return find_damage(checkpoint.path)
     needed = [METAFNAME, *(f"{name}{PARAMFILE_EXT}" for name in recoverables)]

@@ -16,7 +16,7 @@ TorchState = dict[str, Tensor]  # by type of device
 
 
 def torch_state(device: torch.device) -> TorchState:
-    """Take down torch's generators: the CPU's, which masks are drawn from, and a device's."""
+    """Return the state of torch's generators: that of the CPU, and that of a device."""
     state = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         state[device.type] = torch.get_device_module(device).get_rng_state(device)
@@ -57,7 +57,7 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> State:
-    """Take down the generators of Python, NumPy and torch, and that of a device."""
+    """Return the state of the generators of Python, NumPy and torch, and that of a device."""
     numpys: Any = np.random.get_state(legacy=False)
     numpys["state"]["key"] = numpys["state"]["key"].tolist()
     return {

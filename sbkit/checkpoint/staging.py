@@ -38,7 +38,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def reason_of(trouble: Exception) -> str:
-    """Say why a file could not be written.
+    """Return why a file could not be written.
 
     torch.save loses the system's error, and speaks of positions in its archive.
     """

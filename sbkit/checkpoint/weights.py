@@ -128,7 +128,7 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
 
 
 def _fault(saved: Any, wanted: Any) -> str | None:
-    """Say why a saved tensor cannot stand for a model's; None when it can.
+    """Return why a saved tensor cannot stand for a model's; None when it can.
 
     A buffer that is declared with infinite values, such as a mask, may have them.
     """

@@ -195,7 +195,7 @@ IMPORTED = {".".join(home.split(".")[:end]) for home in HOMES for end in range(1
 def refusal(
     kind: str, name: str, *, consumer: Consumer = "yaml", own: frozenset[str] = frozenset()
 ) -> str | None:
-    """Say why a name may not be used by `!new`, `!name` or `!apply`; None when it may.
+    """Return why a name may not be used by `!new`, `!name` or `!apply`; None when it may.
 
     ``own`` names modules that the user imported by `--import`: what is defined there is allowed,
     in a bundle only its torch.nn.Module classes.

@@ -180,7 +180,7 @@ def _value(node: Node) -> object:
 
 
 def members(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Walk the pairs of a mapping, then those it merges, which its own hide."""
+    """Yield the pairs of a mapping, then those it merges, which its own hide."""
     pairs = node.value if isinstance(node, MappingNode) else []
     yield from pairs
     for key, value in pairs:

@@ -96,7 +96,7 @@ class _Walk:
     sizes: dict[int, int] = field(default_factory=dict)  # by the id of the node
 
     def over(self, scope: Scope) -> Iterator[Refused]:
-        """Walk a file, then those it includes."""
+        """Yield from a file, then from those it includes."""
         yield from self._judge(scope, scope.root, self.refuse_size)
         waiting, seen = [scope.root], set()
         while waiting:
@@ -175,14 +175,14 @@ def _refuse_reference(scope: Scope, node: Node) -> None:
 
 
 def _refuse_attribute(scope: Scope, name: str, attribute: str) -> None:
-    """Let only data of a new object be taken: a method might be called by what gets it."""
+    """Allow only data of a new object: a method might be called by what gets it."""
     inner, target = scope.reach(name)
     _, target = inner.settled(target)
     _refuse_no_data(target, attribute)
 
 
 def _refuse_getattr(scope: Scope, node: Node) -> None:
-    """Let exactly `!apply:getattr [OBJECT, NAME]` pass, the form of a resolved reference."""
+    """Allow exactly `!apply:getattr [OBJECT, NAME]`, the form of a resolved reference."""
     match node:
         case SequenceNode(value=[target, ScalarNode(tag=tag, value=attribute)]) if (
             str(tag) == f"{STANDARD}str"

@@ -29,7 +29,7 @@ OBJECT = "an object"
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object], above: Keys = ()) -> None:
-    """Put the overrides into the tree; ``above`` is the key this file is included under.
+    """Set the overrides in the tree; ``above`` is the key this file is included under.
 
     Raises:
         SbkitError: a key that is not there (with the nearest one), a value of another kind,

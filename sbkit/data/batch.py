@@ -131,7 +131,7 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
 
 
 def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
-    """Put rows one after the other; columns in which they differ are joined by "+"."""
+    """Concatenate rows; columns in which they differ are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(str(row[name]) for row in rows))
         for name in rows[0]
@@ -163,7 +163,7 @@ def collate_audio(rows: Sequence[Mapping[str, Any]], sample_rate: int) -> dict[s
 
 
 class TextCollate:
-    """Put utterances side by side and turn their text into ids that the losses can take."""
+    """Pad utterances to a batch, and encode their texts."""
 
     def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
         self._tokenizer, self._sample_rate = tokenizer, sample_rate
@@ -214,7 +214,7 @@ def make_loader(
 
 
 def _leave_signals_alone(worker: int) -> None:
-    """Let the training process answer what a scheduler sends to all of its group."""
+    """Ignore what a scheduler sends to the whole group: the training process handles it."""
     for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(LEAVE, lambda number, frame: os._exit(0))

@@ -68,7 +68,7 @@ def read_manifests(
 
 
 def _named_by(source: Path) -> Callable[[Row | BadRow], Row | BadRow]:
-    """Say of rows which file they are from."""
+    """Return what adds to rows the file they are from."""
 
     def name(row: Row | BadRow) -> Row | BadRow:
         if isinstance(row, BadRow):

@@ -125,7 +125,7 @@ def _fingerprint(rows: Sequence[_Row], sample_rate: int) -> str:
 
 
 def _join(rows: Sequence[_Row], fingerprint: str) -> datasets.Dataset:
-    """Put the texts beside the audio, which stays where it is on the disk.
+    """Join the texts with the audio, which stays where it is on the disk.
 
     A table takes whole shards, in which each row is used once. So a shard comes once more for
     every further time that one of its rows is used, and the rows in use are then selected.

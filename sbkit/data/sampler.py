@@ -81,7 +81,7 @@ class TrainSampler(Sampler[MicroBatch]):
         self._epoch, self._start = epoch, start
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Walk the steps; ``accumulation`` micro-batches in a row belong to one step."""
+        """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
         return islice(self._micro_batches(), self._start, None)
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class TrainSampler(Sampler[MicroBatch]):
         return [steps[index] for index in random.permutation(len(steps))]
 
     def _examples(self, random: np.random.Generator) -> Iterator[Example]:
-        """Walk the rows in a random order, at random speeds, and join what is to be joined."""
+        """Yield the rows in random order, at random speeds, some of them joined."""
         order = random.permutation(len(self._samples)).tolist()
         percents = random.choice(self._percents, len(order)).tolist()
         joins = (random.random(len(order)) < self._concat_prob).tolist()
@@ -157,7 +157,7 @@ class EvalSampler(Sampler[MicroBatch]):
         self._batches = batches[rank::world_size]
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Walk from the shortest batch to the longest."""
+        """Yield from the shortest batch to the longest."""
         return iter(self._batches)
 
     def __len__(self) -> int:

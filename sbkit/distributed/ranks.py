@@ -34,7 +34,7 @@ def world_size() -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one rank do something by itself while the others wait for it elsewhere."""
+    """Run something on one rank while the others wait for it elsewhere."""
     global _alone
     before, _alone = _alone, True
     try:
@@ -66,7 +66,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def _take_group_from_reducers() -> None:
-    """Let no reducer outlive the group, whatever frame or traceback holds it still.
+    """Drop every reducer before the group, whatever frame or traceback still holds it.
 
     It would end the group while it holds Python's lock, for which gloo's threads may be waiting
     with a lock that it needs: one in twenty of such processes never ended on a busy machine.
@@ -84,7 +84,7 @@ def barrier() -> None:
 
 @contextmanager
 def main_rank_first() -> Iterator[None]:
-    """Let rank 0 do something, and the others find it done.
+    """Run something on rank 0 first, so that the others find it done.
 
     Where it fails, rank 0 says why and the others leave in silence with the same code; left
     waiting, they would end with a traceback about a broken connection.

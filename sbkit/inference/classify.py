@@ -45,7 +45,7 @@ def classify_files(
 
 
 def _classify(bundle: Bundle, file: Path) -> Classification:
-    """Take the most probable label of the pieces of a file, each weighted by its length."""
+    """Return the most probable label of the pieces of a file, each weighted by its length."""
     rate = bundle.config.sample_rate
     count, pieces = read_pieces(file, rate)
     total = torch.zeros(len(bundle.require_labels()))  # (V,)

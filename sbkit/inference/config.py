@@ -93,7 +93,7 @@ def _refuse_two_rates(config: BundleConfig, of: str) -> None:
 
 
 class _Fields:
-    """Take one field after the other out of a mapping, or say what is wrong with it."""
+    """Read the fields of a mapping, or raise what is wrong with one."""
 
     def __init__(self, values: Mapping[str, Any], of: str) -> None:
         self._values, self._of = values, of

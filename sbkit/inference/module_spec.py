@@ -37,7 +37,7 @@ def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
 
 
 class _Flattened:
-    """Walk a tree that may share its branches, and count what it comes to."""
+    """Count the nodes of a tree that may share its branches."""
 
     def __init__(self, key: str, objects: Mapping[int, object]) -> None:
         self._key, self._objects, self._count = key, objects, 0

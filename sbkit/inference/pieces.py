@@ -26,7 +26,7 @@ def read_pieces(file: Path, sample_rate: int) -> tuple[int, list[Tensor]]:
 
 
 def batches(pieces: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Walk the pieces, a few at a time."""
+    """Yield the pieces, a few at a time."""
     for start in range(0, len(pieces), PIECES_AT_ONCE):
         yield pieces[start : start + PIECES_AT_ONCE]
 

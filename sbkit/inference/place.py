@@ -99,7 +99,7 @@ def _what_is_wrong(out: Path) -> str | None:
 
 
 def _clear(out: Path) -> None:
-    """Put back, or remove, what an export left here that was killed."""
+    """Restore or remove what a killed export left here."""
     pattern = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{12}}\.(new|old)")
     there = list(out.parent.iterdir()) if out.parent.is_dir() else []
     for each in there:

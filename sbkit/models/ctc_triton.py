@@ -27,7 +27,7 @@ def _add(a, b, c):
 
 @triton.jit
 def _read_states(tokens, count, blank, states: tl.constexpr):
-    """Give states, their labels, and which can be entered from two before: a new token's."""
+    """Return states, their labels, and which can be entered from two before: a new token's."""
     s = tl.arange(0, states)
     is_token = (s % 2 == 1) & (s // 2 < count)
     labels = tl.load(tokens + s // 2, mask=is_token, other=blank)
@@ -40,7 +40,7 @@ def _forward(
     log_probs, tokens, frames, counts, alphas, likelihoods,
     blank, longest, size, width, states: tl.constexpr,
 ):  # fmt: skip
-    """Walk one utterance from its first frame to its last."""
+    """Compute the forward variables of one utterance, from its first frame to its last."""
     b = tl.program_id(0).to(tl.int64)
     n, count = tl.load(frames + b), tl.load(counts + b)
     s, labels, skips = _read_states(tokens + b * width, count, blank, states)
@@ -66,7 +66,7 @@ def _backward(
     log_probs, tokens, frames, counts, alphas, likelihoods, scales, gradient,
     order, firsts, blank, longest, size, width, states: tl.constexpr,
 ):  # fmt: skip
-    """Walk back, and give each label the probability of the states that emit it, negative."""
+    """Compute backward, and store for each label minus the probability of its states."""
     b = tl.program_id(0).to(tl.int64)
     n, count = tl.load(frames + b), tl.load(counts + b)
     s, labels, skips = _read_states(tokens + b * width, count, blank, states)

@@ -10,7 +10,7 @@ from sbkit.audio.lengths import length_mask
 
 
 def greedy(log_probs: Tensor, frame_lengths: Tensor, blank: int) -> list[list[int]]:
-    """Take the best token of each frame, merge repeats, drop blanks: (B, U, V), (B,) -> ids.
+    """Return the best token of each frame, merge repeats, drop blanks: (B, U, V), (B,) -> ids.
 
     One transfer from the device for the whole batch.
     """

@@ -39,7 +39,7 @@ class Encoder:
     """Call an encoder with the lengths that it takes, and compare what it returns."""
 
     def __init__(self, part: Any, *, padding: int = 0) -> None:
-        """Take the part, and the token that pads rows of tokens, for SpeechBrain's decoder."""
+        """Wrap the part; ``padding`` is the token that pads rows, for SpeechBrain's decoder."""
         self._part, self._padding = part, padding
         refuse_time_first(part, NAME)
         self._method = part.encode if callable(getattr(part, "encode", None)) else part

@@ -1,4 +1,4 @@
-"""The training loop: SpeechBrain's Brain with its ways kept, exact where it is not.
+"""The training loop: SpeechBrain's Brain with its hooks, exact where that is not.
 
 A recipe overrides `compute_forward` and `compute_objectives`, and as much of `on_stage_start`,
 `on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` gives a `Loss` of sums and
@@ -253,7 +253,7 @@ class Brain(StepBrain):
     # -- parts of the loop --------------------------------------------------------------------
 
     def pinging(self, batches: Iterable[Any], phase: str) -> Iterator[Any]:
-        """Walk batches with a sign of life at each, outside the training loop."""
+        """Yield batches, and ping the watchdog at each, outside the training loop."""
         for batch in batches:
             self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
             yield batch

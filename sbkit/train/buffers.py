@@ -1,4 +1,4 @@
-"""What modules count while they train: running statistics, which a skipped step must not spoil."""
+"""Running statistics of modules, which a skipped step must not change."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class Snapshot:
 
 
 class RunningStatistics:
-    """Put back what a skipped step wrote into the buffers, batch normalization's say.
+    """Restore the buffers that a skipped step wrote to, such as those of batch normalization.
 
-    A batch that is not finite would stay in them for ever. The host does not wait: it does not know
-    whether the step was skipped. All are copied before the first step, then those that are written.
+    Otherwise a batch that is not finite would stay in them for ever. The host does not wait to know
+    whether the step was skipped. Before the first step all are copied, then those that get written.
     """
 
     def __init__(self, modules: nn.Module) -> None:
@@ -53,8 +53,8 @@ class RunningStatistics:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Remember them, before the first micro-batch of a step."""
-        known = list(self._before) or list(_places(self._modules))
+        """Save them, before the first micro-batch of a step."""
+        known = list(self._before) or list(_buffers_of(self._modules))
         self._before = {}
         for place in known:
             tensor = place.read()
@@ -77,7 +77,7 @@ class RunningStatistics:
         self._written = written
 
 
-def _places(modules: nn.Module) -> Iterator[BufferRef]:
+def _buffers_of(modules: nn.Module) -> Iterator[BufferRef]:
     for module in modules.modules():
         for name, value in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(value, Tensor):

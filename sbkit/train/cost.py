@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from sbkit.train.memory import MemoryTracker, bytes_of
 
 PREDICTION, SUMMARY = "prediction.json", "summary.json"  # in the run folder
-LARGER = 1.02  # than all before: a step that is weighed
+LARGER = 1.02  # times all before: a step whose memory is measured
 
 
 class CostRecorder:
-    """Watch a run from before its first step.
+    """Record the steps, seconds and memory of a run, from before its first step.
 
-    Memory is that of tensors: on a GPU what torch allocated at most; elsewhere steps are weighed
-    that are larger than all before them, a handful in a run, and the first validation.
+    Memory is that of tensors: on a GPU the most that torch allocated; elsewhere it is measured in
+    the steps that are larger than all before them, a handful in a run, and in the first validation.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -29,51 +29,51 @@ class CostRecorder:
         self._epochs, self._steps, self._first = 0, 0, 0
         self._started, self._seconds = 0.0, 0.0
         self._largest, self._peak = 0.0, 0
-        self._weight: MemoryTracker | None = None
-        self._weighing, self._watching = ExitStack(), False
+        self._tracker: MemoryTracker | None = None
+        self._measuring, self._is_entered = ExitStack(), False
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def __enter__(self) -> "CostRecorder":
-        """Weigh what is begun from here on."""
-        self._watching = True
+        """Begin to measure memory."""
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop measure_memory, also where a step broke off: nothing may go on being weighed."""
+        """Stop measuring, also where a step was interrupted."""
         self.end_step()
-        self._watching = False
+        self._is_entered = False
 
     def begin_epoch(self, step: int) -> None:
-        """Note when an epoch begins, and the optimizer's steps before it."""
+        """Note when an epoch begins, and how many optimizer steps lie before it."""
         self._started, self._first = time.perf_counter(), step
 
     def end_epoch(self, step: int) -> None:
-        """Note that it is over, validation and checkpoint included."""
+        """Note when an epoch ends, after its validation and checkpoint."""
         self._epochs += 1
         self._steps += step - self._first
         self._seconds += time.perf_counter() - self._started
 
     def begin_step(self, size: int) -> None:
-        """Weigh a step whose batch is larger than all before."""
+        """Measure the memory of a step whose batch is larger than all before."""
         self.end_step()
         if size > LARGER * self._largest:
             self._largest = size
-            self._weigh()
+            self._measure()
 
     def begin_validation(self) -> None:
-        """Weigh the first one."""
+        """Measure the memory of the first validation."""
         if self._epochs == 0:
-            self._weigh()
+            self._measure()
 
     def end_step(self) -> None:
-        """Stop measure_memory, if it was begun."""
-        self._weighing.close()
-        if self._weight is not None:
-            self._peak, self._weight = max(self._peak, self._weight.peak), None
+        """Stop measuring memory, where it was begun."""
+        self._measuring.close()
+        if self._tracker is not None:
+            self._peak, self._tracker = max(self._peak, self._tracker.peak), None
 
     def summary(self, folder: Path, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-        """Put what was taken beside what was predicted, None for what is not known.
+        """Return what was measured with what was predicted, None for what is not known.
 
         A run that did not train keeps what its summary says already.
         """
@@ -87,9 +87,9 @@ class CostRecorder:
         }
         return {"prediction": _read(folder / PREDICTION), "outcome": outcome}
 
-    def _weigh(self) -> None:
-        if self._watching and self._device.type != "cuda":
-            self._weight = self._weighing.enter_context(MemoryTracker(self._model))
+    def _measure(self) -> None:
+        if self._is_entered and self._device.type != "cuda":
+            self._tracker = self._measuring.enter_context(MemoryTracker(self._model))
 
     def _peak_bytes(self, optimizers: Iterable[Optimizer]) -> int | None:
         if self._device.type == "cuda":

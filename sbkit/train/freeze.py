@@ -17,7 +17,7 @@ Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 
 
 class Frozen:
-    """The modules of `freeze`: no gradient, and evaluation's ways in training too.
+    """The modules of `freeze`: without gradient, and in evaluation mode in training too.
 
     Their dropout is off and their batch normalization keeps its statistics: what does not learn
     computes the same for training as for inference.
@@ -44,7 +44,7 @@ class Frozen:
 def with_lr_scale(
     opt_class: Callable[[Groups], Any], scales: Mapping[str, float], hparams: Mapping[str, Any]
 ) -> Callable[[Groups], Any]:
-    """Let an optimizer be made with groups whose rate is scaled: each has an `lr_scale`.
+    """Return ``opt_class`` with groups whose rate is scaled: each has an `lr_scale`.
 
     The longest path decides where several lead to a parameter. Groups that come in, such as those
     without weight decay, are split, and keep what they declare. A schedule sets a group's rate to

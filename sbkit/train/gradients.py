@@ -19,7 +19,7 @@ def normalize_by_tokens(optimizers: Iterable[Optimizer], counts: Tensor) -> Tens
     loss was not finite every rank's gradient becomes NaN, so that they skip the step together.
 
     counts (2,): labels that this rank saw in the step, and losses that were not finite; both are
-    added up over the ranks here. Gives the number of such losses: ().
+    added up over the ranks here. Returns the number of such losses: ().
     """
     labels, bad = sum_over_ranks(counts.to(torch.float32, copy=True)).unbind()
     factor = torch.where(bad > 0, torch.nan, world_size() / labels.clamp(min=1))
@@ -30,9 +30,9 @@ def normalize_by_tokens(optimizers: Iterable[Optimizer], counts: Tensor) -> Tens
 
 
 def clip(optimizers: Iterable[Optimizer], max_norm: float) -> Tensor:
-    """Clip every parameter group by one norm over all of them; give the norm before: ().
+    """Clip every parameter group by one norm over all of them; return the norm before: ().
 
-    A ``max_norm`` that is not positive clips nothing; taken at its word it would turn the gradient.
+    A ``max_norm`` that is not positive clips nothing; PyTorch would turn the gradient round.
     """
     limit = max_norm if max_norm > 0 else math.inf
     return nn.utils.clip_grad_norm_(list(with_gradient(optimizers)), limit)
@@ -56,7 +56,7 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
 
 
 def with_gradient(optimizers: Iterable[Optimizer]) -> Iterator[nn.Parameter]:
-    """Walk the parameters that have a gradient, over all optimizers and groups."""
+    """Yield the parameters that have a gradient, over all optimizers and groups."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from (each for each in group["params"] if each.grad is not None)

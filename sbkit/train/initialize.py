@@ -47,7 +47,7 @@ class Initialized:
     left: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Say it in three lines."""
+        """Write it in three lines."""
         return [
             f"init_from {self.source}: {len(self.loaded)} tensors are loaded{_of(self.loaded)}",
             f"init_from: {len(self.new)} tensors are new{_of(self.new)}",

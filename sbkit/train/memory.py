@@ -16,7 +16,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        """Begin at nothing; what was there before is known, and does not count."""
+        """Start at zero; ``known`` tensors do not count."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self._known = {each.untyped_storage()._cdata for each in known}
@@ -26,7 +26,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # to skip it torch imports it first: 1.2 s; nothing is compiled in here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation, and weigh what it makes."""
+        """Run one operation, and count what it makes."""
         made = func(*args, **(kwargs or {}))
         for each in made if isinstance(made, tuple | list) else (made,):
             if isinstance(each, Tensor):
@@ -47,14 +47,14 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Allocated:
-    """Ask CUDA's allocator the same of one device."""
+    """Read the same from CUDA's allocator, for one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.peak = 0
 
     def __enter__(self) -> "Allocated":
-        """Begin at what is allocated now."""
+        """Start from what is allocated now."""
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_allocated(self._device)
         return self
@@ -65,7 +65,7 @@ class Allocated:
 
 
 def measure_memory(known: Iterable[Tensor], device: torch.device) -> MemoryTracker | Allocated:
-    """Weigh what is made inside a `with`, by the device's own count where it has one."""
+    """Measure what is made inside a `with`, by the device's own count where it has one."""
     return Allocated(device) if device.type == "cuda" else MemoryTracker(known)
 
 

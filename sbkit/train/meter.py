@@ -1,4 +1,4 @@
-"""Figures of a run, added up on the device and read once in a while."""
+"""Sums over the steps of a run, on the device, read once in a while."""
 
 import time
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class Meter:
         self._audio_seconds += audio_seconds
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
-        """Walk the batches, and count the time in which there was none to work on."""
+        """Yield the batches, and count the time spent waiting for them."""
         while True:
             started = time.perf_counter()
             batch = next(batches, None)
@@ -79,7 +79,7 @@ class Meter:
         return reading
 
     def resume(self, unread: MetricTotals) -> None:
-        """Take up where a stopped run left its meter: what all ranks had, rank 0 adds."""
+        """Continue from the sums of a stopped run: rank 0 adds those of all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
             self._loss += torch.tensor([unread.loss_sum, unread.labels], dtype=torch.float64).to(

@@ -1,4 +1,4 @@
-"""What a run has lost and how long it took: added up, saved with it, logged and shown."""
+"""The loss and the speed of a run: added up, saved with it, logged and shown."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,12 +55,12 @@ class TrainingMetrics:
         )
 
     def close(self) -> None:
-        """Finish the log, and give the terminal back."""
+        """Close the log and the progress bar."""
         self._progress.close()
         self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
-        """Start an epoch, or go on within one; what passed before is none of it."""
+        """Start an epoch, or go on within one; what was counted before does not belong to it."""
         if afresh:
             self.so_far = ZERO
         self.meter.read()
@@ -116,7 +116,7 @@ class TrainingMetrics:
 
     @contextmanager
     def unread_kept(self) -> Iterator[None]:
-        """Let a checkpoint within an epoch hold what the meter has not been read for."""
+        """Include in a checkpoint within an epoch what the meter holds unread."""
         self._unread = self.meter.peek()
         yield
         self._unread = ZERO
@@ -131,7 +131,7 @@ class TrainingMetrics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave; SpeechBrain's checkpoints have none of it."""
+        """Restore what `state` returned; SpeechBrain's checkpoints have none of it."""
         self.so_far = MetricTotals(**state.get("so_far", vars(ZERO)))
         self._unread = MetricTotals(**state.get("unread", vars(ZERO)))
         self.train_seconds = state.get("train_seconds", 0.0)
@@ -140,7 +140,7 @@ class TrainingMetrics:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Let no rank go on when the log of one cannot be written; the others leave in silence."""
+    """Stop all ranks when the log of one cannot be written; that one reports it."""
     trouble: OSError | None = None
     try:
         yield

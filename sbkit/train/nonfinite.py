@@ -1,4 +1,4 @@
-"""A step whose loss or gradient is not finite: who was in it, and how to look at it again.
+"""A step whose loss or gradient is not finite: which utterances it had, and how to replay it.
 
 Of a micro-batch only the names, the lengths and the random state are kept until the host looks at
 the step's flags: the store is deterministic, so the sampler's plan makes the batch again. Memory
@@ -33,7 +33,7 @@ KEPT = 3  # bad steps of a rank that can be replayed, the newest; each holds the
 
 @dataclass(frozen=True)
 class Record:
-    """What makes a micro-batch again.
+    """What it takes to make a micro-batch again.
 
     described: its utterances by name and length; epoch, number: its place in the sampler's plan,
     from 1; None for one that no TrainSampler planned; random: what it was computed from.
@@ -69,7 +69,7 @@ class NonFiniteRecorder:
         self._epoch = 0
 
     def begin_epoch(self, sampler: Any, epoch: int) -> None:
-        """Take the sampler that plans the epoch's batches, if it is one of sbkit's."""
+        """Note the sampler that plans the epoch's batches, if it is one of sbkit's."""
         self._sampler = sampler if isinstance(sampler, TrainSampler) else None
         self._epoch = epoch
 
@@ -80,7 +80,7 @@ class NonFiniteRecorder:
         self._seen.append(Record(describe(batch), place, random, lost.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        """Take what came of the micro-batches seen."""
+        """Add a step of the micro-batches recorded since the last one."""
         self._steps.append(Step(step, tuple(self._seen), flags))
         self._seen.clear()
 
@@ -123,7 +123,7 @@ class NonFiniteRecorder:
         record = {"what": what, "step": step.step, "rank": rank(), "micro_batches": batches}
         file = self._folder.resolve() / f"step-{step.step}-rank-{rank()}.json"
         replay = replay_command(file) if self._keep(step, file.with_suffix(".pt")) else None
-        with _said(file):
+        with _reporting(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(file, to_json(record | {"replay": replay}, indent=1))
 
@@ -138,7 +138,7 @@ class NonFiniteRecorder:
         ]
         saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
         beside = file.with_suffix(".tmp")
-        with _said(file):
+        with _reporting(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             _make_room(file.parent)
             try:
@@ -170,8 +170,8 @@ def _make_room(folder: Path) -> None:
 
 
 @contextmanager
-def _said(file: Path) -> Iterator[None]:
-    """Say that a file could not be written, and go on: the step is skipped all the same."""
+def _reporting(file: Path) -> Iterator[None]:
+    """Print that a file could not be written, and go on: the step is skipped anyway."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk

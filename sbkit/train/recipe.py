@@ -107,7 +107,7 @@ def _is_installed_recipe(module: str) -> bool:
 
 
 def search_beside(yaml_file: Path) -> None:
-    """Let modules beside a YAML be imported, unless one of that name is found elsewhere first."""
+    """Add the folder of a YAML to the end of the search path of modules."""
     folder = str(yaml_file.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

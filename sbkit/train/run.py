@@ -38,7 +38,7 @@ class Run:
         recipe: Recipe | None = None,
         count: Count = count_here,
     ) -> None:
-        """Take the recipe that the YAML names, unless another one is given."""
+        """Read the YAML; ``recipe`` stands in for the one that it names."""
         self.yaml_file, self.overrides = yaml_file, dict(overrides)
         self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
         self._recipe, self._count = recipe, count

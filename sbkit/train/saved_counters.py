@@ -39,7 +39,7 @@ def read_counters(brain: Any, file: Path) -> None:
 
 @contextmanager
 def counters_kept(brain: Any) -> Iterator[None]:
-    """Let the counters stay those of the whole run while an earlier checkpoint is loaded."""
+    """Keep the counters of the whole run while an earlier checkpoint is loaded."""
     counters = {name: getattr(brain, name) for name in (*COUNTERS, "resume_rng")}
     sums = brain.training_metrics.state()
     yield

@@ -110,7 +110,7 @@ class _Reach(torch.autograd.Function):
 
 
 def reach_all(objective: Any, step: ForwardLoss) -> Any:
-    """Let the loss reach every parameter: each then reports to DDP in every step."""
+    """Connect the loss to every parameter: each then reports to DDP in every step."""
     trainable = [each for each in step.parts.parameters() if each.requires_grad]
     apply: Any = _Reach.apply
     if isinstance(objective, Loss):
@@ -166,7 +166,7 @@ def training_loss(brain: Any, batch: Any) -> Loss:
 
 
 def as_loss(objective: Any) -> Loss:
-    """Take a Loss as it is, and a plain mean, as SpeechBrain has it, as the loss of one label."""
+    """Return a Loss as it is, and a plain mean, as SpeechBrain has it, as the loss of one label."""
     if isinstance(objective, Loss):
         return objective
     return Loss(objective.reshape(1), torch.ones(1, device=objective.device))

@@ -28,7 +28,7 @@ from sbkit.train.step import DdpStep, ForwardLoss, as_loss
 
 
 class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
-    """Take the steps of what a recipe defines.
+    """Train what a recipe defines, one step at a time.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
     Raises SbkitError when device and precision do not go together here.
@@ -81,8 +81,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def fit_batch(self, batch: Any) -> Any:
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
 
-        Gives what `compute_objectives` gave, a Loss or a mean, without its graph; so may a recipe
-        that overrides this. `optimizers_step` expects the gradient of a mean.
+        Returns what `compute_objectives` returned, a Loss or a mean, without its graph; so may a
+        recipe that overrides this. `optimizers_step` expects the gradient of a mean.
         """
         placed = self._placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
@@ -118,7 +118,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
 
     def optimizers_step(self) -> None:
-        """Take the step, unless its gradient is not finite."""
+        """Step the optimizers, unless the gradient is not finite."""
         optimizers = self._active_optimizers()
         if not optimizers:
             return
@@ -169,7 +169,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             self._ddp_step.wrap(self._placed(batch), resting=self.resting)
 
     def _unwrap_distributed(self) -> None:
-        """Let go of the reducers."""
+        """Drop the reducers."""
         self._ddp_step.unwrap()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):

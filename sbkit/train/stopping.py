@@ -18,7 +18,7 @@ MOST_STEPS = 25  # between them: the steps to come may be slower than those befo
 
 
 class StopSignals:
-    """Hear SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without being torn out of a step.
+    """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread, where Python has no signals, it
     hears nothing.
@@ -61,7 +61,7 @@ NEITHER = Decision(stop=False, save=False)
 
 
 class RankConsensus:
-    """Let ranks agree between two steps on what any of them wishes.
+    """Make ranks agree between two steps on what any of them asks for.
 
     Asking in every step would make ranks wait for one another; they ask about every second of
     training, after a number of steps that the slowest of them decides for all.

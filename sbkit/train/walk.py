@@ -1,4 +1,4 @@
-"""A walk over the micro-batches of an epoch: how many, which is the last, how far it is."""
+"""Over the micro-batches of an epoch: how many there are, which is the last, how far it is."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,8 +1,8 @@
-"""A sign of life from every rank, and a word on who stands still when the signs stop.
+"""End a job in which a rank hangs, and print where every rank was.
 
 A thread of each rank writes `heartbeats/rank-N.json` in the run folder once a second: its step, its
-phase, the utterances it works on. Ranks wait for one another, so when one hangs all of them stand
-still; the first to notice leaves a note, each prints where it stands, and the job ends.
+phase, the utterances it works on. Ranks wait for one another, so when one hangs all of them stop;
+the first to notice writes a note for the others, each prints its state and stack, and the job ends.
 """
 
 import faulthandler
@@ -22,7 +22,7 @@ from sbkit.distributed.ranks import rank, world_size
 FOLDER = "heartbeats"
 TICK = 1.0  # seconds
 TURN = 0.1  # seconds between one rank and the next, so that each can be read
-LAST_WORDS = 5.0  # seconds that the others get to say where they stand
+REPORT_SECONDS = 5.0  # that the other ranks get to print their state
 STDERR = 2  # whatever Python's own name for it points at
 NOTE = "stalled"  # the file that tells the others
 
@@ -37,14 +37,14 @@ class Beat:
     since: float = field(default_factory=time.time)  # seconds since 1970
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Write it in one line."""
         shown = ", ".join(self.utterances[:4]) + (", ..." if len(self.utterances) > 4 else "")
         on = f" on {shown}" if shown else ""
         return f"in {self.phase} after step {self.step}{on}, for {time.time() - self.since:.0f} s"
 
 
 class NullWatchdog:
-    """The heart of a run without a folder: it leaves no sign."""
+    """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         """Do nothing."""
@@ -58,18 +58,18 @@ class NullWatchdog:
 
 
 class Watchdog(NullWatchdog):
-    """Leave signs of life, and end the process when they stop for ``stall_seconds``."""
+    """Write where this rank is, and end the process when it is there for ``stall_seconds``."""
 
     def __init__(self, folder: Path, *, stall_seconds: float) -> None:
         self._folder = folder / FOLDER
         self._stall_seconds = stall_seconds
         self._last = Beat()
-        self._still = 0.0  # seconds that the watch has seen it there
+        self._still = 0.0  # seconds since the last ping
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        """Start; what an earlier job left there is no sign of this one, whose ranks write anew."""
+        """Start, after removing the files of an earlier job."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._leftovers():
             file.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ class Watchdog(NullWatchdog):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and take the sign away."""
+        """Stop, and remove this rank's file."""
         self._over.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
@@ -87,13 +87,13 @@ class Watchdog(NullWatchdog):
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Say where the rank is; costs no more than keeping it in mind."""
+        """Note where the rank is; the thread writes it."""
         self._last = Beat(phase, step, tuple(utterances))
 
     def _leftovers(self) -> list[Path]:
-        """List what this rank clears away: its own sign, and on rank 0 those of all."""
-        signs = [*self._folder.glob("rank-*.json")] if rank() == 0 else [self._file]
-        return [self._folder / NOTE, *signs]
+        """List what this rank removes: its own file, and on rank 0 those of all."""
+        files = [*self._folder.glob("rank-*.json")] if rank() == 0 else [self._file]
+        return [self._folder / NOTE, *files]
 
     @property
     def _file(self) -> Path:
@@ -102,24 +102,24 @@ class Watchdog(NullWatchdog):
     def _watch(self) -> None:
         seen = self._last
         while not self._over.wait(TICK):
-            # Where a kernel holds the interpreter this thread cannot speak; that timer can.
-            patience = 2 * self._stall_seconds + LAST_WORDS
+            # Where a kernel holds the interpreter this thread cannot run; that timer can.
+            patience = 2 * self._stall_seconds + REPORT_SECONDS
             faulthandler.dump_traceback_later(patience, exit=True, file=STDERR)
-            # Ticks are counted, not the clock: a run that was suspended did not stand still.
+            # Ticks are counted, not the clock: a run that was suspended did not hang.
             self._still = self._still + TICK if self._last is seen else 0.0
             seen = self._last
             self._write(seen)
             if self._still >= self._stall_seconds or (self._folder / NOTE).exists():
-                self._speak_and_end()
+                self._report_and_end()
 
     def _write(self, ping: Beat) -> None:
         beside = self._file.with_suffix(".tmp")
-        with suppress(OSError):  # of a full disk a checkpoint will tell
+        with suppress(OSError):  # a full disk is reported by the next checkpoint
             self._folder.mkdir(exist_ok=True)
             beside.write_text(json.dumps({"rank": rank(), **asdict(ping)}))
             beside.replace(self._file)
 
-    def _speak_and_end(self) -> None:
+    def _report_and_end(self) -> None:
         with suppress(OSError):
             (self._folder / NOTE).touch()
         time.sleep(min(rank(), 20) * TURN)
@@ -127,11 +127,11 @@ class Watchdog(NullWatchdog):
             f"Rank {rank()}: every rank must move on within {self._stall_seconds:g} s, but one "
             "stands still. Where they were when they last moved:\n"
             + "\n".join(words_of_ranks(self._folder))
-            + "\nMend what holds it, or raise `stall_seconds` if that was only slow. The same "
+            + "\nFix what holds it up, or raise `stall_seconds` if it was only slow. The same "
             f"command goes on from the last checkpoint. What rank {rank()} is doing:\n"
         )
         os.write(STDERR, (words + stacks()).encode())
-        time.sleep(LAST_WORDS)
+        time.sleep(REPORT_SECONDS)
         os._exit(STALLED)
 
 
@@ -150,13 +150,13 @@ def stacks() -> str:
 
 
 def words_of_ranks(folder: Path) -> list[str]:
-    """Say of every rank of the job where it is; one that never wrote may be the one that hangs."""
+    """Describe where every rank of the job is; one that never wrote may be the one that hangs."""
     beats, silent = read_beats(folder), "gave no sign of life"
     return [f"  rank {each} {beats.get(each, silent)}" for each in range(world_size())]
 
 
 def read_beats(folder: Path) -> dict[int, Beat]:
-    """Read the last sign of life of each rank that left one."""
+    """Read the last file of each rank that wrote one."""
     beats = {}
     for file in folder.glob("rank-*.json"):
         with suppress(OSError, ValueError):  # just being replaced

@@ -25,30 +25,30 @@ import sys, time
 from pathlib import Path
 from sbkit.train import watchdog
 
-watchdog.TICK, watchdog.LAST_WORDS = 0.05, 0.1
-with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as heart:
+watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
+with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(10):
-        heart.ping("step", step, ["clip7", "clip8"])
+        running.ping("step", step, ["clip7", "clip8"])
         time.sleep(0.1)
 
-    def stand_still():
+    def hang():
         {how}
 
-    stand_still()
+    hang()
 """
 ASLEEP = "time.sleep(60)"
-# A pattern that backtracks for ages holds the interpreter: no thread of Python's can speak.
+# A pattern that backtracks for ages holds the interpreter: no other thread runs.
 HOLDING = "import re; re.match('(a+)+b', 'a' * 60)"
 
 
 @pytest.mark.parametrize("how", [ASLEEP, HOLDING], ids=["asleep", "holding the interpreter"])
-def test_who_stands_still_is_named_and_ended(how: str, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_and_ended(how: str, tmp_path: Path) -> None:
     code = HANGING.format(how=how)
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == (STALLED if how == ASLEEP else 1)
-    assert "in stand_still" in done.stderr
+    assert "in hang" in done.stderr
     if how == ASLEEP:
         assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
         assert "`stall_seconds`" in done.stderr
@@ -58,8 +58,8 @@ def test_a_sign_of_life_can_be_read_and_goes_with_the_run(tmp_path: Path) -> Non
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / NOTE).touch()  # of a run before
     write_beat(tmp_path / FOLDER, 7)  # of a larger one
-    with patch("sbkit.train.watchdog.TICK", 0.02), Watchdog(tmp_path, stall_seconds=60) as heart:
-        heart.ping("valid", 12, [f"clip{number}" for number in range(9)])
+    with patch("sbkit.train.watchdog.TICK", 0.02), Watchdog(tmp_path, stall_seconds=60) as watchdog:
+        watchdog.ping("valid", 12, [f"clip{number}" for number in range(9)])
         seen: dict[int, Beat] = {}
         while 0 not in seen or seen[0].phase != "valid":
             time.sleep(0.02)
@@ -88,6 +88,6 @@ def write_beat(folder: Path, number: int) -> None:
     (folder / f"rank-{number}.json").write_text(json.dumps(ping))
 
 
-def test_a_quiet_heart_leaves_nothing() -> None:
-    with NullWatchdog() as heart:
-        heart.ping("step", 1, ["clip"])
+def test_a_null_watchdog_writes_nothing() -> None:
+    with NullWatchdog() as watchdog:
+        watchdog.ping("step", 1, ["clip"])

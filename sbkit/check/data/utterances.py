@@ -112,6 +112,6 @@ def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool)
 
 
 def _agreeing(effect: str, found: Sequence[Excluded]) -> str:
-    """Put the verb into the singular where there is one utterance."""
+    """Write the verb in the singular where there is one utterance."""
     verb, _, rest = effect.partition(" ")
     return f"{SINGULAR.get(verb, verb) if len(found) == 1 else verb} {rest}"

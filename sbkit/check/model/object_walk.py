@@ -44,7 +44,7 @@ def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
 
 
 def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
-    """Walk breadth first, so that the path of an object is its shortest."""
+    """Yield breadth first, so that the path of an object is its shortest."""
     waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
     seen: dict[int, object] = {}  # keeps what it has seen, or an id would come twice
     while waiting:

@@ -69,7 +69,7 @@ class _Walker:
     def walk(
         self, document: Document, above: Keys, mapping: CommentedMap, named: set[Keys]
     ) -> Iterator[Keys]:
-        """Walk one mapping; the references are paths from it."""
+        """Visit one mapping; the references are paths from it."""
         for key, child in mapping.items():
             below = {keys[1:] for keys in named if keys[0] == key}
             if tag_of(child).startswith("!apply:"):
