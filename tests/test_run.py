@@ -80,6 +80,7 @@ def hypothesis_of(run: Path, clip: str) -> str:
 def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
     for name in (
         "train_log.jsonl",
+        "train.log",
         "tensorboard",
         "checkpoints",
         "curves.png",
@@ -93,6 +94,20 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         assert file.exists(), name
         assert any(file.iterdir()) if file.is_dir() else file.stat().st_size > 0, name
     assert not list(finished.rglob("*.tmp"))
+    assert len([*(finished / "tensorboard").iterdir()]) == 1  # of one call, the test's points too
+
+
+@pytest.mark.slow
+def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
+    lines = (finished / "train.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .", line) for line in lines)
+    said = [line[20:] for line in lines]
+    assert said[0].startswith("train.py hparams/ctc.yaml --data_folder=")
+    assert [each for each in said if each.startswith("note: ")]
+    epochs = [each for each in said if each.startswith("epoch ")]
+    assert [each.split()[1] for each in epochs] == ["1/4", "2/4", "3/4", "4/4"]
+    assert f"run folder: {finished}" in said
+    assert re.match(r"test: CER .*WER .*, 4 utterances", said[-1])
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ the host wait for the device.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,9 +29,27 @@ def is_first_rank() -> bool:
 def say(message: str) -> None:
     """Print one fact, once: on rank 0 of a run of many processes."""
     if is_first_rank() and not _unsaid:
+        keep(message)  # first: a terminal may be gone
         print(message, flush=True)
 
 
+def keep(message: str) -> None:
+    """Give a message to the text log of the run, where one is kept."""
+    for listener in _listeners:
+        listener(message)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Let ``listener`` get every message that is said."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+_listeners: list[Callable[[str], None]] = []
 _unsaid: list[object] = []  # who asked for quiet
 
 
