@@ -15,6 +15,7 @@ import soundfile
 import torch
 import torchaudio.functional
 
+from sbkit.checkpoint.averaging import read_averaged
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
@@ -107,7 +108,13 @@ def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
     epochs = [each for each in said if each.startswith("epoch ")]
     assert [each.split()[1] for each in epochs] == ["1/4", "2/4", "3/4", "4/4"]
     assert f"run folder: {finished}" in said
-    assert re.match(r"test: CER .*WER .*, 4 utterances", said[-1])
+    averaged = read_averaged(finished / "checkpoints")
+    assert averaged is not None
+    weights = {1: "best checkpoint"}.get(
+        count := len(averaged.checkpoints), f"mean of {count} checkpoints"
+    )
+    score = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
+    assert re.fullmatch(f"test: {score}, 4 utterances, {weights}", said[-1])
 
 
 @pytest.mark.slow
