@@ -366,4 +366,7 @@ def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> N
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")
     done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
     assert done.returncode == 0, done.stderr
+    assert "no gradient" not in done.stdout  # what the YAML turns off needs no note
+    log = (tmp_path / "train.log").read_text()
+    assert log.count("run folder: ") == done.stdout.count("run folder: ") == 1
     assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4
