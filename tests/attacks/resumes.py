@@ -14,6 +14,8 @@ import numpy as np
 import soundfile
 import torch
 
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.exit import exit_code
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.logs import summary
 from sbkit.training import train
@@ -30,7 +32,8 @@ TRICKS: dict[str, Callable[[Path], Any]] = {
     "nothing": Path.touch,
 }
 TINY = ("--device=cpu", "--cnn_channels=8", "--d_model=16", "--nhead=2", "--d_ffn=16",
-        "--num_encoder_layers=1", "--batch_seconds=2", "--check=False", "--log_every=1")  # fmt: skip
+        "--num_encoder_layers=1", "--batch_seconds=2", "--check=False",
+        "--log_every=1")  # fmt: skip
 WORDS = ("one", "two", "one two", "two two", "one one", "two one")
 
 
@@ -59,9 +62,15 @@ def make_resumable(folder: Path) -> None:
 
 
 def resume(folder: str) -> None:
-    """Train on for an epoch."""
-    with patch.object(summary, "git_commit", lambda _: None):  # starts a process
-        _train(Path(folder), epochs=2)
+    """Train on for an epoch; what the operating system refuses is a sentence, as of `run_main`."""
+    none = {"git_commit": lambda _: None, "cpu_name": lambda: None}  # those start processes
+    with patch.multiple(summary, **none):
+        try:
+            _train(Path(folder), epochs=2)
+        except OSError as error:
+            if exit_code(error) == BAD_INPUT:
+                raise SbkitError(str(error)) from error
+            raise
 
 
 def _train(folder: Path, *, epochs: int) -> None:
@@ -213,7 +222,7 @@ SPOILED: dict[str, Callable[[Place], Any]] = {
         f"{name} {trick}": partial(_beside, name, make)
         for name in ("train_log.jsonl", "train.log", "declaration.json", "hyperparams.yaml",
                      "tokenizer.model", "tensorboard", "checkpoints", "summary.json",
-                     "checkpoints/averaged.json", "left_out.tsv", "curves.png", "wer_test.txt")
+                     "checkpoints/averaged.json", "wer_test.txt")
         for trick, make in TRICKS.items()
         if trick in ("a pipe", "/dev/zero", "a link to itself", "a folder", "deep")
     },
@@ -221,13 +230,15 @@ SPOILED: dict[str, Callable[[Place], Any]] = {
     **{
         f"{name} {str(value)[:20]}": _set(name, value)
         for name in ("step", "optimizer_step", "nonfinite_count", "train_seconds", "so_far")
-        for value in (-1, 10**30, "x", None, [1], 1.5, {"loss_sum": "x"}, {"more": 1})
+        for value in (-1, 10**30, "x", None)
     },
+    "sums of texts": _set("so_far", {"loss_sum": "x"}),
+    "more sums": _set("so_far", {"more": 1}),
     "step within the epoch": _set("step", 10**6),
     "no random state": _set("random", None),
     **{
-        f"random {name} {str(value)[:20]}": _random(name, value)
-        for name, value in (
+        f"random {name} {number}": _random(name, value)
+        for number, (name, value) in enumerate((
             ("python", [3, [0] * 624 + [625], None]), ("python", [3, [1] * 3, None]),
             ("python", [3, [0.5] * 625, None]), ("python", [3, [2**40] * 625, None]),
             ("python", [3, [1] * 624 + [624], "x"]), ("python", "x"),
@@ -238,7 +249,7 @@ SPOILED: dict[str, Callable[[Place], Any]] = {
             ("numpy", {"bit_generator": "MT19937", "state": {"key": [1] * 624, "pos": 9**9},
                        "has_gauss": 0, "gauss": 0.0}),
             ("cpu", "00"), ("cpu", "x"), ("cpu", 1), ("cpu", "ff" * 5056), ("cpu", "00" * 5056),
-        )
+        ))
     },
     # -- epochs and the meta file
     **{
@@ -273,7 +284,7 @@ SPOILED: dict[str, Callable[[Place], Any]] = {
     "weights sparse": _weights(lambda each: each.to_sparse() if each.ndim else each),
     "weights meta": _weights(lambda each: each.to("meta")),
     "weights of other shapes": _weights(lambda each: each.unsqueeze(0)),
-    "weights expanded": _weights(lambda each: torch.zeros(1).expand(each.shape)),
+    "weights expanded": _weights(lambda each: torch.zeros(()).expand(each.shape)),
     "weights a list": _saved("model.ckpt", lambda there: [1]),
     "weights texts": _saved("model.ckpt", lambda there: dict.fromkeys(there, "x")),
     "weights of names that move the cursor": _saved(
@@ -322,5 +333,16 @@ SPOILED: dict[str, Callable[[Place], Any]] = {
         _checkpoint(place).with_name("x.lock")
     ),
 }  # fmt: skip
-HARMLESS = {"as it was"}
+# What is written anew without being read, or what a run may go on with.
+HARMLESS = {
+    "as it was", "checksums.json a link to itself", "train_log.jsonl deep", "train.log deep",
+    "tokenizer.model a link to itself", "tensorboard a folder", "checkpoints a folder",
+    "train_seconds -1", f"train_seconds {str(10**30)[:20]}", "step within the epoch",
+    "no random state", "epoch '0'", "optimizer without state", "optimizer lr 1e+30",
+    "optimizer betas x", "optimizer \x1b[2J 1",
+    *(name for name in SPOILED if name.startswith(("hyperparams.yaml", "summary.json",
+                                                   "checkpoints/averaged.json", "wer_test.txt"))),
+    *(name for name in SPOILED if name.startswith("meta ") and "unixtime: 1\\n" in name),
+    *(name for name in SPOILED if name.startswith("a ")),
+}  # fmt: skip
 COMMANDS: dict[str, Callable[[str], None]] = {"resume": resume}
