@@ -1,5 +1,6 @@
 """A training run from its YAML to its results: the list of steps that train.py starts."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
+from sbkit.logs.text_log import TextLog
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
@@ -26,6 +28,12 @@ def train(arguments: Sequence[str]) -> None:
     """
     run = Run(*parse_command(arguments))
     run.refuse_out_of_range()
+    with TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as log:
+        train_run(run, log)
+
+
+def train_run(run: Run, log: TextLog) -> None:
+    """Train, test and report; the log is opened once nothing refuses the run folder."""
     say(f"{run.placement.device}: {describe_waiting(torch.get_num_threads())}")
     with process_group(run.placement.device):
         with main_rank_first():
@@ -41,6 +49,7 @@ def train(arguments: Sequence[str]) -> None:
             patience=run.knobs.get("early_stopping", 0),
         )
         with main_rank_first():
+            log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
             save_resolved(run.folder / "hyperparams.yaml", run.yaml_file, run.overrides)
         brain = run.make_brain()

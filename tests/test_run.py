@@ -16,6 +16,7 @@ import torch
 import torchaudio.functional
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.averaging import read_averaged
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
@@ -81,6 +82,7 @@ def hypothesis_of(run: Path, clip: str) -> str:
 def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
     for name in (
         "train_log.jsonl",
+        "train.log",
         "tensorboard",
         "checkpoints",
         "curves.png",
@@ -94,6 +96,26 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         assert file.exists(), name
         assert any(file.iterdir()) if file.is_dir() else file.stat().st_size > 0, name
     assert not list(finished.rglob("*.tmp"))
+    assert len([*(finished / "tensorboard").iterdir()]) == 1  # of one call, the test's points too
+
+
+@pytest.mark.slow
+def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
+    lines = (finished / "train.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .", line) for line in lines)
+    said = [line[20:] for line in lines]
+    assert said[0].startswith("train.py hparams/ctc.yaml --data_folder=")
+    assert [each for each in said if each.startswith("note: ")]
+    epochs = [each for each in said if each.startswith("epoch ")]
+    assert [each.split()[1] for each in epochs] == ["1/4", "2/4", "3/4", "4/4"]
+    assert f"run folder: {finished}" in said
+    averaged = read_averaged(finished / "checkpoints")
+    assert averaged is not None
+    weights = {1: "best checkpoint"}.get(
+        count := len(averaged.checkpoints), f"mean of {count} checkpoints"
+    )
+    score = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
+    assert re.fullmatch(f"test: {score}, 4 utterances, {weights}", said[-1])
 
 
 @pytest.mark.slow
@@ -374,4 +396,7 @@ def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> N
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")
     done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
     assert done.returncode == 0, done.stderr
+    assert "no gradient" not in done.stdout  # what the YAML turns off needs no note
+    log = (tmp_path / "train.log").read_text()
+    assert log.count("run folder: ") == done.stdout.count("run folder: ") == 1
     assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4

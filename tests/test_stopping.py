@@ -107,9 +107,13 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(
     assert f"Asked to stop after step {at_step}. It is saved" in capsys.readouterr().out
     assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
     assert not (tmp_path / "summary.json").exists()
+    log = (tmp_path / "train.log").read_text()
+    assert f" Asked to stop after step {at_step}. It is saved" in log  # whatever the terminal did
+    assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
 
     assert train(workplace, tmp_path) == 0
     assert_same_run(tmp_path, whole)
+    assert (tmp_path / "train.log").read_text().startswith(log)
 
 
 def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) -> None:

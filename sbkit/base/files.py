@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +98,23 @@ def building(folder: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _make_locked(folder: Path) -> tuple[Path, int]:
+@contextmanager
+def scratch_folder(name: str) -> Iterator[Path]:
+    """Yield an empty folder among the system's temporary ones, removed at the end.
+
+    What killed processes left under the same name is removed too.
+    """
+    place = Path(tempfile.gettempdir(), name)
+    _remove_abandoned(place)
+    folder, lock = _make_locked(place, mode=0o700)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_locked(folder: Path, *, mode: int = 0o777) -> tuple[Path, int]:
     """Make a folder beside ``folder``, and return it with the descriptor that locks it.
 
     The kernel takes the lock back when the process ends, however it ends: a folder of this kind
@@ -105,7 +122,7 @@ def _make_locked(folder: Path) -> tuple[Path, int]:
     """
     while True:
         beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
-        beside.mkdir(parents=True)
+        beside.mkdir(parents=True, mode=mode)
         lock = os.open(beside, os.O_RDONLY)
         try_lock(lock)
         if beside.is_dir():  # another process may have removed it before it was locked

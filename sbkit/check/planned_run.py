@@ -5,8 +5,8 @@ Everything is built in a folder of its own, so that a check leaves no trace in t
 """
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
 from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
@@ -69,7 +70,8 @@ class PlannedRun:
         self.parts: dict[str, Any] = {}
         self.moved = MoveWatch()  # of the Brain
         self.faults: dict[str, SbkitError] = {}
-        self._scratch = tempfile.TemporaryDirectory(prefix="sbkit-check-")
+        self._closing = ExitStack()
+        self._scratch = self._closing.enter_context(scratch_folder("sbkit-check"))
         self.has_recipe = recipe is not None or "recipe" in self.knobs
         self._recipe = recipe
 
@@ -79,7 +81,7 @@ class PlannedRun:
 
     def __exit__(self, *_: object) -> None:
         """Remove the folder it was built in."""
-        self._scratch.cleanup()
+        self._closing.close()
 
     @cached_property
     def run(self) -> Run:
@@ -222,7 +224,7 @@ class PlannedRun:
 
     def as_in_training(self, sentence: str) -> str:
         """Name the run's folder where a sentence names that of the check."""
-        return sentence.replace(self._scratch.name, str(self.run_folder))
+        return sentence.replace(str(self._scratch), str(self.run_folder))
 
     def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
         """Make a finding about a key."""
@@ -234,7 +236,7 @@ class PlannedRun:
     def _elsewhere(self) -> dict[str, Any]:
         if self.run_folder is None:
             return {}
-        scratch = Path(self._scratch.name)
+        scratch = self._scratch
         known = self.has_recipe and "recipe" not in self.faults
         labels = self.run_folder / (self.recipe.label_file if known else TOKENIZER)
         if labels.is_file() and not (scratch / labels.name).exists():

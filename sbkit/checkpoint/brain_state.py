@@ -1,5 +1,6 @@
 """Whether the counters and the random state in a checkpoint are ones that training can leave."""
 
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,17 +49,27 @@ def _check_number(name: str, value: Any) -> None:
 
 def _check_random(state: Any) -> None:
     """Check that the generators can be set to it; they stay as they are."""
-    version, words, _ = state["python"]
+    version, words, gauss = state["python"]
     if version != 3 or len(words) != PYTHON_WORDS:
         raise ValueError("`random.python` is no state of Python's generator")
     if not all(type(each) is int and 0 <= each < 2**32 for each in words):
         raise ValueError("`random.python` holds something else than its words")
-    numpys = state["numpy"]
-    if len(numpys["state"]["key"]) != NUMPY_WORDS:
-        raise ValueError("`random.numpy` is no state of NumPy's generator")
-    trial: Any = np.random.RandomState()
-    trial.set_state(numpys)
+    if gauss is not None:
+        _check_number("random.python", gauss)
+    random.Random().setstate((version, tuple(words), gauss))
+    _check_numpy(state["numpy"])
     for kind in state.keys() - {"python", "numpy"}:
         bytes.fromhex(state[kind])
     cpu = bytearray.fromhex(state["cpu"])
     torch.Generator().set_state(torch.frombuffer(cpu, dtype=torch.uint8))
+
+
+def _check_numpy(state: Any) -> None:
+    """Check a state of NumPy's generator, which would read on from any place, also outside."""
+    place = state["state"]["pos"]
+    if len(state["state"]["key"]) != NUMPY_WORDS or type(place) is not int:
+        raise ValueError("`random.numpy` is no state of NumPy's generator")
+    check_count("random.numpy.state.pos", place, NUMPY_WORDS + 1)
+    _check_number("random.numpy.gauss", state["gauss"])
+    trial: Any = np.random.RandomState()
+    trial.set_state(state)

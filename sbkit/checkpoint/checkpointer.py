@@ -142,13 +142,18 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.load_checkpoint(best[0])
         return best[0]
 
+    def find_checkpoints(self, **keys: Any) -> list[Checkpoint]:
+        """Rank by a number of the meta file, whatever else it holds under the same key."""
+        ranked: list[Checkpoint] = super().find_checkpoints(**by_number(**keys))
+        return ranked
+
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
         """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
 
         Raises SbkitError when there are checkpoints and all of them are damaged, or when one of
         those found was trained with another tokenizer.
         """
-        ranked = self.find_checkpoints(**by_number(**keys))
+        ranked = self.find_checkpoints(**keys)
         nameless = list(without_meta(self.checkpoints_dir))
         for folder in nameless:
             self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")

@@ -1,6 +1,7 @@
 """An optimizer goes on: its moments are those that were saved, its hyperparameters as declared."""
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ def load_optimizer(optimizer: Optimizer, file: Path) -> list[str]:
         state = torch.load(file, "cpu", weights_only=True)
         saved, declared = state["param_groups"], optimizer.param_groups
         _refuse_other(saved, declared, of=file)
+        _refuse_unfit_rates(saved)
         pairs = list(zip(saved, declared, strict=True))
         _refuse_other_moments(state["state"], pairs, optimizer, of=file)
         groups = [{**old, **_declared(old, new)} for old, new in pairs]
@@ -49,6 +51,18 @@ def _refuse_other(saved: Sequence[Group], declared: Sequence[Group], *, of: Path
     gone, new = (sorted(each - SCHEDULED - NAMES) for each in (there - here, here - there))
     if gone and new:  # either alone may come with another version of torch
         raise _another(of, f"{', '.join(gone)} saved, {', '.join(new)} declared")
+
+
+def _refuse_unfit_rates(saved: Sequence[Group]) -> None:
+    """Refuse what no schedule writes, before a step is taken with it."""
+    for group in saved:
+        for name in SCHEDULED & group.keys():
+            value = group[name]
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < math.inf:
+                raise ValueError(f"`{name}` is {str(value)[:40]!r} and no rate")
 
 
 def _refuse_other_moments(

@@ -14,21 +14,22 @@ from typing import Any
 from sbkit.base.files import naming
 
 VERSION = "brain.Event:2"  # of the file's format
+STARTED = time.time()  # names one file for all that this process logs of a run
 
 
 class EventFile:
-    """Append points of curves to a file of their own in ``folder``.
+    """Append points of curves to the file of this process in ``folder``.
 
     TensorBoard then shows no point of an earlier file from ``first_step`` on.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        """Start the file."""
+        """Start the file, or go on in it: training and the test of one call share it."""
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
         records: Any = import_module("tensorboard.summary.writer.record_writer")
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{STARTED:.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
         self._file = self._path.open("ab")
         self._records = records.RecordWriter(self._file)

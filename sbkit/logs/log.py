@@ -4,15 +4,17 @@ Figures are plain numbers, given every few steps, never tensors: reading a tenso
 the host wait for the device.
 """
 
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
+from sbkit.base.printable import printable
 from sbkit.logs.events import EventFile
 
 LOG_FILE = "train_log.jsonl"
@@ -27,11 +29,32 @@ def is_first_rank() -> bool:
 
 
 def say(message: str) -> None:
-    """Print one fact, once: on rank 0 of a run of many processes."""
+    """Print one fact, once: on rank 0 of a run of many processes.
+
+    What it quotes, such as the name of a folder, cannot move the cursor.
+    """
     if is_first_rank() and not _unsaid:
-        print(message, flush=True)
+        keep(message)  # first: a terminal may be gone
+        print("\n".join(map(printable, message.split("\n"))), flush=True)
 
 
+def keep(message: str) -> None:
+    """Give a message to the text log of the run, where one is kept."""
+    for listener in _listeners:
+        listener(message)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Let ``listener`` get every message that is said."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+_listeners: list[Callable[[str], None]] = []
 _unsaid: list[object] = []  # who asked for quiet
 
 
@@ -95,10 +118,12 @@ class FinalFigures(Figures):
 def read_log(path: Path) -> list[Record]:
     """Read a run's records in order, past the line that a killed run left half written.
 
-    A missing file is an empty log.
+    A missing file is an empty log. Raises OSError for a pipe, a device or a folder.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
+    if not path.is_file():
+        raise OSError(errno.EEXIST, "no regular file", str(path))
     records = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
     return [record for record in records if record is not None]
 
@@ -165,14 +190,14 @@ class RunLog(QuietLog):
 def _parse(line: str) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
 
 
 def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:
     """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     last = {
         StepFigures.kind: step,

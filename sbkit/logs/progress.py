@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sbkit.logs.log import EpochFigures, Figures, StepFigures, is_first_rank
+from sbkit.logs.log import EpochFigures, Figures, StepFigures, is_first_rank, keep
 from sbkit.logs.metric import Metrics, as_words
 
 
@@ -51,8 +51,10 @@ class Progress:
         self._live.update(line, refresh=True)
 
     def epoch(self, figures: EpochFigures) -> None:
-        """Print the line that stays."""
+        """Print the line that stays, and keep it in the text log."""
         line = self._join(_epoch_words(figures, self._metrics), figures)
+        if is_first_rank():
+            keep(line)
         self._live.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:

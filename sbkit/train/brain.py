@@ -55,9 +55,11 @@ class Brain(StepBrain):
     Attributes:
         loaders: those of the run, where a `Run` made the Brain.
         signals, watchdog: what asks the run to stop, and what ends one that hangs.
+        averaged: how many checkpoints it is tested with.
     """
 
     loaders: Loaders | None = None
+    averaged: int = 1
 
     def __init__(
         self,
@@ -202,8 +204,10 @@ class Brain(StepBrain):
                 averaged = self.checkpointer.load_average(
                     count, score, max_key=max_key, min_key=min_key
                 )
-                if averaged is not None and score is not None:
-                    say(str(averaged))
+                if averaged is not None:
+                    self.averaged = len(averaged.checkpoints)
+                    if score is not None:
+                        say(str(averaged))
 
     # -- evaluation ---------------------------------------------------------------------------
 

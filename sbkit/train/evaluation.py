@@ -130,5 +130,7 @@ def report_test(brain: Any, results: Results) -> None:
         cost=brain.cost.summary(folder, brain.optimizers_dict or {}),
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", brain.metrics)
+    many = brain.averaged > 1
+    weights = f"mean of {brain.averaged} checkpoints" if many else "best checkpoint"
     for name, each in results.items():
-        say(f"{name}: {brain.describe(each)}, {len(each)} utterances")
+        say(f"{name}: {brain.describe(each)}, {len(each)} utterances, {weights}")

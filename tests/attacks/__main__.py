@@ -14,6 +14,7 @@ from tests.attacks.audio import all_audio
 from tests.attacks.bundles import all_bundles
 from tests.attacks.case import Case
 from tests.attacks.inputs import all_inputs
+from tests.attacks.resumes import all_resumes
 from tests.attacks.runner import GOOD, HARMLESS, REFUSED, Outcome, attack, prepare
 from tests.attacks.runs import all_runs
 from tests.attacks.yamls import all_yamls
@@ -21,7 +22,7 @@ from tests.attacks.yamls import all_yamls
 
 def all_cases() -> list[Case]:
     """List every attack."""
-    return [*all_bundles(), *all_yamls(), *all_runs(), *all_audio(), *all_inputs()]
+    return [*all_bundles(), *all_yamls(), *all_runs(), *all_audio(), *all_inputs(), *all_resumes()]
 
 
 def try_all(cases: Sequence[Case], folder: Path) -> list[tuple[Case, Outcome]]:

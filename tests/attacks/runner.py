@@ -29,9 +29,12 @@ from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.build import clean_ruamel
 from tests.attacks.case import Case, Place
-from tests.attacks.inputs import COMMANDS
+from tests.attacks.inputs import COMMANDS as OF_INPUTS
+from tests.attacks.resumes import COMMANDS as OF_RESUMES
+from tests.attacks.resumes import make_resumable
 from tests.inference.bundles import make_bundle
 
+COMMANDS = {**OF_INPUTS, **OF_RESUMES}
 SECONDS = 20.0
 MEMORY = 3 << 30  # bytes of addresses beyond what the imports take
 RESIDENT = 1 << 30  # bytes in memory beyond that
@@ -52,12 +55,13 @@ class Outcome:
 
 
 def prepare(folder: Path) -> Place:
-    """Make what every attack spoils a copy of: a bundle, its run and a clip."""
+    """Make what every attack spoils a copy of: a bundle, its run, a clip and a trained run."""
     healthy = Place(folder / "healthy")
     make_bundle(healthy.folder)
     noise = np.random.default_rng(0).integers(-3000, 3000, 8000).astype(np.int16)
     soundfile.write(healthy.clip, noise, 16_000)
     torch.set_num_threads(1)
+    make_resumable(healthy.folder)
     run(healthy.transcribe())  # what is imported late is imported before the first fork
     return healthy
 

@@ -2,12 +2,22 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import building, to_json, write_bytes_atomically, write_text_atomically
+from sbkit.base.files import (
+    building,
+    scratch_folder,
+    to_json,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 
 
 def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -97,3 +107,27 @@ def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not
         with building(tmp_path / "store"):
             assert slow.is_dir()
     assert list(tmp_path.iterdir()) == [tmp_path / "store"]
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from sbkit.base.files import scratch_folder
+with scratch_folder("sbkit-check") as folder:
+    (folder / "weights").write_text("large")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder("sbkit-check") as living:
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert len([*tmp_path.iterdir()]) == 2
+        with scratch_folder("sbkit-check") as mine:
+            assert {*tmp_path.iterdir()} == {living, mine}  # one that is in use stays
+    assert [*tmp_path.iterdir()] == []

@@ -52,7 +52,12 @@ def test_what_training_leaves_is_taken() -> None:
         lambda good: good["random"].update(cpu="no hexadecimal"),
         lambda good: good["random"].update(python=[3, [1, 2], None]),
         lambda good: good["random"]["python"][1].__setitem__(0, -1),
+        lambda good: good["random"]["python"][1].__setitem__(-1, 625),
+        lambda good: good["random"]["python"].__setitem__(2, "text"),
         lambda good: good["random"]["numpy"]["state"].update(key=[1]),
+        lambda good: good["random"]["numpy"]["state"].update(pos=-9),
+        lambda good: good["random"]["numpy"]["state"].update(pos=625),
+        lambda good: good["random"]["numpy"].update(gauss="text"),
         lambda good: good["random"].update(numpy=None),
         lambda good: good.update(random=[1]),
     ],
@@ -88,6 +93,28 @@ def test_a_score_that_is_no_number_ranks_nowhere(tmp_path: Path, value: str) -> 
     meta.write_text(re.sub("end-of-epoch: .*", "end-of-epoch: 7", meta.read_text()))
     write_checksums(second)
     assert recovered(tmp_path) == pytest.approx(0.2)
+
+
+def test_a_score_that_is_a_list_stands_in_no_way_of_later_ones(tmp_path: Path) -> None:
+    first, _ = save(tmp_path, 0.2, 0.4)
+    meta = first / "CKPT.yaml"
+    meta.write_text(re.sub("CER: .*", "CER: [1]", meta.read_text()))
+    write_checksums(first)
+    later = checkpointer(tmp_path, line(0.3))
+    later.save_and_keep_only(meta={"CER": 0.3}, num_to_keep=1, min_keys=["CER"])
+    assert recovered(tmp_path, min_key="CER") == pytest.approx(0.3)
+
+
+@pytest.mark.timeout(20)
+def test_a_meta_file_without_end_is_none(tmp_path: Path) -> None:
+    first, _ = save(tmp_path, 0.2, 0.4)
+    doubled = "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))
+    meta = first / "CKPT.yaml"
+    meta.write_text(f"a0: &a0 [x]\n{doubled}\n{meta.read_text()}")
+    write_checksums(first)
+    later = checkpointer(tmp_path, line(0.3))
+    later.save_and_keep_only(meta={"CER": 0.3}, num_to_keep=3, min_keys=["CER"])
+    assert recovered(tmp_path, min_key="CER") == pytest.approx(0.3)
 
 
 def test_a_score_that_is_not_finite_ranks_last(tmp_path: Path) -> None:

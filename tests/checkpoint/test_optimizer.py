@@ -146,6 +146,19 @@ def test_moments_that_no_training_leaves_are_refused(
         recovered(tmp_path, over(AdamW, fused=fused))
 
 
+@pytest.mark.parametrize("rate", ["text", None, [1], -1.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("name", ["lr", "initial_lr"])
+def test_a_rate_that_no_schedule_writes_is_refused(tmp_path: Path, name: str, rate: Any) -> None:
+    saved(tmp_path, over(AdamW))
+    (path,) = tmp_path.glob("CKPT+*")
+    state = torch.load(path / "optimizer.ckpt", weights_only=True)
+    state["param_groups"][0][name] = rate
+    torch.save(state, path / "optimizer.ckpt")
+    write_checksums(path)
+    with pytest.raises(SbkitError, match=f"`{name}` is .* and no rate"):
+        recovered(tmp_path, over(AdamW))
+
+
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [

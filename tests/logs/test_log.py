@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -110,6 +111,37 @@ def test_what_stands_in_its_place_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=name) as caught:
         RunLog(tmp_path)
     assert caught.value.filename == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "loop"])
+def test_what_is_no_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "train_log.jsonl"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    with pytest.raises(FileExistsError, match="no regular file"):
+        RunLog(tmp_path)
+
+
+def test_a_line_of_brackets_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "train_log.jsonl").write_text("[" * 200_000)
+    assert read_log(tmp_path / "train_log.jsonl") == []
+
+
+def test_a_name_that_is_quoted_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    say("CKPT+\x1b[2J is damaged.\nAnother line")
+    assert capsys.readouterr().out == "CKPT+\\x1b[2J is damaged.\nAnother line\n"
+
+
+def test_one_process_writes_one_file_of_tensorboard(tmp_path: Path) -> None:
+    """Training and the test after it each open a log."""
+    for resume_step in (0, 10):
+        log = RunLog(tmp_path, resume_step=resume_step)
+        log.write(step_figures(resume_step + 10))
+        log.close()
+    assert len([*(tmp_path / "tensorboard").iterdir()]) == 1
+    assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0)]
 
 
 def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:

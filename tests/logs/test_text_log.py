@@ -1,0 +1,104 @@
+"""What a run says is kept in its folder, whatever becomes of the terminal."""
+
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.logs.log import EpochFigures, quiet, say
+from sbkit.logs.progress import Progress
+from sbkit.logs.text_log import TextLog
+from tests.shortage import largest_file
+
+
+def kept(folder: Path) -> list[str]:
+    """Give the lines without their times."""
+    lines = (folder / "train.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    return [line[20:] for line in lines]
+
+
+def test_what_is_said_printed_and_warned_of_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in (1, 2):
+        with TextLog(tmp_path, title=f"call {call}") as log, warnings.catch_warnings():
+            say("before the folder is taken")
+            log.open()
+            with quiet():
+                say("what nobody hears")
+            say("two\nlines \x1b[2J")
+            warnings.simplefilter("always")
+            warnings.warn("be careful", stacklevel=1)
+            Progress(total_epochs=3, total_steps=9).epoch(
+                EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
+            )
+        say("after it")
+    once = [
+        "before the folder is taken",
+        *("two", r"lines \x1b[2J"),
+        "warning: UserWarning: be careful",
+        "epoch 1/3 step 3 loss 2.000 100 RTFx",
+    ]
+    assert kept(tmp_path) == ["call 1", *once, "call 2", *once]
+
+
+def test_a_run_that_is_refused_leaves_no_line(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="no"), TextLog(tmp_path, title="call"):
+        say("a note")
+        raise SbkitError("no")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (SbkitError("The disk must have room."), "error: The disk must have room."),
+        (SystemExit(75), "ended with exit code 75"),
+        (KeyboardInterrupt(), "ended by Ctrl-C"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+    ],
+)
+def test_the_last_line_says_why_it_ended(error: BaseException, last: str, tmp_path: Path) -> None:
+    with pytest.raises(type(error)), TextLog(tmp_path, title="call") as log:
+        log.open()
+        raise error
+    assert kept(tmp_path)[-1] == last
+
+
+def test_only_the_first_rank_keeps_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with TextLog(tmp_path, title="call") as log:
+        log.open()
+        say("hello")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_stands_in_its_place_is_refused(kind: str, tmp_path: Path) -> None:
+    file, other = tmp_path / "train.log", tmp_path / "other"
+    other.touch()
+    {"pipe": os.mkfifo, "link": lambda file: file.symlink_to(other), "folder": Path.mkdir}[kind](
+        file
+    )
+    with (
+        pytest.raises(SbkitError, match="must be a file to write to"),
+        TextLog(tmp_path, title="call") as log,
+    ):
+        log.open()
+    assert other.read_text() == ""
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TextLog(tmp_path, title="call") as log:
+        log.open()
+        with largest_file((tmp_path / "train.log").stat().st_size):
+            say("one")
+            say("two")
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert kept(tmp_path) == ["call"]
