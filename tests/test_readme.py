@@ -41,6 +41,7 @@ def checkout(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -
     audio, rate = soundfile.read(clip)
     soundfile.write(folder / "talk.mp3", audio, rate)
     soundfile.write(folder / "call.wav", audio, rate)
+    (folder / "other.csv").write_text("path,text\ntalk.mp3,hello\n")
     return folder
 
 
