@@ -35,7 +35,8 @@ ELSEWHERE = {
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
     "python -m tools.show row": "test_tools.py::test_a_row_of_the_results_is_read_from_the_summary",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
-    "sbkit check --untrusted": "check/yaml/test_untrusted.py::test_the_command_answers_with_its_exit_code",
+    "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
+    "test_the_command_answers_with_its_exit_code",
     "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
     "sbkit export RUN": "recipes/test_classification.py::"
     "test_a_bundle_classifies_and_does_not_transcribe",
