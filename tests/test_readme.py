@@ -1,108 +1,213 @@
-"""Every command of the README runs: on a small corpus, with a small model, in their order."""
+"""Every command of every README runs, on a small corpus with a small model, in their order.
 
+What a README shows of Python and YAML is used, too, and each path that it names is there.
+"""
+
+import ast
+import csv
+import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import soundfile
 
-from tests.runs import ROOT, TINY, make_workplace
+import train
+from sbkit.base.exit import run_main
+from sbkit.cli import run as sbkit
+from tests.runs import PORT, ROOT, TINY, make_workplace, one_thread, rows_of
+from tests.test_corpora import write_librispeech
+from tests.test_own_parts import MODELS, OWN, own_yaml
 
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    for line in block.splitlines()
-]
-# What a machine without GPUs and without Common Voice puts in place of the README's words.
+READMES = (ROOT / "README.md", *sorted((ROOT / "recipes").glob("*/README.md")))
+# Commands that another test runs: how they begin, and where that test is.
+ELSEWHERE = {
+    "tools/demo": "test_tools.py::test_the_demo_trains_scores_exports_and_transcribes",
+    "tools/test": "test_readme.py::test_the_tools_are_there_to_be_run",  # it runs this one
+    "tools/launch/one_node.sh": "test_launch.py::test_a_rank_that_dies_is_replaced",
+    "tools/launch/several_nodes.sh": "test_launch.py::test_two_hosts_train_as_one",
+    "sbatch ": "test_launch.py::test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on",
+    "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
+    "python -m tools.show row": "test_tools.py::test_a_row_of_the_results_is_read_from_the_summary",
+    "python -m tools.bench_train": "test_bench_train.py::test_both_sides_train_in_turns",
+    "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
+    "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
+    "test_the_command_answers_with_its_exit_code",
+    "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
+    "sbkit export RUN": "recipes/test_classification.py::"
+    "test_a_bundle_classifies_and_does_not_transcribe",
+    "sbkit classify DIR": "recipes/test_classification.py::"
+    "test_a_bundle_classifies_and_does_not_transcribe",
+}
+# What a machine without GPUs and without these corpora puts in place of the README's words.
 HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
+HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
 # The test's release has one language, so language_id.yaml is to tell another column.
-SMALL = ("--device=cpu", "--language=[en]", "--label=half", "--d_model=16", "--nhead=2")
-# tools/test runs this test, the others have tests of their own: tests/test_{tools,launch}.py.
-ELSEWHERE = ("tools/demo", "tools/test", "tools/launch/several_nodes.sh", "sbatch")
+SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
+COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(readme: Path) -> list[str]:
+    """Return the lines of the shell blocks of a README."""
+    return [line for block in blocks(readme.read_text("utf-8"), "sh") for line in block.split("\n")]
+
+
+def elsewhere(command: str) -> str | None:
+    """Return the test that runs a command which this file does not run."""
+    return next((test for begin, test in ELSEWHERE.items() if command.startswith(begin)), None)
 
 
 @pytest.fixture(scope="module")
-def checkout(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder that looks like a checkout, with a corpus and two recordings beside it."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
-        (folder / name).symlink_to(ROOT / name)
-    workplace = make_workplace(asterisk_english, folder / "data")
-    for table in workplace.release.glob("*.tsv"):
-        head, *rows = table.read_text(encoding="utf-8").splitlines()
-        halves = [f"{row}\t{'first' if n % 2 else 'second'}" for n, row in enumerate(rows)]
-        table.write_text("\n".join([f"{head}\thalf", *halves]) + "\n", encoding="utf-8")
-    clip, *_ = sorted((workplace.release / "clips").iterdir())
-    audio, rate = soundfile.read(clip)
-    soundfile.write(folder / "talk.mp3", audio, rate)
-    soundfile.write(folder / "call.wav", audio, rate)
-    (folder / "other.csv").write_text("path,text\ntalk.mp3,hello\n")
+def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a small release of Common Voice, one of LibriSpeech, and tables of one's own."""
+    folder = tmp_path_factory.mktemp("data")
+    release = make_workplace(asterisk_english, folder).release
+    write_librispeech(asterisk_english, folder / "LibriSpeech")
+    for table in release.glob("*.tsv"):
+        rows = [
+            {**row, "client_id": "ab"[n % 2], "gender": ("female", "male")[n % 2]}
+            for n, row in enumerate(rows_of(table))
+        ]
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
     return folder
 
 
-def adapted(command: str, checkout: Path) -> list[str]:
+@pytest.fixture
+def checkout(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder that looks like a checkout, with recordings and tables in it."""
+    for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    clips = data / "release/clips"
+    audio, rate = soundfile.read(min(clips.iterdir()))
+    soundfile.write(tmp_path / "talk.mp3", audio, rate)
+    soundfile.write(tmp_path / "call.wav", audio, rate)
+    for split in ("train", "dev", "test"):
+        rows = rows_of(data / f"release/{split}.tsv")
+        for row in rows:
+            row["path"] = str(clips / row["path"])
+        lines = [json.dumps(row) for row in rows]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        for suffix, mark in (("csv", ","), ("tsv", "\t")):
+            with (tmp_path / f"{split}.{suffix}").open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]), delimiter=mark)
+                writer.writeheader()
+                writer.writerows(rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SBKIT_CACHE", str(data / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def adapt(command: str, data: Path) -> list[str]:
     """Make a README command small enough to run here; its words and their order stay."""
-    release = str(checkout / "data" / "release")
     words = [HERE.get(word, word) for word in shlex.split(command)]
-    words = [re.sub(r"=/data/\S+", f"={release}", word) for word in words]
-    if {"train.py", "check", "tools/launch/one_node.sh"} & {*words}:
+    words = [re.sub(r"=/data/cv\S+", f"={data / 'release'}", word) for word in words]
+    words = [word.replace("=/data/LibriSpeech", f"={data / 'LibriSpeech'}") for word in words]
+    if {"train.py", "check"} & {*words}:
         own = {word.split("=")[0] for word in words}
         sizes = SMALL if "hparams/language_id.yaml" in words else TINY
-        options = [f"--data_folder={release}", *sizes, "--number_of_epochs=1"]
+        options = [*sizes, "--number_of_epochs=1"]
+        if "--manifest" not in words:
+            options.append(f"--data_folder={data / 'release'}")
         if "hparams/ctc_large.yaml" in words:
             options += ["--vocab_size=45", "--num_decoder_layers=1"]
         words += [option for option in options if option.split("=")[0] not in own]
     return words
 
 
+def execute(words: list[str]) -> int:
+    """Run a command in this process, which spares its imports, unless it starts several."""
+    if words[0] == "sbkit":
+        return sbkit(words[1:])
+    if words[1] == "train.py":
+        with (
+            patch.object(sys, "argv", words[1:]),
+            one_thread(),
+            pytest.raises(SystemExit) as left,
+        ):
+            run_main(train.main)
+        return int(left.value.code or 0)
+    here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    here |= {"OMP_NUM_THREADS": "1", "PET_MASTER_PORT": str(PORT), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, env={**os.environ, **here}, check=False).returncode
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # some fifteen commands, one after the other
-def test_the_commands_run_in_their_order(checkout: Path) -> None:
-    here = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{here}:{os.environ['PATH']}",
-        "SBKIT_CACHE": str(checkout / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "PET_MASTER_PORT": "29530",  # another test of tools/test may use torchrun's own
-        "PYTHONPATH": str(ROOT),
-    }
-    for command in COMMANDS:
-        if command.split()[0] in ELSEWHERE:
-            continue
-        done = subprocess.run(
-            adapted(command, checkout),
-            cwd=checkout,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        # A corpus this small is told of: its steps do not fill eight GPUs.
-        expected = (0, 1) if " check " in command else (0,)
-        assert done.returncode in expected, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
-    shutil.rmtree(checkout / "results")
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_the_commands_run_in_their_order(readme: Path, checkout: Path, data: Path) -> None:
+    for command in filter(None, commands(readme)):
+        if not elsewhere(command):
+            # A corpus this small is told of: its steps do not fill eight GPUs.
+            expected = (0, 1) if " check " in command else (0,)
+            assert execute(adapt(command, data)) in expected, command
+    if readme.parent == ROOT:
+        assert (checkout / "results/own/report_by_test.tsv").is_file()
 
 
-def test_the_readme_has_commands() -> None:
-    assert COMMANDS[:2] == list(ELSEWHERE[:2])
-    assert sum("train.py" in command for command in COMMANDS) >= 3
-    assert sum(command.startswith("sbkit ") for command in COMMANDS) >= 3
+@pytest.mark.slow
+def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) -> None:
+    text = READMES[0].read_text("utf-8")
+    model, encoder, noise = blocks(text, "yaml")
+    for block in model.split("\n\n"):
+        assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
+    part, recipe, brain = blocks(text, "python")
+    ast.parse(brain)
+    (checkout / "my_models.py").write_text(part)
+    (checkout / "my_recipe.py").write_text(recipe)
+    (checkout / "own_parts_of_a_test.py").write_text(MODELS)
+    own = next(each for each in OWN.split("\n\n") if each.startswith("Transformer"))
+    yaml = own_yaml().replace(own, encoder.strip()).replace("greeting: a test\n", "")
+    yaml = yaml.replace("own_recipe_of_a_test.MINE", "my_recipe.MINE")
+    noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
+    (checkout / "mine.yaml").write_text(f"{yaml}\n{noise}")
+    options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
+    folder = f"--data_folder={data / 'release'}"
+    assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
 
 
-@pytest.mark.parametrize("tool", ELSEWHERE[:3])
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> None:
+    text = readme.read_text("utf-8")
+    fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
+    assert {*fences[::2]} <= {"sh", "yaml", "python"}
+    known = {*commands(readme), "sbkit check", "python train.py ..."}  # names, no whole commands
+    indented = re.findall(r"^ {4}(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    named = [each for each in (*indented, *inline) if COMMAND.match(each) and " " in each]
+    assert not [each for each in named if each not in known and not elsewhere(each)]
+    ran = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
+    assert not [
+        each for each in commands(readme) if each and not elsewhere(each) and not ran.match(each)
+    ]
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_run_the_others_are_there(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text("utf-8")
+
+
+@pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
 def test_the_tools_are_there_to_be_run(tool: str) -> None:
-    assert os.access(ROOT / tool, os.X_OK)
-    subprocess.run(["bash", "-n", ROOT / tool], check=True)
+    assert os.access(ROOT / "tools" / tool, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / "tools" / tool], check=True)
 
 
 def test_every_path_that_is_named_is_there() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = "".join(readme.read_text(encoding="utf-8") for readme in READMES)
     paths = set(re.findall(r"`((?:sbkit|recipes|hparams|tests|tools)/[\w./-]+)`", text))
     assert len(paths) > 20
     assert not sorted(path for path in paths if not (ROOT / path).exists())
