@@ -15,6 +15,10 @@ from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
 
 FINDINGS = 1  # exit code
+HARMLESS = (
+    "Built, it runs no command and loads no pickle. A Checkpointer in it makes its folder, a "
+    "FileTrainLogger appends to its file, and a large layer takes its memory."
+)
 
 
 def check_file(
@@ -33,6 +37,8 @@ def check_file(
     if untrusted:
         findings = _check_foreign(yaml_file, arguments)
         _print(findings, None, as_json=as_json)
+        if not findings and not as_json:
+            print(HARMLESS)
         return exit_code(findings, strict=True)
     overrides = parse_overrides(arguments)
     with PlannedRun(yaml_file, overrides, target=target) as planned:

@@ -109,7 +109,13 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
             "none. Check the `sentence` column of train.tsv and --language."
         )
     if kind == "char":
-        vocab_size = len(characters) + 4
+        size = len(characters) + 4
+        if vocab_size not in (None, size):
+            raise SbkitError(
+                f"`vocab_size` must be null when token_type is char, but is {vocab_size}: the "
+                f"training text has {size} tokens, four special ones included. Leave it null."
+            )
+        vocab_size = size
     elif vocab_size is None:
         raise SbkitError(
             f"`vocab_size` must be a number when token_type is {kind}, but is null. "

@@ -1,5 +1,7 @@
 """Hostile run folders that a training goes on in: what a checkpoint holds, and what lies beside."""
 
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -54,7 +56,8 @@ def make_resumable(folder: Path) -> None:
     if child == 0:
         code = 1
         try:
-            _train(folder, epochs=1)
+            with contextlib.redirect_stdout(io.StringIO()):
+                _train(folder, epochs=1)
             code = 0
         finally:
             os._exit(code)

@@ -217,6 +217,12 @@ def test_nothing_at_all_is_an_empty_dataset(tmp_path: Path) -> None:
     assert {"id", "text", "sentence", "samples", "audio"} == set(prepared.dataset.column_names)
 
 
+def loop(file: Path) -> None:
+    """Let a clip be a link to itself."""
+    file.unlink()
+    file.symlink_to(file)
+
+
 def cut(file: Path) -> None:
     """Keep the first half of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -225,6 +231,7 @@ def cut(file: Path) -> None:
 SPOILED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "missing": (lambda file: file.unlink(), "is missing", "missing"),
     "empty": (lambda file: file.write_bytes(b""), "is empty", "empty"),
+    "a loop of links": (loop, "cannot be reached", "unreachable"),
     "cut": (cut, "truncated", "cut short or damaged"),
     "text": (lambda file: file.write_text("<html>" * 99), "not recognized", "not audio"),
 }

@@ -106,7 +106,7 @@ DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
     "too small for unigram": ("unigram", 10, SENTENCES, "unigram tokenizer of 10 tokens"),
     "too large": ("bpe", 5000, SENTENCES, r"tokenizer of 5000 tokens .*value <= \d+"),
     "too large for unigram": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+"),
-    "size of characters": ("char", 99, SENTENCES, r"is 99 where .* has \d+ tokens"),
+    "size of characters": ("char", 99, SENTENCES, r"is 99: the training text has \d+ tokens"),
     "no text": ("char", None, [], "at least one character"),
     "empty text": ("char", None, ["", ""], "at least one character"),
 }
@@ -135,3 +135,9 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, damage: str) -> N
     with pytest.raises(SbkitError, match="sentencepiece model") as caught:
         Tokenizer(model_file=file)
     assert str(file) in str(caught.value)
+
+
+def test_a_size_beside_characters_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match=r"must be null when token_type is char, but is 999: the"):
+        train(tmp_path, "char", 999)
+    assert [*tmp_path.iterdir()] == []

@@ -188,6 +188,13 @@ def test_a_finding_cannot_be_forged(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not {"\x1b", "\u202e"} & set(out)
 
 
+def test_a_clean_file_says_what_it_may_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", "--untrusted", str(written(tmp_path, "lr: 0.1"))]) == 0
+    assert "A Checkpointer in it makes its folder" in capsys.readouterr().out
+
+
 def bombs() -> list[tuple[str, str]]:
     levels = range(1, 40)
     aliases = "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in levels)
