@@ -41,8 +41,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     Bad input leaves a sentence, not a traceback; so do SIGTERM, SIGUSR1 and SIGHUP, which
     `Brain.fit` takes over while it trains.
     """
+    interrupted = threading.Event()
     try:
-        with leaving_when_asked(), ThreadWaiting():
+        with leaving_when_asked(interrupted), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
     except SbkitError as error:
@@ -58,10 +59,13 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in MENDS:
+    except Exception as error:
+        if interrupted.is_set():  # libraries swallow Ctrl-C while they are imported, and fail then
+            code = INTERRUPTED
+        elif isinstance(error, OSError) and error.errno in MENDS:
+            code = _refuse(_of_a_place(error))
+        else:
             raise
-        code = _refuse(_of_a_place(error))
     sys.exit(code)
 
 
@@ -94,13 +98,21 @@ def exit_code(error: BaseException) -> int:
 
 
 @contextmanager
-def leaving_when_asked() -> Iterator[None]:
+def leaving_when_asked(interrupted: threading.Event) -> Iterator[None]:
     """Turn SIGTERM, SIGUSR1 and SIGHUP into AskedToStop: what is open is closed on the way out.
 
-    Does nothing outside the main thread, where Python has no signals.
+    ``interrupted`` is set by Ctrl-C. Does nothing outside the main thread, where Python has no
+    signals.
     """
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        interrupted.set()
+        raise KeyboardInterrupt
+
     here = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, _leave) for each in wanted(ASKING)} if here else {}
+    if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
