@@ -99,6 +99,24 @@ def ensure_tokenizer(
     return tokenizer
 
 
+def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
+    """Return the number of tokens to train; raises SbkitError where it is another than declared."""
+    if kind != "char":
+        if vocab_size is None:
+            raise SbkitError(
+                f"`vocab_size` must be a number when token_type is {kind}, but is null. "
+                "Try --vocab_size=500."
+            )
+        return vocab_size
+    size = characters + 4
+    if vocab_size not in (None, size):
+        raise SbkitError(
+            f"`vocab_size` must be null when token_type is char, but is {vocab_size}: the training "
+            f"text has {size} tokens, four special ones included. Leave it null."
+        )
+    return size
+
+
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
     """Train on normalized texts, one thread, so that the same text gives the same model."""
     lines = [text for text in texts if text]
@@ -108,19 +126,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
             "The training text must hold at least one character to make a tokenizer, but holds "
             "none. Check the `sentence` column of train.tsv and --language."
         )
-    if kind == "char":
-        size = len(characters) + 4
-        if vocab_size not in (None, size):
-            raise SbkitError(
-                f"`vocab_size` must be null when token_type is char, but is {vocab_size}: the "
-                f"training text has {size} tokens, four special ones included. Leave it null."
-            )
-        vocab_size = size
-    elif vocab_size is None:
-        raise SbkitError(
-            f"`vocab_size` must be a number when token_type is {kind}, but is null. "
-            "Try --vocab_size=500."
-        )
+    vocab_size = _size(kind, vocab_size, characters=len(characters))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
