@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +21,31 @@ LONG = ("slow", "ddp")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules with the most long tests to the front, so that no worker ends late."""
+    """Sort the modules with the most long tests to the front, so that no worker ends late.
+
+    Those with tests of several processes wait for one another (`_one_group_at_a_time`): between
+    two of them come two others, for the other worker.
+    """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     long = Counter(item.path for item in items if any(map(item.get_closest_marker, LONG)))
-    items.sort(key=lambda item: -long[item.path])
+    paths = sorted(dict.fromkeys(item.path for item in items), key=lambda path: -long[path])
+    waiting = {item.path for item in items if item.get_closest_marker("ddp")}
+    places = {path: 3 * n for n, path in enumerate(each for each in paths if each in waiting)}
+    others = (each for each in paths if each not in waiting)
+    places |= {path: 3 * (n // 2) + 1 + n % 2 for n, path in enumerate(others)}
+    items.sort(key=lambda item: places[item.path])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_as_in_a_terminal() -> None:
+    """Hear Ctrl-C and SIGHUP, which a shell's background and `nohup` make a process ignore."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -30,14 +30,6 @@ pytestmark = pytest.mark.slow
 EPOCHS = 3
 
 
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt, also where a shell runs the tests in its background and ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A release of 24 prompts."""
