@@ -128,10 +128,11 @@ def find_device(device: torch.device, count: Count = count_here) -> torch.device
             f"each takes its own, but is {device}. Write --device={device.type}."
         )
     index = local_rank if device.index is None else device.index
-    if index >= count(device.type):
+    if index >= (there := count(device.type)):
+        number = {0: "no device", 1: "1 device"}.get(there, f"{there} devices")
         raise SbkitError(
-            f"`device` must be one of the {count(device.type)} {device.type} devices that "
-            f"{'torch sees here' if count is count_here else 'the target has'}, but "
-            f"is {device.type}:{index}. Use --device=cpu, or fewer processes."
+            f"`device` must be one that is there, but is {device.type}:{index} where "
+            f"{'torch sees' if count is count_here else 'the target has'} {number} of that type. "
+            "Use --device=cpu, or fewer processes."
         )
     return torch.device(device.type) if device.type == "mps" else torch.device(device.type, index)

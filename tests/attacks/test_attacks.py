@@ -8,7 +8,7 @@ from tests.attacks.__main__ import all_cases, report, try_all
 from tests.attacks.inputs import all_inputs
 
 HEARD = ("audio", "noise", "reverb")  # tests of tests/audio have those
-EVERY = 7  # python -m tests.attacks tries all of them
+EVERY = 17  # python -m tests.attacks tries all of them
 
 
 def test_there_are_enough() -> None:

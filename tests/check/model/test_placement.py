@@ -30,7 +30,7 @@ def test_a_machine_that_is_meant_is_asked(target: str, device: str | None, place
 
 @pytest.mark.parametrize("device", ["cuda:8", "mps"])
 def test_what_it_has_not_is_refused(device: str) -> None:
-    with pytest.raises(SbkitError, match="devices that the target has"):
+    with pytest.raises(SbkitError, match="where the target has"):
         resolve(device, "fp32", count=count_on("cuda:8"))
 
 

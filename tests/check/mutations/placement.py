@@ -44,7 +44,7 @@ MUTATIONS = [
     Mutation(
         name="a device that this machine has not",
         options=("--device=cuda:99",),
-        expected=(Expected("placement", "device", ("torch sees here", "cuda:99")),),
+        expected=(Expected("placement", "device", ("torch sees", "cuda:99")),),
     ),
     Mutation(
         name="a device of no form",
@@ -54,7 +54,7 @@ MUTATIONS = [
     Mutation(
         name="a device that the machine meant has not",
         options=(*ROOMY, "--device=cuda:9"),
-        expected=(Expected("placement", "device", ("8 cuda devices that the target", "cuda:9")),),
+        expected=(Expected("placement", "device", ("the target has 8 devices", "cuda:9")),),
         **EIGHT,
     ),
     Mutation(
