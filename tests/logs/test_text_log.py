@@ -25,13 +25,12 @@ def test_what_is_said_printed_and_warned_of_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for call in (1, 2):
-        with TextLog(tmp_path, title=f"call {call}") as log, warnings.catch_warnings():
+        with pytest.warns(UserWarning), TextLog(tmp_path, title=f"call {call}") as log:
             say("before the folder is taken")
             log.open()
             with quiet():
                 say("what nobody hears")
             say("two\nlines \x1b[2J")
-            warnings.simplefilter("always")
             warnings.warn("be careful", stacklevel=1)
             Progress(total_epochs=3, total_steps=9).epoch(
                 EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
