@@ -42,6 +42,6 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
     return samples / sample_rate
 
 
-def at_speed(samples: Samples, percent: int) -> Samples:
+def at_speed(samples: Samples, percent: "Samples | int") -> Samples:
     """Count the samples that are left at a speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent

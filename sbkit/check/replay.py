@@ -26,7 +26,7 @@ from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch
-from sbkit.data.sampler import Example
+from sbkit.data.plan import Example
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.recipe import refuse_foreign_modules

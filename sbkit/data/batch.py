@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.sampler import EvalSampler, Example, TrainSampler
+from sbkit.data.plan import Example
+from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to

@@ -7,8 +7,8 @@ rank knows all of it, every rank gets the same number of micro-batches, and anot
 the same steps.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
@@ -17,30 +17,14 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import NOT_NEGATIVE, SHARE
+from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
-LENGTH_JITTER = 0.1  # relative; neighbours in length change places, so batches differ by epoch
+LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What is heard as one utterance: rows one after the other, at a speed.
-
-    samples: its length at that speed; percent: of the natural speed; weight: 0 where it only fills
-    a rank's empty share.
-    """
-
-    rows: tuple[int, ...]
-    samples: int
-    percent: int = 100
-    weight: int = 1
-
-
-MicroBatch = list[Example]
 
 
 class TrainSampler(Sampler[MicroBatch]):
@@ -73,7 +57,7 @@ class TrainSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._concat_prob, self._percents = concat_prob, to_percents(speeds)
         self._epoch, self._start = 0, 0
-        self._planned: tuple[int, list[MicroBatch]] = (-1, [])
+        self._planned: tuple[int, Plan] | None = None
         _check_capacity(self._samples, batch_seconds, sample_rate)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -88,48 +72,27 @@ class TrainSampler(Sampler[MicroBatch]):
         """Count the micro-batches of the chosen epoch, those already seen included."""
         return len(self.steps()) * self._accumulation
 
-    def steps(self) -> list[MicroBatch]:
+    def steps(self) -> Plan:
         """Plan the epoch: the examples of every step, over all ranks."""
-        if self._planned[0] != self._epoch:
+        if self._planned is None or self._planned[0] != self._epoch:
             self._planned = self._epoch, self._plan()
         return self._planned[1]
 
-    def _plan(self) -> list[MicroBatch]:
+    def _plan(self) -> Plan:
+        """Join rows in random order, at random speeds, and batch them by length."""
         random = np.random.default_rng((self._seed, self._epoch))
-        examples = list(self._examples(random))
-        lengths = np.array([each.samples for each in examples])
+        count = len(self._samples)
+        examples = join_rows(
+            self._samples,
+            order=random.permutation(count),
+            percents=random.choice(self._percents, count),
+            joins=random.random(count) < self._concat_prob,
+            capacity=self._capacity,
+            long_enough=self._long_enough,
+        )
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
-        order = np.argsort(lengths * spread, kind="stable")
-        steps = make_batches((examples[index] for index in order), self._capacity)
-        return [steps[index] for index in random.permutation(len(steps))]
-
-    def _examples(self, random: np.random.Generator) -> Iterator[Example]:
-        """Yield the rows in random order, at random speeds, some of them joined."""
-        order = random.permutation(len(self._samples)).tolist()
-        percents = random.choice(self._percents, len(order)).tolist()
-        joins = (random.random(len(order)) < self._concat_prob).tolist()
-        last: Example | None = None
-        for row, percent, join in zip(order, percents, joins, strict=True):
-            longer = self._joined(last, row) if last and join else None
-            if last and not longer:
-                yield last
-            last = longer or self._alone(row, percent)
-        if last:
-            yield last
-
-    def _alone(self, row: int, percent: int) -> Example:
-        """Play a row at a speed, or at its own where a batch would not hold it."""
-        samples = int(self._samples[row])
-        slower = at_speed(samples, percent)
-        fits = slower <= self._capacity
-        return Example((row,), slower, percent) if fits else Example((row,), samples)
-
-    def _joined(self, example: Example, row: int) -> Example | None:
-        """Play a row after an example, unless that is long enough or would be too long."""
-        samples = example.samples + at_speed(int(self._samples[row]), example.percent)
-        if example.samples >= self._long_enough or samples > self._capacity:
-            return None
-        return replace(example, rows=(*example.rows, row), samples=samples)
+        order = np.argsort(examples.samples * spread, kind="stable")
+        return Plan(examples, order, self._capacity).shuffle(random)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for step in self.steps():
@@ -152,9 +115,9 @@ class EvalSampler(Sampler[MicroBatch]):
         lengths = np.asarray(samples)
         longest = int(lengths.max(initial=0))
         capacity = max(seconds_to_samples(batch_seconds, sample_rate), longest)
-        order = np.argsort(lengths, kind="stable").tolist()
-        batches = make_batches((Example((row,), int(lengths[row])) for row in order), capacity)
-        self._batches = batches[rank::world_size]
+        order = np.argsort(lengths, kind="stable")
+        plan = Plan(Examples.alone(lengths), order, capacity)
+        self._batches = list(plan)[rank::world_size]
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield from the shortest batch to the longest."""
@@ -182,19 +145,6 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
 def fastest_percent(speeds: Sequence[float]) -> int:
     """Return the speed, natural or one of these, that leaves the fewest samples."""
     return max(100, *to_percents(speeds))
-
-
-def make_batches(examples: Iterable[Example], capacity: int) -> list[MicroBatch]:
-    """Cut examples into runs whose padded audio, count times longest, is within ``capacity``."""
-    batches: list[MicroBatch] = []
-    longest = 0
-    for example in examples:
-        longest = max(longest, example.samples)
-        if not batches or longest * (len(batches[-1]) + 1) > capacity:
-            batches.append([])
-            longest = example.samples
-        batches[-1].append(example)
-    return batches
 
 
 def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:

@@ -21,8 +21,8 @@ from sbkit.data import audio_cache, decode, shard
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.plan import Example
 from sbkit.data.prepare import PreparedSplit, prepare_split
-from sbkit.data.sampler import Example
 from sbkit.data.splits import Excluded
 from tests.shortage import largest_file
 

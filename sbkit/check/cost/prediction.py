@@ -26,7 +26,8 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run, unchanged
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.sampler import MicroBatch, TrainSampler, split_batch
+from sbkit.data.plan import MicroBatch
+from sbkit.data.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
 from sbkit.train.cost import PREDICTION
 from sbkit.train.memory import bytes_of
