@@ -156,8 +156,10 @@ def race(sides: Sequence[Side], options: argparse.Namespace) -> None:
 
 def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
     """Answer the questions of standard input, a line each, by training."""
+    from sbkit.base.allocator import keep_freed_memory
     from sbkit.base.thread_waiting import ThreadWaiting
 
+    keep_freed_memory()
     with ThreadWaiting():
         from tools.bench_sides import make_side
 

@@ -58,10 +58,15 @@ class Fbank(nn.Module):
         rate = self.sample_rate
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         windows = windows - windows.mean(-1, keepdim=True)
-        before = torch.cat([windows[..., :1], windows[..., :-1]], dim=-1)
-        windows = (windows - PREEMPHASIS * before) * povey_window(rate, audio.device)
-        power = torch.fft.rfft(windows, n=fft_samples(rate)).abs().pow(2.0)  # (B, T, 257)
-        mel = power @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
+        first, rest, before = windows[..., :1], windows[..., 1:], windows[..., :-1]
+        zeros = windows.new_zeros(()).expand(
+            *windows.shape[:2], fft_samples(rate) - windows.shape[2]
+        )
+        parts = [first - PREEMPHASIS * first, rest - PREEMPHASIS * before, zeros]
+        windows = torch.cat(parts, dim=-1).mul_(povey_window(rate, audio.device))  # (B, T, 512)
+        # Squares of real and imaginary parts, which the filters add up: abs() takes a square root.
+        squares = torch.view_as_real(torch.fft.rfft(windows)).square().flatten(-2)  # (B, T, 514)
+        mel = squares @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
         log_mel: Tensor = mel.clamp(min=EPSILON).log()
         return log_mel
 
@@ -86,19 +91,22 @@ def pad_to_window(audio: Tensor, sample_rate: int = SAMPLE_RATE) -> Tensor:
 
 @lru_cache(maxsize=8)
 def povey_window(sample_rate: int, device: torch.device) -> Tensor:
-    """Return Kaldi's default window, a Hann window to the power 0.85: (400,) at 16 kHz."""
-    window = torch.hann_window(window_samples(sample_rate), periodic=False).pow(0.85)
+    """Return Kaldi's default window, a Hann window to the power 0.85, then zeros: (512,)."""
+    size = window_samples(sample_rate)
+    window = torch.hann_window(size, periodic=False).pow(0.85)
+    window = nn.functional.pad(window, (0, fft_samples(sample_rate) - size))
     return window.to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=8)
 def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
-    """Return triangles of equal width on Kaldi's mel scale, as a matrix: (257, M) at 16 kHz.
+    """Return triangles of equal width on Kaldi's mel scale, as a matrix: (514, M) at 16 kHz.
 
+    Each has two rows, for the squares of the real and the imaginary part.
     Window and filters are made in float32 as torchaudio makes them: in float64 they differ by one
     part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
     """
     size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
     filters, _ = get_mel_banks(n_mels, size, sample_rate, LOWEST_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
-    return filters.T.contiguous().to(device, non_blocking=True)
+    return filters.T.repeat_interleave(2, dim=0).to(device, non_blocking=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import (
     ASKED_TO_STOP,
     BAD_INPUT,
@@ -42,6 +43,7 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     interrupted = threading.Event()
+    keep_freed_memory()
     try:
         with leaving_when_asked(interrupted), ThreadWaiting():
             code = main() or 0

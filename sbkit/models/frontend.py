@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
@@ -32,17 +33,16 @@ class ConvFrontEnd(nn.Module):
     def __init__(self, *, normalize: GlobalNorm, n_mels: int, channels: int, d_model: int) -> None:
         super().__init__()
         self.normalize = normalize
-        self.conv1 = nn.Conv1d(n_mels, channels, KERNEL, STRIDE, padding=KERNEL // 2)
-        self.conv2 = nn.Conv1d(channels, d_model, KERNEL, STRIDE, padding=KERNEL // 2)
+        self.conv1 = FrameConv(n_mels, channels, KERNEL, STRIDE, padding=KERNEL // 2)
+        self.conv2 = FrameConv(channels, d_model, KERNEL, STRIDE, padding=KERNEL // 2)
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize, convolve twice, and count what is left of each length."""
-        x = _mask_padding(self.normalize(features), lengths).transpose(1, 2)  # (B, M, T)
-        x, lengths = nn.functional.silu(self.conv1(x)), self.output_lengths(lengths, layers=1)
-        x = _mask_padding(x.transpose(1, 2), lengths).transpose(1, 2)  # (B, C, ceil(T/2))
-        x, lengths = self.conv2(x), self.output_lengths(lengths, layers=1)
-        return self.norm(x.transpose(1, 2)), lengths  # (B, U, D)
+        x = self.conv1(_mask_padding(self.normalize(features), lengths))  # (B, ceil(T/2), C)
+        x, lengths = nn.functional.silu(x), self.output_lengths(lengths, layers=1)
+        x = self.conv2(_mask_padding(x, lengths))
+        return self.norm(x), self.output_lengths(lengths, layers=1)  # (B, U, D)
 
     @staticmethod
     def output_lengths(lengths: Tensor, layers: int = 2) -> Tensor:
