@@ -12,6 +12,7 @@ from torchaudio.functional import resample
 
 from recipes.corpora import corpus_of
 from sbkit.audio.io import read_audio
+from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
 from sbkit.data.columns import sample_counts, take_columns
 from sbkit.text.wer import score, total_scores
@@ -116,7 +117,9 @@ class Ours(TrainingSide):
         """Train one step, and return its seconds of audio without and with padding."""
         self.brain.step += 1
         self.brain.fit_batch(batch)
-        return batch.seconds, batch.audio.numel() / self._run.knobs["sample_rate"]
+        clips = zip(batch.audio_lengths.tolist(), _percents(batch), strict=True)
+        heard = [at_speed(samples, percent) for samples, percent in clips]
+        return batch.seconds, batch.seconds * max(heard) * len(heard) / sum(heard)
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
@@ -129,6 +132,10 @@ class Ours(TrainingSide):
             brain.evaluate_batch(batch, Stage.VALID)
         brain.modules.train()
         return total_scores(brain.results[brain.split]).cer
+
+
+def _percents(batch: Any) -> list[int]:
+    return [each.percent for each in batch.speed_groups for _ in range(each.utterances)]
 
 
 class Theirs(TrainingSide):

@@ -177,11 +177,12 @@ class SelfAttention(nn.Module):
         """Attend where ``mask`` (B, U) is true, or without one to what came before."""
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
-        query, key = rotate(heads[:, :, :2], cosine, sine).unbind(2)
+        both, value = heads.split((2, 1), dim=2)  # the gradient of a split is one copy
+        query, key = rotate(both, cosine, sine).unbind(2)
         out = scaled_dot_product_attention(
             query.transpose(1, 2),  # (B, H, U, D/H)
             key.transpose(1, 2),
-            heads[:, :, 2].transpose(1, 2),
+            value.squeeze(2).transpose(1, 2),
             attn_mask=None if mask is None else mask[:, None, None, :],
             is_causal=mask is None,
         )
