@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 
+_SEEDS = 2**63 - 1
 _STEPS = 1 << 16  # a decision is one of 65536 values, so a rate is met to 1 part in 65536
 
 
@@ -46,13 +47,24 @@ class Dropout(nn.Module):
     def _factors(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Draw for each element of x zero, or the weight over the share that is kept."""
         dropped = min(round(self.p * _STEPS), _STEPS - 1)
-        drawn = _draw_int16(x.numel()).view(x.shape).to(torch.float32)
+        draw = _draw_compiled if torch.compiler.is_compiling() else _draw
+        drawn = draw(torch.randint(_SEEDS, ()), x.numel()).view(x.shape).to(torch.float32)
         factors = drawn.ge_(dropped - _STEPS // 2).mul_(weight * _STEPS / (_STEPS - dropped))
         return factors.to(x.dtype)
 
 
-def _draw_int16(count: int) -> Tensor:
-    """Draw whole numbers from all that 16 bits hold: (count,)."""
-    seed = int(torch.empty((), dtype=torch.int64).random_())
-    words = np.random.SFC64(seed).random_raw((count + 3) // 4)
+def _draw(seed: Tensor, count: int) -> Tensor:
+    """Draw whole numbers from all that 16 bits hold: -> (count,) of int16."""
+    words = np.random.SFC64(int(seed)).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count]
+
+
+# For compiled code, one operation. Each call has a seed of its own, so that no compiler takes two
+# calls of one size for the same.
+_draw_compiled = torch.library.custom_op(
+    "sbkit::draw_int16",
+    lambda seed, count: _draw(seed, count).clone(),
+    mutates_args=(),
+    schema="(Tensor seed, SymInt count) -> Tensor",
+)
+_draw_compiled.register_fake(lambda seed, count: seed.new_empty(count, dtype=torch.int16))

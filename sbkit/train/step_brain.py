@@ -18,6 +18,8 @@ from sbkit.checkpoint.rng import seed_step, torch_state
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import world_size
+from sbkit.logs.log import say
+from sbkit.train.compiling import compile_blocks
 from sbkit.train.cost import CostRecorder
 from sbkit.train.freeze import Frozen, with_lr_scale
 from sbkit.train.optimizer_step import OptimizerStep
@@ -154,6 +156,17 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _run_folder(self) -> Path | None:
         folder = self._declared("output_folder", None)
         return None if folder is None else Path(folder)
+
+    def _compile(self) -> None:
+        """Compile the blocks of the model where `compile` says so, in place.
+
+        Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls
+        a ModuleList.
+        """
+        if self.compile:
+            chosen = self.compile_module_keys or list(self.modules)
+            counts = compile_blocks((self.modules[key] for key in chosen), self.device)
+            say("compiling " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
     # -- several processes -----------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""`compile: True`: the repeated blocks of the model become compiled code, each class once.
+
+A block is compiled for any number of utterances and frames. Random numbers are PyTorch's own, so
+that a compiled run has the losses of one that is not.
+"""
+
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from sbkit.base.errors import SbkitError
+
+OPTIONS = {"fallback_random": True}
+
+
+def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
+    """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
+
+    Raises SbkitError where there is no compiler for the device.
+    """
+    require_compiler(device)
+    parts = [
+        part
+        for module in modules
+        for part in (module if isinstance(module, nn.ModuleList) else [module])
+    ]
+    blocks = [block for part in parts for block in find_blocks(part)]
+    if device.type == "cpu":
+        _leave_attention_uncompiled()
+    for block in blocks:
+        block.compile(dynamic=True, options=OPTIONS)
+    return Counter(type(block).__name__ for block in blocks)
+
+
+def _leave_attention_uncompiled() -> None:
+    """Call PyTorch's kernel from compiled code as it is.
+
+    torch 2.11 compiles the strides of the first batch into its gradient on the CPU, and the second
+    batch fails. It warns of what it cannot compile.
+    """
+    warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
+    compiler: Any = import_module("torch._dynamo")
+    compiler.disallow_in_graph(scaled_dot_product_attention)
+
+
+def find_blocks(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members of the part's outermost module lists, or the part where it has none."""
+    found = list(_members(part))
+    yield from found or [part]
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _members(child)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise SbkitError where PyTorch would find no compiler: C++ for the CPU, C for Triton."""
+    variable, usual = (
+        ("CXX", ("g++", "clang++")) if device.type == "cpu" else ("CC", ("gcc", "clang"))
+    )
+    if not any(map(shutil.which, (os.environ.get(variable, usual[0]), *usual))):
+        raise SbkitError(
+            f"`compile` must find a compiler ({', '.join(usual)} or ${variable}), but there is "
+            "none. Install one, or set --compile=False."
+        )

@@ -1,0 +1,85 @@
+"""Compiled blocks train as the others do, and are compiled once."""
+
+from typing import Any
+
+import pytest
+import speechbrain as sb
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.models.transformer import Transformer
+from sbkit.train import compiling
+from sbkit.train.brain import Brain
+
+CPU = torch.device("cpu")
+SHAPES = [(3, 31), (1, 40), (2, 17), (5, 9), (1, 12), (4, 26)]  # of utterances and frames
+
+
+class Encoding(Brain):
+    """Bring the mean of an encoder's states to zero."""
+
+    def compute_forward(self, batch: Any, stage: sb.Stage) -> Tensor:
+        frames, lengths = batch
+        states: Tensor = self.modules["model"][0].encode(frames, lengths)
+        return states
+
+    def compute_objectives(self, predictions: Tensor, batch: Any, stage: sb.Stage) -> Tensor:
+        return predictions.square().sum(-1).mean()
+
+
+def train(**options: Any) -> tuple[list[float], list[int]]:
+    """Take 50 steps of many shapes; return the losses, and how many graphs there were by then."""
+    torch.manual_seed(0)
+    encoder = Transformer(
+        d_model=8,
+        nhead=2,
+        d_ffn=16,
+        num_encoder_layers=2,
+        dropout=0.2,
+        encoder_module="transformer",
+    )
+    brain = Encoding(
+        {"model": nn.ModuleList([encoder])},
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        run_opts={"device": "cpu", **options},
+    )
+    brain.on_fit_start()
+    brain.modules.train()
+    losses, graphs = [], []
+    for step in range(50):
+        utterances, frames = SHAPES[step % len(SHAPES)]
+        batch = torch.randn(utterances, frames, 8), torch.randint(1, frames + 1, (utterances,))
+        brain.step += 1
+        losses.append(float(brain.fit_batch(batch)))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return losses, graphs
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
+def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
+    plain, _ = train()
+    compiled, graphs = train(compile=True)
+    assert compiled == pytest.approx(plain, rel=1e-4)
+    assert plain[-1] < plain[0]
+    assert graphs[0] > 0
+    assert graphs[len(SHAPES) - 1] == graphs[-1]  # nothing is compiled again
+
+
+def test_what_is_compiled() -> None:
+    encoder = Transformer(d_model=8, nhead=2, d_ffn=16, num_encoder_layers=3)
+    assert list(compiling.find_blocks(encoder)) == list(encoder.encoder)
+    nested = nn.Sequential(encoder)
+    assert list(compiling.find_blocks(nested)) == list(encoder.encoder)
+    alone = nn.Linear(2, 2)
+    assert list(compiling.find_blocks(alone)) == [alone]
+
+
+@pytest.mark.parametrize(("device", "words"), [("cpu", r"g\+\+.* \$CXX"), ("cuda", r"gcc.* \$CC")])
+def test_without_a_compiler_it_is_one_sentence(
+    device: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SbkitError, match=f"`compile` must find a compiler .{words}"):
+        compiling.require_compiler(torch.device(device))
