@@ -21,7 +21,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, restore_random_state
 from sbkit.data.loaders import Loaders
 from sbkit.data.sampler import TrainSampler
-from sbkit.distributed.ranks import gather_over_ranks
+from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
 from sbkit.logs.metric import best_key
 from sbkit.train.evaluation import (
@@ -36,6 +36,7 @@ from sbkit.train.finished import stops_early
 from sbkit.train.meter import MetricTotals
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.nonfinite import ids_of
+from sbkit.train.profiling import Profile
 from sbkit.train.save_or_leave import SaveOrLeave
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import columns_of
@@ -78,6 +79,9 @@ class Brain(StepBrain):
         )
         self.signals = self.between.signals
         self.watchdog = NullWatchdog()
+        folder = self._run_folder
+        profiles = folder is not None and rank() == 0 and self._declared("profile", False)
+        self._profile = Profile(folder, self.device) if folder and profiles else None
         self.resume_rng: State | None = None  # of the checkpoint, until it is set
         self._steps_of_epoch = 0
         self._valid_set: Mapping[str, Any] = {}  # of the last fit
@@ -166,7 +170,8 @@ class Brain(StepBrain):
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
-        for batch, is_last in self.training_metrics.meter.timed(marked):
+        timed = self.training_metrics.meter.timed(marked)
+        for batch, is_last in self._profile.over(timed) if self._profile else timed:
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)

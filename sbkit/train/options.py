@@ -10,7 +10,7 @@ from sbkit.config.ranges import refuse_out_of_range
 OLD_PRECISIONS = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to do instead
     "data_parallel_backend": "Start one process per device with torchrun",
-    "profile_training": "Call fit() under torch.profiler.profile",
+    "profile_training": "Set profile: True",
     **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
     **dict.fromkeys(
         ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
