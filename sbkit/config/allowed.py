@@ -50,6 +50,7 @@ MODULES = {
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.dropout": "Dropout",
+    "sbkit.models.frame_conv": "FrameConv",
     "sbkit.models.frontend": "ConvFrontEnd",
     "sbkit.models.normalize": "GlobalNorm",
     "sbkit.models.pooling": "AttentiveStatisticsPooling",

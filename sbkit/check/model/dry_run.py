@@ -24,6 +24,7 @@ from sbkit.check.model.watch import UseWatch, tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
+from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 from sbkit.train.step import training_loss
 
@@ -218,6 +219,8 @@ def taken(module: nn.Module) -> tuple[int, int]:
     match module:
         case nn.Linear():
             return -1, module.in_features
+        case FrameConv():
+            return -1, module.in_channels
         case nn.LayerNorm():
             return -1, module.normalized_shape[-1]
         case nn.Conv1d():
