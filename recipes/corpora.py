@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
+from sbkit.data.archive import is_archive, unpack
 from sbkit.data.manifest import Manifest
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
@@ -25,6 +27,22 @@ class Corpus(Protocol):
     def read(self, knobs: Mapping[str, Any], split: str) -> Manifest:
         """Return the rows of one split."""
         ...
+
+
+@dataclass(frozen=True)
+class UnpackedCorpus:
+    """A corpus whose ``data_folder`` was an archive."""
+
+    corpus: Corpus
+    folder: Path
+
+    def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Return the splits of the folder."""
+        return self.corpus.splits({**knobs, "data_folder": str(self.folder)})
+
+    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest:
+        """Return the rows of one split of the folder."""
+        return self.corpus.read({**knobs, "data_folder": str(self.folder)}, split)
 
 
 def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
@@ -45,14 +63,18 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
     if not knobs.get("data_folder"):
         return asterisk_prompts
     folder = Path(knobs["data_folder"]).expanduser().absolute()
+    packed = is_archive(folder)
+    if packed:
+        folder = unpack(folder)
     for corpus in KNOWN:
         if corpus.recognizes(folder):
-            return corpus
+            return UnpackedCorpus(corpus, folder) if packed else corpus
     state = "has none of these layouts" if folder.is_dir() else "is not a folder"
     raise SbkitError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
-        f"or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), but {folder} {state}. "
-        "Pass --data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
+        "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), or a .tar.gz of one, but "
+        f"{folder} {state}. Pass --data_folder=FOLDER of one, or --manifest train=FILE --manifest "
+        "dev=FILE."
     )
 
 

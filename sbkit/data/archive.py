@@ -1,0 +1,95 @@
+"""A corpus that is still packed: a tar file, unpacked once into the cache, whole or not at all."""
+
+import errno
+import hashlib
+import lzma
+import os
+import tarfile
+import zlib
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import building
+from sbkit.base.printable import printable
+from sbkit.data.audio_cache import default_cache
+from sbkit.data.embedded_audio import EMBEDDED_FOLDER
+from sbkit.data.shard import CORPUS_FILE, write_sealed
+from sbkit.logs.log import say
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+PIECE = 1 << 20  # bytes
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_archive(path: Path) -> bool:
+    """Tell a tar file by its name."""
+    return path.name.lower().endswith(SUFFIXES) and path.is_file()
+
+
+def unpack(archive: Path) -> Path:
+    """Unpack an archive into the cache, unless it is there, and return the corpus in it.
+
+    Only files and folders are unpacked, no links and no devices. What is unpacked belongs to the
+    archive as it is now: its path, size and time.
+
+    Raises:
+        SbkitError: the archive is damaged or leads out of its folder, or there is no room for it.
+    """
+    facts = archive.stat()
+    known_by = f"{archive.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
+    key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
+    folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
+    if not folder.is_dir():
+        say(f"unpacking {printable(str(archive))} into {folder}, once")
+        try:
+            with building(folder) as beside:
+                _extract(archive, beside)
+                write_sealed(beside / CORPUS_FILE, {"folder": str(archive.resolve())})
+        except OSError as error:
+            raise _unusable(archive, folder, error) from error
+    return _innermost(folder)
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    """Write what an archive holds into a folder; read it to its end, where its checksum stands."""
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for member in tar:
+                if member.isfile():
+                    tar.extract(member, folder, filter="data")
+            while tar.fileobj is not None and tar.fileobj.read(PIECE):
+                pass
+    except tarfile.FilterError as error:
+        raise SbkitError(
+            f"{printable(str(archive))} must hold files of its own folder, but names "
+            f"{printable(error.tarinfo.name)[:200]!r}. Pack the corpus again."
+        ) from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(archive, error) from error
+
+
+def _unusable(archive: Path, folder: Path, error: OSError) -> SbkitError:
+    if error.errno in NO_ROOM:
+        return SbkitError(
+            f"There must be room to unpack {printable(str(archive))} into {folder.parent}, but "
+            f"there is none ({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
+        )
+    return _damaged(archive, error)
+
+
+def _damaged(archive: Path, error: Exception) -> SbkitError:
+    reason = printable(str(error) or type(error).__name__)[:200]
+    return SbkitError(
+        f"{printable(str(archive))} must be a whole tar file, but cannot be unpacked ({reason}). "
+        "Download it again."
+    )
+
+
+def _innermost(folder: Path) -> Path:
+    """Go down as long as a folder holds one folder and nothing else."""
+    while True:
+        with os.scandir(folder) as entries:
+            inside = [each for each in entries if each.name != CORPUS_FILE]
+        if len(inside) != 1 or not inside[0].is_dir() or inside[0].name == "clips":
+            return folder
+        folder = Path(inside[0].path)

@@ -1,0 +1,113 @@
+"""A release is read straight from its archive, which is unpacked whole or not at all."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipes.corpora import corpus_of
+from sbkit.base.errors import SbkitError
+from sbkit.data.archive import unpack
+from sbkit.data.cache import find_prunable, list_entries
+from tests.recipes.test_common_voice import make_release, prepare
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SBKIT_CACHE", str(folder))
+    return folder
+
+
+def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
+    """Pack a release of Italian as Common Voice does."""
+    release = make_release(tmp_path / "cv-corpus-1.0" / "it")
+    archive = tmp_path / f"cv{suffix}"
+    with tarfile.open(archive, f"w:{suffix.rpartition('.')[2].replace('tar', '')}") as tar:
+        tar.add(release.parent, "cv-corpus-1.0")
+    return archive
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz"])
+def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path, suffix)
+    folder = tmp_path / "cv-corpus-1.0"
+    packed, plain = (
+        prepare(data_folder=each, language="it", cache_folder=cache) for each in (archive, folder)
+    )
+    assert packed.fingerprints == plain.fingerprints
+    assert len(packed.train) == 3
+    again = unpack(archive)
+    assert again == unpack(archive)
+    (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
+    assert not find_prunable([entry], older_than=None, unused=True)
+    archive.unlink()
+    assert find_prunable([entry], older_than=None, unused=True)
+
+
+def test_a_changed_archive_is_unpacked_anew(tmp_path: Path) -> None:
+    archive = pack(tmp_path)
+    before = unpack(archive)
+    os.utime(archive, ns=(0, 0))
+    assert unpack(archive) != before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_an_archive_that_is_cut_short_is_one_sentence(
+    share: float, tmp_path: Path, cache: Path
+) -> None:
+    archive = pack(tmp_path)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(SbkitError, match="must be a whole tar file.* Download it again"):
+        corpus_of({"data_folder": archive})
+    assert not [*cache.rglob("*.tsv")]
+
+
+def test_a_damaged_archive_is_one_sentence(tmp_path: Path) -> None:
+    archive = pack(tmp_path)
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    archive.write_bytes(content)
+    with pytest.raises(SbkitError, match="must be a whole tar file"):
+        unpack(archive)
+
+
+@pytest.mark.parametrize("name", ["../outside.tsv", "a/../../outside.tsv"])
+def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> None:
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"evil"))
+    with pytest.raises(SbkitError, match="must hold files of its own folder"):
+        unpack(archive)
+    assert not [*tmp_path.rglob("outside.tsv")]
+
+
+def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
+    archive = tmp_path / "links.tar"
+    with tarfile.open(archive, "w") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            info = tarfile.TarInfo(f"entry-{kind.decode()}")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+        info = tarfile.TarInfo("train.tsv")
+        tar.addfile(info, io.BytesIO())
+    assert [each.name for each in unpack(archive).iterdir() if each.suffix == ".tsv"] == [
+        "train.tsv"
+    ]
+    assert not [each for each in unpack(archive).iterdir() if each.name.startswith("entry")]
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = pack(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", full)
+    with pytest.raises(SbkitError, match="must be room to unpack .* SBKIT_CACHE"):
+        unpack(archive)
