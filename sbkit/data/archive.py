@@ -4,9 +4,10 @@ import errno
 import hashlib
 import lzma
 import os
+import shutil
 import tarfile
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
@@ -22,7 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_archive(path: Path) -> bool:
-    """Tell a tar file by its name."""
+    """Return whether a path is a tar file, by its name."""
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
@@ -56,16 +57,30 @@ def _extract(archive: Path, folder: Path) -> None:
         with tarfile.open(archive, "r:*") as tar:
             for member in tar:
                 if member.isfile():
-                    tar.extract(member, folder, filter="data")
+                    _write(tar, member, folder / _inside(member.name, archive))
             while tar.fileobj is not None and tar.fileobj.read(PIECE):
                 pass
-    except tarfile.FilterError as error:
-        raise SbkitError(
-            f"{printable(str(archive))} must hold files of its own folder, but names "
-            f"{printable(error.tarinfo.name)[:200]!r}. Pack the corpus again."
-        ) from error
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(archive, error) from error
+
+
+def _inside(name: str, archive: Path) -> PurePosixPath:
+    """Return a name as a path that stays in its folder; Python before 3.11.4 has no filter."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise SbkitError(
+            f"{printable(str(archive))} must hold files of its own folder, but names "
+            f"{printable(name)[:200]!r}. Pack the corpus again."
+        )
+    return path
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = tar.extractfile(member)
+    assert content is not None  # it is a file
+    with content, file.open("wb") as target:
+        shutil.copyfileobj(content, target, PIECE)
 
 
 def _unusable(archive: Path, folder: Path, error: OSError) -> SbkitError:

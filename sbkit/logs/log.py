@@ -39,7 +39,7 @@ def say(message: str) -> None:
 
 
 def keep(message: str) -> None:
-    """Give a message to the text log of the run, where one is kept."""
+    """Write a message to the text log of the run, where one is kept."""
     for listener in _listeners:
         listener(message)
 

@@ -16,7 +16,9 @@ class FrameConv(nn.Conv1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve."""
-        if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        pads_zeros = self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if x.device.type != "cpu" or not is_float32 or not pads_zeros:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
         convolved = conv2d(
             x.transpose(1, 2).unsqueeze(2),  # (B, C, 1, T)

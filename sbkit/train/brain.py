@@ -117,6 +117,8 @@ class Brain(StepBrain):
                 self._open_metrics(epoch_counter, train_set)
                 with self.signals:
                     self._fit_epochs(epoch_counter, train_set, valid_set, enable)
+                if self._profile:
+                    self._profile.close()
         finally:
             self.training_metrics.close()
             self._unwrap_distributed()

@@ -53,15 +53,21 @@ class Profile:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._is_done = False
+        self._seen, self._is_done = 0, False
 
     def over(self, batches: Iterator[Batched]) -> Iterator[Batched]:
-        """Yield batches, and profile what happens between two of them, once in a run."""
-        if not self._is_done:
-            self._is_done = True
-            yield from islice(batches, WARM_UP)
+        """Yield the batches of an epoch, and profile what happens between some, once in a run."""
+        for batch in islice(batches, max(0, WARM_UP - self._seen)):
+            self._seen += 1
+            yield batch
+        if self._seen == WARM_UP and not self._is_done:
             yield from self._watched(batches)
         yield from batches
+
+    def close(self) -> None:
+        """Say so where the run was too short."""
+        if not self._is_done:
+            say(f"note: profile: True needs more than {WARM_UP} steps; nothing was written.")
 
     def _watched(self, batches: Iterator[Batched]) -> Iterator[Batched]:
         activities = [ProfilerActivity.CPU]
@@ -78,12 +84,14 @@ class Profile:
                 torch.cuda.synchronize(self._device)
             wall = time.perf_counter() - began
         if steps:
+            self._is_done = True
             self._write(profiler, steps, wall, waiting)
 
     def _write(self, profiler: Any, steps: int, wall: float, waiting: float) -> None:
-        is_gpu = self._device.type == "cuda"
         seconds, calls = Counter[str](), Counter[str]()
-        for event in profiler.key_averages():
+        events = profiler.key_averages()
+        is_gpu = any(event.device_type.name == "CUDA" for event in events)  # not without CUPTI
+        for event in events:
             if is_gpu == (event.device_type.name == "CUDA"):
                 spent = event.self_device_time_total if is_gpu else event.self_cpu_time_total
                 seconds[event.key] += spent / 1e6
@@ -120,7 +128,7 @@ def judge(measured: Measured) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Tell what an operation or a kernel does by its name."""
+    """Name what an operation or a kernel does, by its own name."""
     found = (kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
     return next(found, "element-wise")
 

@@ -22,17 +22,9 @@ from sbkit.checkpoint.integrity import write_checksums
 from sbkit.logs import summary
 from sbkit.training import train
 from tests.attacks.case import Case, Place
+from tests.attacks.inputs import TRICKS
 from tests.attacks.runs import LAUGHS, Call
 
-TRICKS: dict[str, Callable[[Path], Any]] = {
-    "a pipe": os.mkfifo,
-    "/dev/zero": lambda file: file.symlink_to("/dev/zero"),
-    "a link to itself": lambda file: file.symlink_to(file),
-    "a folder": Path.mkdir,
-    "deep": lambda file: file.write_text("[" * 200_000),
-    "no UTF-8": lambda file: file.write_bytes(b"\xff\xfe\x80"),
-    "nothing": Path.touch,
-}
 TINY = ("--device=cpu", "--cnn_channels=8", "--d_model=16", "--nhead=2", "--d_ffn=16",
         "--num_encoder_layers=1", "--batch_seconds=2", "--check=False",
         "--log_every=1")  # fmt: skip

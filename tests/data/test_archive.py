@@ -75,7 +75,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path) -> None:
         unpack(archive)
 
 
-@pytest.mark.parametrize("name", ["../outside.tsv", "a/../../outside.tsv"])
+@pytest.mark.parametrize("name", ["../outside.tsv", "a/../../outside.tsv", "/tmp/outside.tsv"])
 def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> None:
     archive = tmp_path / "evil.tar"
     with tarfile.open(archive, "w") as tar:
@@ -108,6 +108,6 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tarfile.TarFile, "extract", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(SbkitError, match="must be room to unpack .* SBKIT_CACHE"):
         unpack(archive)

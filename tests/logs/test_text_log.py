@@ -15,7 +15,7 @@ from tests.shortage import largest_file
 
 
 def kept(folder: Path) -> list[str]:
-    """Give the lines without their times."""
+    """Return the lines without their times."""
     lines = (folder / "train.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     return [line[20:] for line in lines]
