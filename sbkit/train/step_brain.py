@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step, torch_state
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
@@ -163,8 +164,15 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls
         a ModuleList.
         """
+        chosen = self.compile_module_keys or list(self.modules)
+        unknown = [key for key in chosen if key not in self.modules]
+        if unknown or (self.compile_module_keys and not self.compile):
+            raise SbkitError(
+                f"`compile_module_keys` must name modules of the Brain ({', '.join(self.modules)}) "
+                f"and go with compile: True, but is {', '.join(chosen)} with compile: "
+                f"{bool(self.compile)}. Correct it, or leave it out."
+            )
         if self.compile:
-            chosen = self.compile_module_keys or list(self.modules)
             counts = compile_blocks((self.modules[key] for key in chosen), self.device)
             say("compiling " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 

@@ -11,6 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.models.transformer import Transformer
 from sbkit.train import compiling
 from sbkit.train.brain import Brain
+from tests.train.test_speechbrain_ways import brain_of
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 31), (1, 40), (2, 17), (5, 9), (1, 12), (4, 26)]  # of utterances and frames
@@ -83,3 +84,13 @@ def test_without_a_compiler_it_is_one_sentence(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SbkitError, match=f"`compile` must find a compiler .{words}"):
         compiling.require_compiler(torch.device(device))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compile": True, "compile_module_keys": ["CNN"]}, {"compile_module_keys": ["model"]}],
+)
+def test_keys_without_effect_are_refused(options: dict[str, Any]) -> None:
+    brain = brain_of(**options)
+    with pytest.raises(SbkitError, match="`compile_module_keys` must name modules of the Brain"):
+        brain.on_fit_start()
