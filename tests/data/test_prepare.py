@@ -17,10 +17,11 @@ import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data import audio_cache, decode, shard
+from sbkit.data import decode, fill, shard
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.clips import Clip
 from sbkit.data.columns import sample_counts, take_columns
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.manifest import BadRow, Manifest
 from sbkit.data.plan import Example
 from sbkit.data.prepare import PreparedSplit, prepare_split
 from sbkit.data.splits import Excluded
@@ -346,7 +347,7 @@ def test_a_shard_is_hashed_once_and_again_when_it_was_touched(
 
 
 def test_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio_cache, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(fill, "SHARD_BYTES", 30_000)
     clips = make_clips(tmp_path / "clips", 40)
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(shards_of(tmp_path)) > 5
@@ -357,7 +358,7 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(audio_cache, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(fill, "SHARD_BYTES", 30_000)
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips)
@@ -375,9 +376,9 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(audio_cache, "TRIED", 5)
+    monkeypatch.setattr(fill, "TRIED", 5)
     usage = SimpleNamespace(free=10_000)
-    monkeypatch.setattr(audio_cache.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(fill.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(SbkitError, match=r"is too small: by the first 5 of 40 clips, the others"):
         prepare(tmp_path, clips)
     assert len(decoded) < 40
@@ -388,12 +389,13 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.data import audio_cache, decode
-from sbkit.data.manifest import Clip, Manifest
+from sbkit.data import decode, fill
+from sbkit.data.clips import Clip
+from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-audio_cache.SHARD_BYTES = 30_000
+fill.SHARD_BYTES = 30_000
 read_audio = decode.read_audio
 def slow(path, rate):
     time.sleep(delay)
