@@ -9,7 +9,7 @@ from datasets import concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
-from sbkit.data.audio_store import reading, require_store
+from sbkit.data.audio_store import require_store
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.locale import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
@@ -66,21 +66,21 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     """Join the training splits, and keep them within the declared lengths."""
     every = [each for role in prepared.values() for each in role.values()]
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
-    train = reading(train, store=knobs.get("audio_store", "pcm"), sample_rate=knobs["sample_rate"])
     if not len(train):
         raise _nothing_to_train_on(knobs, every)
-    train, out_of_range = within_limits(
+    limited = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
         max_seconds=knobs["max_seconds"],
         sample_rate=knobs["sample_rate"],
     )
     return Splits(
-        train,
+        limited.kept,
         {name: each.dataset for name, each in prepared["valid"].items()},
         {name: each.dataset for name, each in prepared["test"].items()},
         excluded=[item for each in every for item in each.excluded],
-        out_of_range=out_of_range,
+        out_of_range=limited.excluded,
+        unused=limited.outside,
         fingerprints={
             name: each.fingerprint for role in prepared.values() for name, each in role.items()
         },

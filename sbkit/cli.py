@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
-    if more and options.command is not _check:
+    if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
     code: int = options.command(options)
@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
+
+    prepare = commands.add_parser(
+        "prepare", help="decode the data of a run; any number of processes may share the work"
+    )
+    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
+    prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")
+    prepare.set_defaults(command=_prepare)
 
     replay = commands.add_parser(
         "replay",
@@ -135,6 +142,13 @@ def _check(options: argparse.Namespace) -> int:
         as_json=options.json,
         strict=options.strict,
     )
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from sbkit.training import prepare_data
+
+    prepare_data([str(options.yaml), *options.overrides], options.report)
+    return 0
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ CHECKPOINTS = "checkpoints"  # of a run folder
 MAY_CHANGE = frozenset(
     {
         # where and how fast it is computed
-        *("output_folder", "device", "precision", "eval_precision", "num_workers"),
+        *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),

@@ -6,7 +6,7 @@ transcript decodes nothing.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EACCES, EPERM, EROFS
@@ -16,6 +16,7 @@ from pathlib import Path
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import share_lock, try_lock
+from sbkit.data.clips import Paths
 from sbkit.data.fill import DISK_FULL, disk_full, fill
 from sbkit.data.shard import (
     CORPUS_FILE,
@@ -52,9 +53,7 @@ class AudioCache:
     folder: Path
 
     @staticmethod
-    def of(
-        paths: Sequence[str], sample_rate: int, cache_folder: Path, store: str = "pcm"
-    ) -> "AudioCache":
+    def of(paths: Paths, sample_rate: int, cache_folder: Path, store: str = "pcm") -> "AudioCache":
         """Return the cache of the folder that all clips have in common."""
         parents = {path.rpartition("/")[0] for path in paths}
         corpus = Path(os.path.commonpath([Path(os.path.abspath(each)) for each in parents]))  # noqa: PTH100
@@ -65,7 +64,7 @@ class AudioCache:
         folder = cache_folder.expanduser() / AUDIO_FOLDER / name
         return AudioCache(corpus, sample_rate, store, folder)
 
-    def prepare(self, paths: Sequence[str], *, title: str) -> list[Outcome]:
+    def prepare(self, paths: Paths, *, title: str) -> list[Outcome]:
         """Return where the audio of each clip is, after decoding those that are not there yet.
 
         Raises:

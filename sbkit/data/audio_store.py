@@ -4,33 +4,31 @@ pcm   int16 samples: nothing is decoded again; 115 MB for an hour at 16 kHz
 flac  the same samples without loss in about half the room, decoded when they are read
 none  the path of the clip's own file, which is decoded when it is read: no room at all
 
-Each kind is a string of bytes, the column ``audio`` of a prepared split. Whoever reads the column
-gets samples.
+Each has a column of its own in a prepared split, which holds bytes; `read_stored` makes samples of
+any of them.
 """
 
 import io
 import os
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 
-STORES = ("pcm", "flac", "none")
+COLUMNS = {"pcm": "audio", "flac": "audio_flac", "none": "audio_file"}
 FASTEST = 0.0  # of FLAC's compressions; the highest takes four times as long for 3 % less
 
 
 def require_store(name: object) -> str:
     """Return the name of a store; raises SbkitError where it is none."""
-    if name not in STORES:
+    if name not in COLUMNS:
         raise SbkitError(
-            f"`audio_store` must be one of {', '.join(STORES)}, but is {name!r}. Choose pcm for "
+            f"`audio_store` must be one of {', '.join(COLUMNS)}, but is {name!r}. Choose pcm for "
             "speed, flac for half the disk, none for no disk."
         )
     return str(name)
@@ -41,7 +39,7 @@ def to_stored(audio: bytes, path: Path, *, store: str, sample_rate: int) -> byte
     if store == "pcm":
         return audio
     if store == "none":
-        return os.fsencode(path)
+        return b"%d %s" % (sample_rate, os.fsencode(path))
     content = io.BytesIO()
     samples = np.frombuffer(audio, "<i2")
     soundfile.write(
@@ -50,40 +48,32 @@ def to_stored(audio: bytes, path: Path, *, store: str, sample_rate: int) -> byte
     return content.getvalue()
 
 
-def reading(dataset: datasets.Dataset, *, store: str, sample_rate: int) -> datasets.Dataset:
-    """Return the dataset with a column ``audio`` that is read as samples, little-endian int16."""
-    if store == "pcm":
-        return dataset
-    read = _from_flac if store == "flac" else partial(_from_file, sample_rate=sample_rate)
-    return dataset.with_transform(partial(_read_audio, read=read))
+def stored_column(names: Sequence[str]) -> str:
+    """Return the column, of those of a prepared split, that holds its audio."""
+    return next(name for name in COLUMNS.values() if name in names)
 
 
-def _read_audio(
-    columns: dict[str, list[Any]], read: Callable[[bytes, int | None], bytes]
-) -> dict[str, list[Any]]:
-    if "audio" not in columns:
-        return columns
-    lengths = columns.get("samples") or [None] * len(columns["audio"])
-    audio = [read(stored, length) for stored, length in zip(columns["audio"], lengths, strict=True)]
-    return {**columns, "audio": audio}
+def read_stored(row: Mapping[str, Any]) -> bytes:
+    """Return the audio of a row of a prepared split, (S,) as little-endian int16.
 
-
-def _from_flac(stored: bytes, length: int | None) -> bytes:
-    samples, _ = soundfile.read(io.BytesIO(stored), dtype="int16")
-    if length is not None and len(samples) != length:
+    Raises:
+        SbkitError: the clip is not as long as it was when it was prepared, or cannot be read.
+    """
+    column = stored_column(list(row))
+    stored: bytes = row[column]
+    if column == COLUMNS["pcm"]:
+        return stored
+    if column == COLUMNS["flac"]:
+        samples, _ = soundfile.read(io.BytesIO(stored), dtype="int16")
+        what = "prepared audio"
+    else:
+        rate, _, path = stored.partition(b" ")
+        what = os.fsdecode(path)
+        samples = read_audio(what, int(rate))
+    if len(samples) != row["samples"]:
         raise SbkitError(
-            f"Prepared audio must be as long as its listing says ({length} samples), but has "
-            f"{len(samples)}. Remove it: sbkit cache prune --older-than=0"
+            f"A clip must be as long as when it was prepared ({row['samples']} samples), but "
+            f"{row['id']} has {len(samples)} in {what}. Start the run again: it prepares what is "
+            "new."
         )
     return bytes(samples.astype("<i2", copy=False).tobytes())
-
-
-def _from_file(stored: bytes, length: int | None, sample_rate: int) -> bytes:
-    path = os.fsdecode(stored)
-    audio = read_audio(path, sample_rate).astype("<i2", copy=False).tobytes()
-    if length is not None and len(audio) != 2 * length:
-        raise SbkitError(
-            f"With `audio_store: none` the clips must stay as they were prepared, but {path} has "
-            f"{len(audio) // 2} samples where it had {length}. Start the run again."
-        )
-    return bytes(audio)

@@ -31,6 +31,22 @@ class Clip:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Paths:
+    """Paths of files in a column; each becomes a string when it is its turn."""
+
+    column: pa.ChunkedArray
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield one path after the other."""
+        for start in range(0, len(self.column), ROWS_AT_ONCE):
+            yield from map(os.fsdecode, self.column.slice(start, ROWS_AT_ONCE).to_pylist())
+
+    def __len__(self) -> int:
+        """Count the paths."""
+        return len(self.column)
+
+
 class Clips(Sequence[Clip]):
     """Clips in columns of Arrow; one becomes an object when it is asked for.
 
@@ -75,9 +91,9 @@ class Clips(Sequence[Clip]):
         return self._values("id")
 
     @property
-    def paths(self) -> list[str]:
+    def paths(self) -> "Paths":
         """Return the audio file of every clip."""
-        return list(map(os.fsdecode, self._values("path")))
+        return Paths(self.own["path"])
 
     @property
     def sentences(self) -> list[str]:

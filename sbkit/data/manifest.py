@@ -7,9 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.audio_store import COLUMNS
 from sbkit.data.clips import Clip, Clips
 
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio")  # of a prepared split
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values())  # of prepared splits
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 
@@ -105,12 +106,13 @@ def open_columns(fields: Mapping[str, str], used: Iterable[str]) -> dict[str, st
     The speaker's column is called ``speaker``. A name that prepared splits use themselves gets the
     prefix ``manifest_``.
     """
-    names = _open_names(tuple(fields), tuple(used))
+    names = open_names(tuple(fields), tuple(used))
     return {new: fields[old] for old, new in names.items()}
 
 
 @lru_cache
-def _open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, str]:
+def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, str]:
+    """Return what the columns that a clip keeps are called, by their names in the manifest."""
     kept = [name for name in names if name not in used]
     lower = {name.lower(): name for name in kept}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from datasets.table import ConcatenationTable, InMemoryTable, MemoryMappedTable
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import AudioCache
-from sbkit.data.audio_store import reading
-from sbkit.data.clips import Clips
-from sbkit.data.manifest import Manifest
+from sbkit.data.audio_store import COLUMNS
+from sbkit.data.clips import Clips, Paths
+from sbkit.data.manifest import RESERVED_COLUMNS, Manifest
 from sbkit.data.shard_search import CachedAudio
 from sbkit.data.splits import Excluded
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"
-OWN_COLUMNS = ("id", "text", "sentence", "samples", "audio")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class PreparedSplit:
     """One split, ready to be batched.
 
     Attributes:
-        dataset: columns id, text (normalized), sentence, samples, audio (int16, little-endian) and
-            those of the manifest, as strings; audio is read from disk when it is asked for.
+        dataset: columns id, text (normalized), sentence, samples, those of the manifest, as
+            strings, and one of `audio_store`; it is read from disk when it is asked for.
         excluded: what is not in it, and why.
         fingerprint: changes when the ids, texts or audio files of the dataset do.
     """
@@ -83,7 +83,7 @@ def prepare_split(
     ]
     table = _texts(clips, texts, kept, found)
     fingerprint = _fingerprint(table, found, sample_rate)
-    dataset = reading(_join(table, found, fingerprint), store=store, sample_rate=sample_rate)
+    dataset = _join(table, found, COLUMNS[store], fingerprint)
     return PreparedSplit(dataset, lost + empty, fingerprint)
 
 
@@ -97,8 +97,7 @@ def _prepare_audio(
 ) -> Sequence[CachedAudio | AudioError]:
     if not rows:
         return []
-    every = clips.paths
-    paths = [every[row] for row in rows]
+    paths = Paths(_take(clips.own, np.array(rows))["path"])
     cache = AudioCache.of(paths, sample_rate, cache_folder, store)
     return cache.prepare(paths, title=f"Decoding {split}")
 
@@ -125,7 +124,9 @@ def _fingerprint(table: pa.Table, audio: Sequence[CachedAudio], sample_rate: int
     return digest.hexdigest()
 
 
-def _join(table: pa.Table, audio: Sequence[CachedAudio], fingerprint: str) -> datasets.Dataset:
+def _join(
+    table: pa.Table, audio: Sequence[CachedAudio], column: str, fingerprint: str
+) -> datasets.Dataset:
     """Join the texts with the audio, which stays where it is on the disk.
 
     A table takes whole shards, in which each row is used once. So a shard comes once more for
@@ -141,35 +142,43 @@ def _join(table: pa.Table, audio: Sequence[CachedAudio], fingerprint: str) -> da
         numbers.append(number)
     blocks, chosen, start = [], np.empty(len(audio), np.int64), 0
     for (_, file), (shard_rows, numbers) in places.items():
-        stored = MemoryMappedTable.from_file(file)
+        stored = MemoryMappedTable.from_file(file).rename_columns([column])
         source = np.full(len(stored), -1)
         source[shard_rows] = numbers
-        beside = table.take(pa.array(source, mask=source < 0))
+        beside = _take(table, source)
         blocks.append([InMemoryTable(beside), stored])
         chosen[numbers] = start + np.array(shard_rows)
         start += len(stored)
     datasets.disable_progress_bars()
     if not blocks:
         none = pa.array([], pa.binary())
-        return datasets.Dataset(InMemoryTable(table.append_column("audio", none)))
+        return datasets.Dataset(InMemoryTable(table.append_column(column, none)))
     joined = ConcatenationTable.from_blocks(blocks)
     dataset = datasets.Dataset(joined, fingerprint=fingerprint[:16])
     everything = start == len(audio) and np.array_equal(chosen, np.arange(start))
     return dataset if everything else dataset.select(chosen)
 
 
+def _take(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Return some rows, null where one is negative; a run of rows is not copied."""
+    if len(rows) and rows[0] >= 0 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pa.array(rows, mask=rows < 0))
+
+
 def _texts(
     clips: Clips, texts: Sequence[str], rows: Sequence[int], audio: Sequence[CachedAudio]
 ) -> pa.Table:
     """Return all columns of some rows but the audio, in the order of the split."""
-    chosen = pa.array(rows, pa.int64())
+    chosen = np.array(rows, dtype=np.int64)
+    own, others = _take(clips.own, chosen), _take(clips.columns, chosen)
     columns = {
-        "id": clips.own["id"].take(chosen),
+        "id": own["id"],
         "text": pa.array([texts[row] for row in rows], pa.string()),
-        "sentence": clips.own["sentence"].take(chosen),
+        "sentence": own["sentence"],
         "samples": pa.array([each.samples for each in audio], pa.int64()),
     }
     for name in clips.columns.column_names:
-        if name not in OWN_COLUMNS:
-            columns[name] = clips.columns[name].take(chosen).fill_null("")
+        if name not in RESERVED_COLUMNS:
+            columns[name] = others[name].fill_null("")
     return pa.table(columns)

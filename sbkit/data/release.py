@@ -17,6 +17,7 @@ from sbkit.data.manifest import (
     open_columns,
     require_transcripts,
 )
+from sbkit.data.regular_table import read_regular_table, to_clips
 from sbkit.data.tables import (
     PATH_COLUMNS,
     TEXT_COLUMNS,
@@ -84,6 +85,16 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     table = read_table(tsv)
     path_column = find_column(table, knobs.get("path_column"), PATH_COLUMNS, "path_column")
     text_column = find_column(table, knobs.get("text_column"), TEXT_COLUMNS, "text_column")
+    regular = read_regular_table(tsv, table.columns)
+    clips = regular and to_clips(
+        regular,
+        folder=tsv.parent / "clips",
+        path=path_column,
+        text=text_column,
+        constant={"language": language},
+    )
+    if clips:
+        return Manifest(clips, ())
     rows = _read_rows(table, path_column, text_column, language)
     return collect(require_transcripts(rows, tsv, text_column), base=tsv.parent / "clips")
 

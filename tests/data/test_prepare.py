@@ -395,22 +395,24 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-fill.SHARD_BYTES = 30_000
-read_audio = decode.read_audio
+fill.SHARD_BYTES, fill.BLOCK = 30_000, int(sys.argv[4])
+read_audio, count_decoded = decode.read_audio, []
 def slow(path, rate):
     time.sleep(delay)
+    count_decoded.append(path)
     return read_audio(path, rate)
 decode.read_audio = slow
 clips = tuple(Clip(f"clip{n}", folder / "clips" / f"clip{n}.flac", f"Clip {n}!")
               for n in range(count))
 prepared = prepare_split(Manifest(clips, ()), split="train", normalize=str.lower,
     sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
+print(len(count_decoded))
 print(prepared.fingerprint)
 """
 
 
-def start(folder: Path, count: int, delay: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PREPARE, str(folder), str(count), str(delay)]
+def start(folder: Path, count: int, delay: float, block: int = 1000) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREPARE, *map(str, (folder, count, delay, block))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -440,6 +442,17 @@ def test_several_processes_prepare_one_cache_once(tmp_path: Path) -> None:
     assert set(said) == {prepare(tmp_path, clips).fingerprint}
     rows = sum(len(read_rows(file)) for file in shards_of(tmp_path))
     assert rows == 40
+
+
+def test_processes_share_the_blocks_of_a_corpus(tmp_path: Path) -> None:
+    clips = make_clips(tmp_path / "clips", 60)
+    processes = [start(tmp_path, 60, delay=0.1, block=5) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    (first, shared), (second, _) = ((int(lines[-2]), lines[-1]) for lines in said)
+    assert first + second == 60
+    assert min(first, second) >= 5
+    assert shared == prepare(tmp_path, clips).fingerprint
+    assert sum(len(read_rows(file)) for file in shards_of(tmp_path)) == 60
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
