@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_inference(commands: Any) -> None:
     transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
     transcribe.set_defaults(command=_transcribe)
+    _add_decoder(transcribe)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
     for each in (transcribe, classify):
@@ -116,8 +117,17 @@ def _add_score(commands: Any) -> None:
     )
     score.add_argument("--path-column", metavar="COLUMN", help="of the audio files")
     score.add_argument("--text-column", metavar="COLUMN", help="of the transcripts")
+    _add_decoder(score)
     _add_import(score)
     score.set_defaults(command=_score)
+
+
+def _add_decoder(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--decoder",
+        choices=("greedy", "beam"),
+        help="beam: with language models, which is the default where the model has them",
+    )
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:
@@ -177,6 +187,7 @@ def _score(options: argparse.Namespace) -> int:
         report_by=options.report_by,
         path_column=options.path_column,
         text_column=options.text_column,
+        decoder=options.decoder,
     )
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
@@ -189,7 +200,9 @@ def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe import transcribe_files
 
     own = import_own(options.imports)
-    return _print_each(transcribe_files(options.bundle, options.files, own=own), options)
+    return _print_each(
+        transcribe_files(options.bundle, options.files, decoder=options.decoder, own=own), options
+    )
 
 
 def _classify(options: argparse.Namespace) -> int:

@@ -4,17 +4,19 @@ Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from speechbrain import Stage
 from torch import Tensor, nn
 
+from recipes.asr.decoder_weights import choose_weights
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import TextBatch
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_rates, error_figures, write_wer
+from sbkit.logs.wer_report import describe_results, result_figures, write_wer
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -46,6 +48,8 @@ class AsrBrain(Brain):
         """Accept SpeechBrain's options."""
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
+        self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
+        self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
             compute_features=self.hparams.compute_features.to(self.device),
@@ -105,10 +109,28 @@ class AsrBrain(Brain):
 
     # -- evaluation ---------------------------------------------------------------------------
 
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """Note what the batches are for."""
+        super().on_stage_start(stage, epoch)
+        self._stage = stage
+
+    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        """Load the weights to be tested; choose those of the decoder on the validation sets."""
+        super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        if self.decoder is not None:
+            self.decoder = choose_weights(self, self.decoder)
+
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
-        """Decode the best path of every utterance and count its errors."""
+        """Decode every utterance and count its errors: greedily, but for a test set."""
         best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        return list(map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best)))
+        scored = list(map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best)))
+        if self.decoder is None or self._stage is not Stage.TEST:
+            return scored
+        best = self.decoder.decode(predictions.log_probs, predictions.frames)
+        decoded = map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best))
+        return [
+            replace(each, greedy=other.scores) for each, other in zip(decoded, scored, strict=True)
+        ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""
@@ -117,9 +139,9 @@ class AsrBrain(Brain):
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts."""
-        return describe_rates(total_scores(results))
+        return describe_results(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its aligned errors; return the counts."""
         write_wer(folder / f"wer_{split}.txt", results)
-        return error_figures(total_scores(results))
+        return result_figures(results)

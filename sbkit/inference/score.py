@@ -48,6 +48,7 @@ class Wanted:
         label: of a classifier, the column of the right answer.
         report_by: columns; the metrics of each of their values are reported.
         path_column, text_column: of the tables; None for the usual names.
+        decoder: greedy or beam; None for the model's own.
     """
 
     out: Path | None = None
@@ -55,6 +56,7 @@ class Wanted:
     report_by: Sequence[str] = ()
     path_column: str | None = None
     text_column: str | None = None
+    decoder: str | None = None
 
 
 class Answer(NamedTuple):
@@ -89,7 +91,8 @@ def score_model(
             "overwritten. Choose another folder."
         )
     entries: dict[str, Any] = {}
-    with _opened(model, own) as bundle:
+    with _opened(model, own) as opened:
+        bundle = opened.with_decoder(wanted.decoder)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
             rows = _prepare(bundle, source, wanted, name)

@@ -1,6 +1,6 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,25 @@ def describe_rates(test: Scores) -> str:
         f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
         for name, counts, unit in rates
     )
+
+
+def describe_results(results: Sequence[Scored]) -> str:
+    """Write both rates of a split and, where another decoder was used, those of the greedy one."""
+    line = describe_rates(total_scores(results))
+    greedy = total_greedy(results)
+    return line if greedy is None else f"{line}; greedily {describe_rates(greedy)}"
+
+
+def total_greedy(results: Sequence[Scored]) -> Scores | None:
+    """Add the scores of greedy decoding; None where there are none."""
+    greedy = [each.greedy for each in results if each.greedy is not None]
+    return sum(greedy, Scores()) if greedy else None
+
+
+def result_figures(results: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a split with their counts, and those of greedy decoding beside them."""
+    figures, greedy = error_figures(total_scores(results)), total_greedy(results)
+    return figures if greedy is None else {**figures, "greedy": error_figures(greedy)}
 
 
 def error_figures(test: Scores) -> dict[str, Any]:

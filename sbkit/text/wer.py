@@ -73,12 +73,16 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One utterance with what was said, what was heard and the errors between."""
+    """One utterance with what was said, what was heard and the errors between.
+
+    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis.
+    """
 
     id: str
     reference: str
     hypothesis: str
     scores: Scores
+    greedy: Scores | None = None
 
 
 class Alignment(NamedTuple):
