@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_score(commands)
 
+    _add_cache(commands)
+    _add_inference(commands)
+    return parser
+
+
+def _add_cache(commands: Any) -> None:
     cache = commands.add_parser("cache", help="list and remove prepared audio")
     cache.set_defaults(command=_list_cache)
     actions = cache.add_subparsers(metavar="ACTION")
@@ -87,8 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     prune.set_defaults(command=_prune_cache)
-    _add_inference(commands)
-    return parser
 
 
 def _add_inference(commands: Any) -> None:
@@ -127,6 +131,11 @@ def _add_decoder(command: argparse.ArgumentParser) -> None:
         "--decoder",
         choices=("greedy", "beam"),
         help="beam: with language models, which is the default where the model has them",
+    )
+    command.add_argument(
+        "--hotwords",
+        metavar="FILE|WORDS",
+        help="phrases to expect: a file, one on each line, or a list with commas",
     )
 
 
@@ -188,6 +197,7 @@ def _score(options: argparse.Namespace) -> int:
         path_column=options.path_column,
         text_column=options.text_column,
         decoder=options.decoder,
+        hotwords=options.hotwords,
     )
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
@@ -200,9 +210,14 @@ def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe import transcribe_files
 
     own = import_own(options.imports)
-    return _print_each(
-        transcribe_files(options.bundle, options.files, decoder=options.decoder, own=own), options
+    results = transcribe_files(
+        options.bundle,
+        options.files,
+        decoder=options.decoder,
+        hotwords=options.hotwords,
+        own=own,
     )
+    return _print_each(results, options)
 
 
 def _classify(options: argparse.Namespace) -> int:

@@ -3,9 +3,9 @@
 Legend: B utterances, U frames of 40 ms, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -13,13 +13,16 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import LogProbs, NoScorer, PrefixBeam, Scorer
 from sbkit.decoding.sum_scorer import SumScorer
 from sbkit.decoding.word_scorer import TokenScorer, WordScorer
+from sbkit.lm.ngram import UNK, NgramModel
 from sbkit.text.tokenizer import Tokenizer
 
+HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
@@ -74,8 +77,16 @@ class BeamDecoder:
         language_models: str | Path | LanguageModels,
         beam_size: int = 16,
         weights: Mapping[str, float] | Weights | None = None,
+        hotwords: Sequence[str] = (),
+        hotword_reward: float = HOTWORD_REWARD,
     ) -> None:
         self.tokenizer, self.beam_size = tokenizer, beam_size
+        self._hotwords: HotwordScorer | None = None
+        self._without: BeamDecoder | None = None
+        if hotwords:
+            self._hotwords = HotwordScorer(
+                phrases=hotwords, pieces=tokenizer.pieces(), reward=hotword_reward
+            )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
@@ -97,6 +108,21 @@ class BeamDecoder:
             weights=weights,
         )
 
+    def with_hotwords(
+        self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
+    ) -> "BeamDecoder":
+        """Return the same decoder, which expects some phrases; normalized ones, as `Hotwords`."""
+        decoder = BeamDecoder(
+            tokenizer=self.tokenizer,
+            language_models=self.language_models,
+            beam_size=self.beam_size,
+            weights=self.weights,
+            hotwords=phrases,
+            hotword_reward=reward,
+        )
+        decoder._without = self
+        return decoder
+
     @cached_property
     def beam(self) -> PrefixBeam:
         """Make the search."""
@@ -110,7 +136,7 @@ class BeamDecoder:
 
     def _scorer(self) -> Scorer:
         pieces, models, weights = self.tokenizer.pieces(), self.language_models, self.weights
-        scorers: list[Scorer] = []
+        scorers: list[Scorer] = [] if self._hotwords is None else [self._hotwords]
         if models.words is not None and weights.word:
             scorers.append(
                 WordScorer(
@@ -119,6 +145,7 @@ class BeamDecoder:
                     weight=weights.word,
                     bonus=weights.word_bonus,
                     unknown=weights.unknown,
+                    more_words=self._more_words(models.words),
                 )
             )
         if models.tokens is not None and weights.token:
@@ -130,9 +157,13 @@ class BeamDecoder:
                     bonus=weights.token_bonus,
                 )
             )
-        if not scorers:
-            return NoScorer()
-        return scorers[0] if len(scorers) == 1 else SumScorer(*scorers)
+        return reduce(SumScorer, scorers) if scorers else NoScorer()
+
+    def _more_words(self, model: NgramModel) -> list[str]:
+        """List the words of hotwords that the model does not know."""
+        phrases = () if self._hotwords is None else self._hotwords.phrases
+        words = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+        return [word for word in words if model.id_of(word) == UNK]
 
     def nbest(self, log_probs: LogProbs, count: int) -> list[Hypothesis]:
         """Return the best hypotheses of an utterance, (U, V), the best first."""
@@ -141,4 +172,18 @@ class BeamDecoder:
     def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
         rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [list(self.nbest(row[:frames], 1)[0].tokens) for row, frames in rows]
+        return [self._best(row[:frames]) for row, frames in rows]
+
+    def _best(self, log_probs: LogProbs) -> list[int]:
+        """Decode one utterance: with hotwords only where one of them is then heard.
+
+        So a list of what is not said leaves every transcript as it is.
+        """
+        best = list(self.beam.decode(log_probs)[0].tokens)
+        if self._without is None or self._hotwords is None:
+            return best
+        plain = self._without._best(log_probs)
+        heard, without = (
+            self._hotwords.count(self.tokenizer.decode(tokens)) for tokens in (best, plain)
+        )
+        return best if heard > without else plain

@@ -19,11 +19,11 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 class _Node:
     """A place in the tree of words: the letters that may follow, and the word that ends here."""
 
-    __slots__ = ("best", "letters", "word")
+    __slots__ = ("best", "is_word", "letters", "word")
 
     def __init__(self) -> None:
         self.letters: dict[str, _Node] = {}
-        self.word, self.best = UNK, -inf
+        self.word, self.is_word, self.best = UNK, False, -inf
 
 
 class WordState(NamedTuple):
@@ -49,6 +49,7 @@ class WordScorer:
         weight: of the log-probabilities.
         bonus: for each word, against the liking of language models for few words.
         unknown: more for each word that the model does not know.
+        more_words: that the model does not know, and that cost nothing for it.
     """
 
     model: NgramModel
@@ -56,17 +57,23 @@ class WordScorer:
     weight: float
     bonus: float
     unknown: float
+    more_words: Sequence[str] = ()
     _root: _Node = field(default_factory=_Node, init=False)
 
     def __post_init__(self) -> None:
         """Plant the tree."""
         for word in range(len(SPECIAL), len(self.model.words)):
-            best = self.weight * self.model.score((), word)[0]
-            node = self._root
-            for letter in self.model.words[word]:
-                node = node.letters.setdefault(letter, _Node())
-                node.best = max(node.best, best)
-            node.word = word
+            self._add(self.model.words[word], word)
+        for text in self.more_words:
+            self._add(text, UNK)
+
+    def _add(self, text: str, word: int) -> None:
+        best = self.weight * self.model.score((), word)[0]
+        node = self._root
+        for letter in text:
+            node = node.letters.setdefault(letter, _Node())
+            node.best = max(node.best, best)
+        node.word, node.is_word = word, True
 
     def start(self) -> WordState:
         """Return the state before the first word."""
@@ -100,9 +107,10 @@ class WordScorer:
     def _end_word(self, state: WordState) -> tuple[float, WordState]:
         if not state.begun:
             return 0.0, state
-        word = UNK if state.node is None else state.node.word
-        log_prob, lm = self.model.score(state.lm, word)
-        cost = self.weight * log_prob + (self.unknown if word == UNK else 0.0)
+        node = state.node
+        known = node is not None and node.is_word
+        log_prob, lm = self.model.score(state.lm, node.word if node is not None else UNK)
+        cost = self.weight * log_prob + (0.0 if known else self.unknown)
         return cost + self.bonus - state.paid, WordState(lm, self._root, 0.0, begun=False)
 
 

@@ -13,8 +13,10 @@ within the memory that the weights account for. Checksums find accidents, they a
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,12 +34,14 @@ from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.hotwords import Hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.inference.budget import within_budget
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
 from sbkit.lm.storage import LARGEST_MODEL as LARGEST_LANGUAGE_MODEL
 from sbkit.models.decoding import greedy
+from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -102,6 +106,34 @@ class Bundle:
                 "none. Export a run with them, or pass --decoder greedy."
             )
         return replace(self, decoder=None) if name == "greedy" else self
+
+    def with_hotwords(self, named: str | None) -> "Bundle":
+        """Return the bundle with phrases to expect: a file of them, or a list with commas.
+
+        What the model's tokens cannot spell is named on standard error.
+
+        Raises:
+            SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
+        """
+        if named is None:
+            return self
+        tokenizer = self.require_asr()
+        if self.decoder is None:
+            raise SbkitError(
+                "`--hotwords` must have a decoder with language models, but this one is greedy. "
+                "Export a run that has them, and do not pass --decoder greedy."
+            )
+        spell = partial(normalize, language=self.config.language or "und")
+        found = Hotwords.of(read_hotwords(named), normalize=spell, pieces=tokenizer.pieces())
+        for phrase in found.unspellable:
+            what = f"the hotword {printable(phrase)[:100]} is left out"
+            print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
+        if not found.phrases:
+            raise SbkitError(
+                "`--hotwords` must name phrases in the letters of the model's language, but "
+                f"{printable(named)[:100]} has none. Correct the list."
+            )
+        return replace(self, decoder=self.decoder.with_hotwords(found.phrases))
 
     def require_asr(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""

@@ -49,6 +49,7 @@ class Wanted:
         report_by: columns; the metrics of each of their values are reported.
         path_column, text_column: of the tables; None for the usual names.
         decoder: greedy or beam; None for the model's own.
+        hotwords: phrases to expect, or a file of them.
     """
 
     out: Path | None = None
@@ -57,6 +58,7 @@ class Wanted:
     path_column: str | None = None
     text_column: str | None = None
     decoder: str | None = None
+    hotwords: str | None = None
 
 
 class Answer(NamedTuple):
@@ -92,7 +94,7 @@ def score_model(
         )
     entries: dict[str, Any] = {}
     with _opened(model, own) as opened:
-        bundle = opened.with_decoder(wanted.decoder)
+        bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
             rows = _prepare(bundle, source, wanted, name)

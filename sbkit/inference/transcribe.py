@@ -30,10 +30,11 @@ def transcribe_files(
     files: Sequence[Path],
     *,
     decoder: str | None = None,
+    hotwords: str | None = None,
     own: frozenset[str] = frozenset(),
 ) -> Iterator[Transcript | SbkitError]:
     """Transcribe one file after the other; one that is no audio gives its error and no more."""
-    loaded = load_bundle(bundle, own=own).with_decoder(decoder)
+    loaded = load_bundle(bundle, own=own).with_decoder(decoder).with_hotwords(hotwords)
     loaded.require_asr()
     for file in files:
         try:
