@@ -19,7 +19,7 @@ from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import LogProbs, NoScorer, PrefixBeam, Scorer
 from sbkit.decoding.sum_scorer import SumScorer
 from sbkit.decoding.word_scorer import TokenScorer, WordScorer
-from sbkit.lm.ngram import UNK, NgramModel
+from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.tokenizer import Tokenizer
 
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
@@ -163,7 +163,7 @@ class BeamDecoder:
         """List the words of hotwords that the model does not know."""
         phrases = () if self._hotwords is None else self._hotwords.phrases
         words = dict.fromkeys(word for phrase in phrases for word in phrase.split())
-        return [word for word in words if model.id_of(word) == UNK]
+        return [word for word in words if model.id_of(word) == UNKNOWN]
 
     def nbest(self, log_probs: LogProbs, count: int) -> list[Hypothesis]:
         """Return the best hypotheses of an utterance, (U, V), the best first."""

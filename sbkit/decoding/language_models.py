@@ -56,10 +56,10 @@ def ensure_language_models(
         return []
     sentences = [text for text in texts() if text.strip()]
     models, said = dict[str, NgramModel](), list[str]()
-    pieces = tokenizer.pieces()
+    pieces, unknown = tokenizer.pieces(), tokenizer.vocabulary.unk
     for name, order, split in (
         (WORDS, declared.word_order, str.split),
-        (TOKENS, declared.token_order, lambda text: [pieces[id] for id in tokenizer.encode(text)]),
+        (TOKENS, declared.token_order, lambda text: [pieces[id] for id in tokenizer.encode(text) if id != unknown]),
     ):
         if order:
             trained = train(map(split, sentences), order=order)
@@ -70,10 +70,9 @@ def ensure_language_models(
 
 
 def _describe(name: str, order: int, trained: Trained) -> str:
-    known = len(trained.model.words) - 3
     line = (
-        f"language model of {name}: {order}-grams of {trained.words} {name} in "
-        f"{trained.sentences} sentences, {known} different ones"
+        f"language model of {name}: {order}-grams of {trained.tokens} {name} in "
+        f"{trained.sentences} sentences, {trained.types} different ones"
     )
     if trained.fallback_orders:
         orders = ", ".join(map(str, trained.fallback_orders))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from sbkit.lm.ngram import EOS, SPECIAL, UNK, NgramModel, State
+from sbkit.lm.ngram import END, SPECIAL, UNKNOWN, NgramModel, State
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 
@@ -23,7 +23,7 @@ class _Node:
 
     def __init__(self) -> None:
         self.letters: dict[str, _Node] = {}
-        self.word, self.is_word, self.best = UNK, False, -inf
+        self.word, self.is_word, self.best = UNKNOWN, False, -inf
 
 
 class WordState(NamedTuple):
@@ -65,7 +65,7 @@ class WordScorer:
         for word in range(len(SPECIAL), len(self.model.words)):
             self._add(self.model.words[word], word)
         for text in self.more_words:
-            self._add(text, UNK)
+            self._add(text, UNKNOWN)
 
     def _add(self, text: str, word: int) -> None:
         best = self.weight * self.model.score((), word)[0]
@@ -90,7 +90,7 @@ class WordScorer:
     def end(self, state: WordState) -> float:
         """End the last word, and the sentence."""
         added, state = self._end_word(state)
-        return added + self.weight * self.model.score(state.lm, EOS)[0]
+        return added + self.weight * self.model.score(state.lm, END)[0]
 
     def _read(self, state: WordState, letter: str) -> tuple[float, WordState]:
         if state.node is None:
@@ -102,14 +102,14 @@ class WordScorer:
         return node.best - state.paid, WordState(state.lm, node, node.best, begun=True)
 
     def _cost_of_unknown(self, lm: State) -> float:
-        return self.weight * self.model.score(lm, UNK)[0] + self.unknown
+        return self.weight * self.model.score(lm, UNKNOWN)[0] + self.unknown
 
     def _end_word(self, state: WordState) -> tuple[float, WordState]:
         if not state.begun:
             return 0.0, state
         node = state.node
         known = node is not None and node.is_word
-        log_prob, lm = self.model.score(state.lm, node.word if node is not None else UNK)
+        log_prob, lm = self.model.score(state.lm, node.word if node is not None else UNKNOWN)
         cost = self.weight * log_prob + (0.0 if known else self.unknown)
         return cost + self.bonus - state.paid, WordState(lm, self._root, 0.0, begun=False)
 
@@ -146,4 +146,4 @@ class TokenScorer:
 
     def end(self, state: State) -> float:
         """Score the end."""
-        return self.weight * self.model.score(state, EOS)[0]
+        return self.weight * self.model.score(state, END)[0]

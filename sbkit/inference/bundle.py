@@ -39,7 +39,7 @@ from sbkit.decoding.language_models import load_language_models
 from sbkit.inference.budget import within_budget
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
-from sbkit.lm.storage import LARGEST_MODEL as LARGEST_LANGUAGE_MODEL
+from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.models.decoding import greedy
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer

@@ -35,7 +35,7 @@ from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, mode
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import refuse_occupied, replacing
-from sbkit.lm.storage import LARGEST_MODEL as LARGEST_LANGUAGE_MODEL
+from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 

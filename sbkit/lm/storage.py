@@ -1,16 +1,16 @@
 """Language models in one safetensors file, with what they were made of.
 
-Each model has a name, such as ``words``; its arrays are ``NAME.keys.2``, ``NAME.log_probs.1`` and
+Each model has a name, such as ``words``; its arrays are ``NAME.keys_2``, ``NAME.log_probs_1`` and
 so on, and its words are one text. Loading runs nothing, and takes no more memory than the file.
 """
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
@@ -18,25 +18,29 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.lm.kneser_ney import HIGHEST_ORDER
-from sbkit.lm.ngram import SPECIAL, NgramModel
+from sbkit.lm.ngram import BLANKS, LARGEST_ORDER, SPECIAL, Grams, NgramModel
 
-FORMAT = 1
-LARGEST_MODEL = 1 << 33  # bytes
-Arrays = Mapping[str, npt.NDArray[Any]]
+LARGEST_FILE = 1 << 33  # bytes
+TYPES = {"keys": np.int64, "log_probs": np.float32, "backoffs": np.float32}
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class UnfitError(Exception):
+    """Tell what must hold of a file, and what came."""
 
 
 def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
     """Write models, and what says where they come from."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, model in models.items():
-        text = "\n".join(model.words).encode()
-        arrays[f"{name}.words"] = np.frombuffer(text, np.uint8)
-        arrays |= {f"{name}.keys.{n}": each for n, each in enumerate(model.keys, start=2)}
-        arrays |= {f"{name}.log_probs.{n}": each for n, each in enumerate(model.log_probs, start=1)}
-        arrays |= {f"{name}.backoffs.{n}": each for n, each in enumerate(model.backoffs, start=1)}
+        arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
+        for order, grams in enumerate(model.grams, start=1):
+            arrays |= {
+                f"{name}.{field}_{order}": np.ascontiguousarray(getattr(grams, field))
+                for field in TYPES
+            }
     orders = {name: model.order for name, model in models.items()}
-    about = {"format": str(FORMAT), "orders": json.dumps(orders), **metadata}
+    about = {"orders": json.dumps(orders), **metadata}
     write_bytes_atomically(file, safetensors.numpy.save(arrays, metadata=about))
 
 
@@ -44,58 +48,93 @@ def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
     """Read models and what is said of them.
 
     Raises:
-        SbkitError: it is no file of language models, or one that is damaged.
+        SbkitError: it is no file of language models, or its parts do not fit together.
     """
-    content = read_regular(file, largest=LARGEST_MODEL, what="A file of language models")
+    content = read_regular(file, largest=LARGEST_FILE, what="A file of language models")
     return parse(content, of=file)
 
 
 def parse(content: bytes, *, of: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
     """Read models from the bytes of a file; ``of`` names it in a refusal."""
     try:
-        size = int.from_bytes(content[:8], "little")
-        about = json.loads(content[8 : 8 + size]).get("__metadata__", {})
         arrays = safetensors.numpy.load(content)
-        orders = json.loads(about["orders"])
-        models = {name: _model(arrays, name, order) for name, order in orders.items()}
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        about = _read_about(content)
+        orders = dict(json.loads(about["orders"]))
+        names = {name.partition(".")[0] for name in arrays}
+        if names != orders.keys():
+            raise UnfitError("hold the models that it names", "holds others")
+        models = {name: _make_model(arrays, name, order) for name, order in orders.items()}
+    except UnfitError as error:
+        must, but = error.args
         raise SbkitError(
-            f"{of} must be a file of language models, but cannot be read as one "
-            f"({printable(str(error))[:200]}). Train them again."
+            f"A file of language models must {must}, but {of} {printable(but)}. Train them again."
+        ) from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SbkitError(
+            f"A file of language models must be one of sbkit, but {of} cannot be read "
+            f"({type(error).__name__}). Train them again."
         ) from error
     return models, about
 
 
-def _model(arrays: Arrays, name: str, order: Any) -> NgramModel:
-    """Make a model of its arrays; raises ValueError for what a decoder cannot use."""
-    if type(order) is not int or not 1 <= order <= HIGHEST_ORDER:
-        raise ValueError(f"its order is {order!r}")
-    words = tuple(bytes(arrays[f"{name}.words"]).decode().split("\n"))
-    keys = tuple(arrays[f"{name}.keys.{n}"] for n in range(2, order + 1))
-    log_probs = tuple(arrays[f"{name}.log_probs.{n}"] for n in range(1, order + 1))
-    backoffs = tuple(arrays[f"{name}.backoffs.{n}"] for n in range(1, order))
-    if words[: len(SPECIAL)] != SPECIAL or len(set(words)) < len(words):
-        raise ValueError("its words do not begin with those of every model, or are there twice")
-    counts = [len(words), *(each.size for each in keys)]
-    if [each.size for each in log_probs] != counts or [each.size for each in backoffs] != counts[
-        :-1
-    ]:
-        raise ValueError("its arrays have different lengths")
-    for below, each in zip(counts, keys, strict=False):
-        if each.dtype != np.int64 or each.ndim != 1 or (np.diff(each) <= 0).any():
-            raise ValueError("its n-grams are not sorted")
-        if each.size and not 0 <= each[0] <= each[-1] < below * len(words):
-            raise ValueError("its n-grams are of words that are not there")
-    for each in (*log_probs, *backoffs):
-        if each.dtype != np.float32 or each.ndim != 1 or not np.isfinite(each).all():
-            raise ValueError("a probability is no finite number")
-    if any((each > 1e-4).any() for each in log_probs):
-        raise ValueError("a probability is larger than one")
-    return NgramModel(words, keys, log_probs, backoffs)
+def _read_about(content: bytes) -> dict[str, str]:
+    """Read the metadata in the header, which safetensors has parsed before and so is sound."""
+    length = int.from_bytes(content[:8], "little")
+    about: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+    return about
+
+
+def _make_model(arrays: Arrays, name: str, order: object) -> NgramModel:
+    if not isinstance(order, int) or not 1 <= order <= LARGEST_ORDER:
+        raise UnfitError(f"have orders from 1 to {LARGEST_ORDER}", f"has {str(order)[:20]}")
+    types: dict[str, Any] = {
+        f"{name}.{field}_{n}": kind for n in range(1, order + 1) for field, kind in TYPES.items()
+    }
+    types[f"{name}.words"] = np.uint8
+    if {each for each in arrays if each.startswith(f"{name}.")} != types.keys():
+        raise UnfitError("hold the arrays of its orders, and the words", "holds others")
+    for each, kind in types.items():
+        if arrays[each].dtype != kind or arrays[each].ndim != 1:
+            found = f"{arrays[each].ndim} of {arrays[each].dtype}"
+            raise UnfitError(f"have one dimension of {np.dtype(kind)} in {each}", f"has {found}")
+    words = _read_words(arrays[f"{name}.words"].tobytes())
+    grams = list[Grams]()
+    for n in range(1, order + 1):
+        each_order = Grams(*(arrays[f"{name}.{field}_{n}"] for field in TYPES))
+        _check_grams(each_order, n, contexts=len(grams[-1]) if grams else 1, size=len(words))
+        grams.append(each_order)
+    return NgramModel(words, tuple(grams))
+
+
+def _read_words(content: bytes) -> tuple[str, ...]:
+    try:
+        words = tuple(content.decode().split("\n"))
+    except UnicodeDecodeError:
+        raise UnfitError("have words in UTF-8", "has others") from None
+    if words[: len(SPECIAL)] != SPECIAL:
+        raise UnfitError(f"begin its words with {' '.join(SPECIAL)}", "does not")
+    own = words[len(SPECIAL) :]
+    if any(one >= other for one, other in pairwise(own)):
+        raise UnfitError("list each word once, and in order", "does not")
+    if not set(own).isdisjoint((*SPECIAL, "")) or not BLANKS.isdisjoint("".join(words)):
+        raise UnfitError("have words of characters, none of them white space", "has others")
+    return words
+
+
+def _check_grams(grams: Grams, order: int, *, contexts: int, size: int) -> None:
+    """Check the n-grams of one order; contexts counts those of the order below."""
+    keys = grams.keys
+    if not len(keys) == len(grams.log_probs) == len(grams.backoffs):
+        raise UnfitError(f"have as many keys as values of order {order}", "has not")
+    if order == 1 and len(keys) != size:
+        raise UnfitError(f"have as many unigrams as words ({size})", f"has {len(keys)}")
+    if len(keys) and (keys[0] < 0 or keys[-1] >= contexts * size):
+        raise UnfitError(
+            f"have keys from 0 to {contexts * size - 1} in order {order}", "has others"
+        )
+    if not (keys[1:] > keys[:-1]).all():
+        raise UnfitError(f"have its keys of order {order} sorted, each once", "has not")
+    if not (np.isfinite(grams.log_probs).all() and np.isfinite(grams.backoffs).all()):
+        raise UnfitError(f"hold finite numbers in order {order}", "does not")
+    if not (grams.log_probs <= 0).all():
+        raise UnfitError(f"have log-probabilities of at most 0 in order {order}", "has others")

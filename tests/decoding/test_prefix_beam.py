@@ -13,7 +13,8 @@ from sbkit.decoding.prefix_beam import LogProbs, NoScorer, PrefixBeam, Scorer
 from sbkit.decoding.sum_scorer import SumScorer
 from sbkit.decoding.word_scorer import TokenScorer, WordScorer
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import EOS, UNK, NgramModel
+from sbkit.lm.ngram import END, NgramModel
+from sbkit.lm.ngram import UNKNOWN as UNKNOWN_WORD
 
 PIECES = ["<blank>", "a", "b", "▁"]
 SENTENCES = ["a b", "ab a", "ab ab b", "b a a", "ba ab a", "a ab"]
@@ -27,10 +28,10 @@ def words_score(tokens: tuple[int, ...]) -> float:
     words = "".join(PIECES[token] for token in tokens).replace("▁", " ").split()
     ids = [WORDS.id_of(word) for word in words]
     total, state = 0.0, WORDS.start
-    for word in (*ids, EOS):
+    for word in (*ids, END):
         log_prob, state = WORDS.score(state, word)
         total += WEIGHT * log_prob
-    return total + BONUS * len(words) + UNKNOWN * ids.count(UNK)
+    return total + BONUS * len(words) + UNKNOWN * ids.count(UNKNOWN_WORD)
 
 
 def tokens_score(tokens: tuple[int, ...]) -> float:

@@ -1,137 +1,142 @@
-"""Language models: every context's probabilities sum to one, and files keep them."""
+"""Models equal those of KenLM's lmplz, and every context's probabilities sum to one."""
 
-import json
+import itertools
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from sbkit.base.errors import SbkitError
-from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import BOS, EOS, UNK, NgramModel
-from sbkit.lm.storage import load, save
+from sbkit.lm.arpa import read_arpa
+from sbkit.lm.kneser_ney import FALLBACK, estimate_discounts, train
+from sbkit.lm.ngram import BEGIN, NgramModel
 
-TEXT = """the bird sings in the tree
-the cat looks at the bird
-a bird looks at the cat in the tree
-the tree stands in the garden
-in the garden a cat sleeps
-the cat sleeps and the bird sings""".splitlines()
+DATA = Path(__file__).parent / "data"
+SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
 
 
-def random_text(seed: int) -> list[list[str]]:
-    random = np.random.default_rng(seed)
-    words = np.array(list("abcdefg"))
-    return [random.choice(words, random.integers(0, 8)).tolist() for _ in range(40)]
+def spell(sentence: str) -> list[str]:
+    return [*sentence.replace(" ", "▁")]
 
 
-def contexts(model: NgramModel) -> list[tuple[int, ...]]:
-    """List contexts that are known, and some that are not."""
-    ids = [each for each in range(len(model.words)) if each != EOS]
-    pairs = [(a, b) for a in ids[:6] for b in ids[1:6]]
-    return [(), *((each,) for each in ids), *pairs]
+def cut(sentence: str) -> list[str]:
+    """Cut words into pieces of four characters."""
+    words = [f"▁{word}" for word in sentence.split()]
+    return [word[i : i + 4] for word in words for i in range(0, len(word), 4)]
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_context_sums_to_one(order: int, seed: int) -> None:
-    model = train(random_text(seed), order=order).model
-    for context in contexts(model):
-        state = context[len(context) - order + 1 :] if len(context) >= order else context
-        probabilities = [
-            np.exp(model.score(state, word)[0]) for word in range(len(model.words)) if word != BOS
-        ]
-        assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+@pytest.mark.parametrize(
+    ("name", "split", "lines", "prune", "fallback_orders"),
+    [
+        ("words", str.split, SENTENCES, 0, ()),
+        ("words_pruned", str.split, SENTENCES, 1, ()),
+        ("characters", spell, [*SENTENCES[:2], *SENTENCES[3:8]], 0, (2, 4, 5)),
+        ("pieces", cut, SENTENCES[:14], 0, ()),
+        ("tiny", str.split, SENTENCES[:2], 0, (2, 3)),
+    ],
+)
+def test_every_number_is_that_of_lmplz(
+    name: str,
+    split: Callable[[str], list[str]],
+    lines: list[str],
+    prune: int,
+    fallback_orders: tuple[int, ...],
+) -> None:
+    theirs = read_arpa(DATA / f"{name}.arpa")
+    trained = train(map(split, lines), order=theirs.order, prune=prune)
+    assert trained.model.words == theirs.words
+    assert trained.fallback_orders == fallback_orders
+    for ours, their in zip(trained.model.grams, theirs.grams, strict=True):
+        assert np.array_equal(ours.keys, their.keys)
+        np.testing.assert_allclose(ours.log_probs, their.log_probs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(ours.backoffs, their.backoffs, atol=1e-5, rtol=0)
 
 
-def test_a_bigram_by_hand() -> None:
-    """Two sentences "a b" and "a c": the figures follow from the formulas by hand."""
-    trained = train([["a", "b"], ["a", "c"]], order=2)
-    model = trained.model
-    assert (trained.words, trained.sentences, trained.fallback_orders) == (4, 2, (1, 2))
-    # Of unigrams a, b, c have one left neighbour each, </s> has two: 5 in all. 0.5 is taken off a
-    # count of 1 and 1.0 off a count of 2: 2.5 / 5 is shared by a, b, c, </s> and <unk>.
-    a, b = model.id_of("a"), model.id_of("b")
-    assert np.exp(model.score((), a)[0]) == pytest.approx(0.5 / 5 + 0.5 / 5)
-    assert np.exp(model.score((), EOS)[0]) == pytest.approx(1.0 / 5 + 0.5 / 5)
-    assert np.exp(model.score((), UNK)[0]) == pytest.approx(0.5 / 5)
-    # "<s> a" is there twice: (2 - 1) / 2, and half of the unigram.
-    assert np.exp(model.score((BOS,), a)[0]) == pytest.approx(0.5 + 0.5 * 0.2)
-    # "a b" and "a c" once each: 0.5 / 2, and half of the unigram.
-    assert np.exp(model.score((a,), b)[0]) == pytest.approx(0.25 + 0.5 * 0.2)
+def random_sentences(random_numbers: random.Random) -> list[list[str]]:
+    words = [f"w{number}" for number in range(random_numbers.randint(1, 9))]
+    return [
+        random_numbers.choices(words, k=random_numbers.randint(0, 7))
+        for _ in range(random_numbers.randint(1, 30))
+    ] + [words]
 
 
-def test_a_state_is_no_longer_than_what_the_model_knows() -> None:
-    model = train([line.split() for line in TEXT], order=3).model
-    the, unknown = model.id_of("the"), model.id_of("zebra")
-    assert unknown == UNK
-    _, state = model.score(model.start, the)
-    assert state == (BOS, the)
-    _, state = model.score(state, unknown)
-    assert state == () or state == (UNK,)
-    _, after_other = model.score((unknown,), the)
-    assert after_other == (the,)
+def sum_of_probabilities(model: NgramModel, state: tuple[int, ...]) -> float:
+    ids = [number for number in range(len(model.words)) if number != BEGIN]
+    return float(np.exp([model.score(state, number)[0] for number in ids]).sum())
 
 
-def test_what_was_seen_is_likelier() -> None:
-    model = train([line.split() for line in TEXT], order=3).model
-    assert model.sentence_log_prob(["the", "cat", "sleeps"]) > model.sentence_log_prob(
-        ["sleeps", "cat", "the"]
+@pytest.mark.parametrize("prune", [0, 1])
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_probabilities_sum_to_one_in_every_context(order: int, prune: int) -> None:
+    random_numbers = random.Random(order)
+    for _ in range(4):
+        sentences = random_sentences(random_numbers)
+        model = train(sentences, order=order, prune=prune).model
+        states = {model.start, ()}
+        for sentence in sentences:  # contexts that were seen, of all lengths
+            ids = [BEGIN, *map(model.id_of, sentence)]
+            places = itertools.product(range(len(ids)), range(order))
+            states |= {tuple(ids[start : start + length]) for start, length in places}
+        for _ in range(10):  # and some that were not
+            states.add(tuple(random_numbers.choices(range(len(model.words)), k=order - 1)))
+        for state in states:
+            assert sum_of_probabilities(model, state) == pytest.approx(1, abs=1e-6), state
+
+
+def test_discounts_are_those_of_the_formula_or_none() -> None:
+    assert estimate_discounts(np.repeat([1, 2, 3, 4, 9], [6, 3, 2, 1, 5])) == pytest.approx(
+        (0, 1 - 2 * 0.5 * 3 / 6, 2 - 3 * 0.5 * 2 / 3, 3 - 4 * 0.5 * 1 / 2)
     )
-    assert model.perplexity([line.split() for line in TEXT]) < 10
+    assert estimate_discounts(np.array([1, 1, 2, 4])) is None  # no 3
+    assert estimate_discounts(np.repeat([1, 2, 3, 4], [6, 3, 1, 9])) is None  # D3 < 0
 
 
-@pytest.mark.parametrize("order", [0, 11])
-def test_an_order_that_makes_no_sense_is_refused(order: int) -> None:
-    with pytest.raises(SbkitError, match=f"must be 1 to 10, but is {order}"):
-        train([["a"]], order=order)
+def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
+    trained = train([["a", "a", "a", "b"]], order=1)
+    assert trained.fallback_orders == (1,)
+    probability = np.exp(trained.model.score((), trained.model.id_of("a"))[0])
+    freed = FALLBACK[3] + 2 * FALLBACK[1]  # of a three times, b and </s> once
+    assert probability == pytest.approx((3 - FALLBACK[3]) / 5 + freed / 5 / 4)
 
 
-def test_a_text_without_words_is_refused() -> None:
-    with pytest.raises(SbkitError, match="there is no word in it"):
-        train([[], []], order=2)
+def test_a_text_is_read_once_and_counted() -> None:
+    def stream() -> Iterator[list[str]]:
+        yield from (["a", "b"], [], ["b"])
+
+    trained = train(stream(), order=2)
+    assert (trained.sentences, trained.tokens, trained.types) == (3, 3, 2)
+    assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
 
 
-def stored(folder: Path) -> Path:
-    model = train([line.split() for line in TEXT], order=3).model
-    save({"words": model}, folder / "lm.safetensors", metadata={"tokenizer": "x"})
-    return folder / "lm.safetensors"
+def test_pruning_leaves_no_ngram_of_three_words_that_was_seen_once() -> None:
+    whole, pruned = (train(map(str.split, SENTENCES), order=4, prune=k).model for k in (0, 1))
+    assert [len(each) for each in pruned.grams[:2]] == [len(each) for each in whole.grams[:2]]
+    assert 0 < len(pruned.grams[3]) < len(pruned.grams[2]) < len(whole.grams[2]) / 2
+    assert len(train(map(str.split, SENTENCES), order=4, prune=99).model.grams[3]) == 0
 
 
-def test_a_file_keeps_a_model(tmp_path: Path) -> None:
-    model = train([line.split() for line in TEXT], order=3).model
-    models, about = load(stored(tmp_path))
-    assert about["tokenizer"] == "x"
-    for line in TEXT:
-        words = line.split()
-        assert models["words"].sentence_log_prob(words) == model.sentence_log_prob(words)
-
-
-def change(file: Path, name: str, array: np.ndarray) -> None:
-    arrays = safetensors.numpy.load_file(file)
-    arrays[f"words.{name}"] = array
-    about = {"orders": json.dumps({"words": 3})}
-    safetensors.numpy.save_file(arrays, file, metadata=about)
-
-
-SPOILED = {
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    "no safetensors": lambda file: file.write_bytes(b"ngram 1=5"),
-    "unsorted": lambda file: change(file, "keys.2", np.zeros(4, np.int64)),
-    "beyond the words": lambda file: change(file, "keys.3", np.array([1 << 60])),
-    "not a number": lambda file: change(file, "log_probs.1", np.full(14, np.nan, np.float32)),
-    "another size": lambda file: change(file, "log_probs.1", np.zeros(3, np.float32)),
-    "words twice": lambda file: change(
-        file, "words", np.frombuffer(b"<unk>\n<s>\n</s>\na\na", np.uint8)
-    ),
-    "no text": lambda file: change(file, "words", np.array([255, 254], np.uint8)),
-}
-
-
-@pytest.mark.parametrize("name", SPOILED)
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
-    file = stored(tmp_path)
-    SPOILED[name](file)
-    with pytest.raises(SbkitError, match="must be a file of language models, but cannot be read"):
-        load(file)
+@pytest.mark.parametrize(
+    ("sentences", "settings", "sentence"),
+    [
+        ([["a"]], {"order": 0}, "order of a language model must be from 1 to 10, but is 0"),
+        ([["a"]], {"order": 11}, "but is 11"),
+        ([["a"]], {"order": 2, "prune": -1}, "`prune` must be at least 0, but is -1"),
+        ([], {"order": 2}, "must hold at least one word, but its 0 sentences hold none"),
+        ([[], []], {"order": 2}, "its 2 sentences hold none"),
+        (["a b"], {"order": 2}, 'must be a list of words, but is the text "a b"'),
+        ([["a b"]], {"order": 2}, 'none of them white space, but one is "a b"'),
+        ([["a", ""]], {"order": 2}, 'but one is ""'),
+        ([["a", "\ud800"]], {"order": 2}, "must have characters"),
+        ([["a", "<s>"]], {"order": 2}, "must hold words alone, but holds <s>"),
+        ([["a", "<unk>"]], {"order": 2}, "but holds <unk>"),
+        ([["a", "</s>"]], {"order": 2}, "but holds </s>"),
+    ],
+)
+def test_what_no_model_can_be_made_of_is_refused(
+    sentences: list[list[str]], settings: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(SbkitError) as refusal:
+        train(sentences, **settings)
+    assert sentence in str(refusal.value)
