@@ -59,7 +59,11 @@ def ensure_language_models(
     pieces, unknown = tokenizer.pieces(), tokenizer.vocabulary.unk
     for name, order, split in (
         (WORDS, declared.word_order, str.split),
-        (TOKENS, declared.token_order, lambda text: [pieces[id] for id in tokenizer.encode(text) if id != unknown]),
+        (
+            TOKENS,
+            declared.token_order,
+            lambda text: [pieces[id] for id in tokenizer.encode(text) if id != unknown],
+        ),
     ):
         if order:
             trained = train(map(split, sentences), order=order)
