@@ -77,8 +77,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_score(commands)
 
     _add_cache(commands)
+    _add_lm(commands)
     _add_inference(commands)
     return parser
+
+
+def _add_lm(commands: Any) -> None:
+    lm = commands.add_parser("lm", help="train an n-gram language model, and write it as ARPA")
+    lm.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="a sentence on each line")
+    lm.add_argument("--out", type=Path, metavar="FILE", required=True, help="the ARPA file")
+    lm.add_argument("--order", type=int, default=3, help="of the n-grams (default: 3)")
+    lm.add_argument("--language", default="und", metavar="TAG", help="whose normalizer is taken")
+    lm.add_argument(
+        "--tokenizer", type=Path, metavar="RUN|BUNDLE", help="make it of its tokens, not of words"
+    )
+    lm.set_defaults(command=_train_lm)
 
 
 def _add_cache(commands: Any) -> None:
@@ -240,6 +253,19 @@ def _print_each(
         else:
             print(_line(result, options), flush=True)
     return code
+
+
+def _train_lm(options: argparse.Namespace) -> int:
+    from sbkit.decoding.lm_command import WantedModel, train_texts
+
+    wanted = WantedModel(
+        order=options.order,
+        language=options.language,
+        tokenizer=options.tokenizer,
+        out=options.out,
+    )
+    print(train_texts(options.texts, wanted))
+    return 0
 
 
 def _list_cache(options: argparse.Namespace) -> int:

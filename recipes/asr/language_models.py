@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import checksum
 from sbkit.data.columns import take_columns
 from sbkit.data.splits import Splits
@@ -16,7 +15,7 @@ from sbkit.decoding.language_models import (
     unknown_share,
 )
 from sbkit.logs.log import say
-from sbkit.text.normalize import normalize
+from sbkit.text.sentences import read_sentences
 from sbkit.text.tokenizer import Tokenizer
 
 
@@ -27,8 +26,10 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         SbkitError: `lm_text` is no text.
     """
     text = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
+    if text is not None:
+        next(read_sentences(text, knobs["language"]))
     declared = Declared(
-        source=splits.fingerprints.get("train", "") if text is None else _checksum(text),
+        source=splits.fingerprints.get("train", "") if text is None else checksum(text),
         word_order=knobs["word_lm_order"],
         token_order=knobs["token_lm_order"],
     )
@@ -49,26 +50,3 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     for name, split in splits.evaluated().items():
         share = unknown_share(words, take_columns(split, "text")["text"].to_pylist())
         say(f"{name}: the language model does not know {share:.1%} of the words")
-
-
-def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text, one on each line."""
-    with file.open(encoding="utf-8-sig") as lines:
-        for line in lines:
-            if text := normalize(line, language):
-                yield text
-
-
-def _checksum(file: Path) -> str:
-    """Return the SHA-256 of a text; raises SbkitError where it is no text."""
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            if any(line.strip() for line in lines):
-                return checksum(file)
-        why = "is empty"
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"cannot be read ({error})"
-    raise SbkitError(
-        f"`lm_text` must be a UTF-8 text with a sentence on each line, but {file} {why}. Name "
-        "another, or write null to take the training transcripts."
-    )

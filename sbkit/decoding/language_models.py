@@ -6,6 +6,7 @@ texts, normalized -> words -> model of words; tokens of the tokenizer -> model o
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
@@ -56,24 +57,26 @@ def ensure_language_models(
         return []
     sentences = [text for text in texts() if text.strip()]
     models, said = dict[str, NgramModel](), list[str]()
-    pieces, unknown = tokenizer.pieces(), tokenizer.vocabulary.unk
     for name, order, split in (
         (WORDS, declared.word_order, str.split),
-        (
-            TOKENS,
-            declared.token_order,
-            lambda text: [pieces[id] for id in tokenizer.encode(text) if id != unknown],
-        ),
+        (TOKENS, declared.token_order, partial(to_pieces, tokenizer=tokenizer)),
     ):
         if order:
             trained = train(map(split, sentences), order=order)
             models[name] = trained.model
-            said.append(_describe(name, order, trained))
+            said.append(describe_model(name, order, trained))
     save(models, file, metadata=about)
     return said
 
 
-def _describe(name: str, order: int, trained: Trained) -> str:
+def to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of a text as they are written, but those that it does not know."""
+    unknown = tokenizer.vocabulary.unk
+    return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
+
+
+def describe_model(name: str, order: int, trained: Trained) -> str:
+    """Write what a language model was made of."""
     line = (
         f"language model of {name}: {order}-grams of {trained.tokens} {name} in "
         f"{trained.sentences} sentences, {trained.types} different ones"
