@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     _add_score(commands)
+    _add_compare(commands)
 
     _add_cache(commands)
     _add_lm(commands)
@@ -137,6 +138,14 @@ def _add_score(commands: Any) -> None:
     _add_decoder(score)
     _add_import(score)
     score.set_defaults(command=_score)
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="is one run better than another, and how sure?")
+    for name in ("one", "other"):
+        compare.add_argument(name, type=Path, metavar="RUN", help="a run, or scores of one")
+    compare.add_argument("--json", action="store_true", help="print it as JSON")
+    compare.set_defaults(command=_compare)
 
 
 def _add_decoder(command: argparse.ArgumentParser) -> None:
@@ -215,6 +224,18 @@ def _score(options: argparse.Namespace) -> int:
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
         print(line, flush=True)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from sbkit.inference.compare import compare
+
+    found = compare(options.one, options.other)
+    if options.json:
+        print(json.dumps([each.plain() for each in found], ensure_ascii=False))
+        return 0
+    for each in found:
+        print("\n".join(each.lines()))
     return 0
 
 

@@ -115,7 +115,9 @@ def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
         count := len(averaged.checkpoints), f"mean of {count} checkpoints"
     )
     score = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
-    assert re.fullmatch(f"test: {score}; greedily {score}, 4 utterances, {weights}", said[-1])
+    interval = r"95 % interval of WER \d+\.\d to \d+\.\d, 4 clips"
+    line = f"test: {score}, {interval}; greedily {score}, 4 utterances, {weights}"
+    assert re.fullmatch(line, said[-1])
 
 
 @pytest.mark.slow

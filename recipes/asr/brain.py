@@ -16,7 +16,12 @@ from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_results, result_figures, write_wer
+from sbkit.logs.wer_report import (
+    describe_results,
+    result_figures,
+    write_utterances,
+    write_wer,
+)
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -123,11 +128,14 @@ class AsrBrain(Brain):
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
         best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        scored = list(map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best)))
+        speakers = batch.columns.get("speaker", [""] * len(batch))
+        texts = map(self.tokenizer.decode, best)
+        scored = list(map(score, batch.ids, batch.texts, texts, speakers))
         if self.decoder is None or self._stage is not Stage.TEST:
             return scored
         best = self.decoder.decode(predictions.log_probs, predictions.frames)
-        decoded = map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best))
+        texts = map(self.tokenizer.decode, best)
+        decoded = map(score, batch.ids, batch.texts, texts, speakers)
         return [
             replace(each, greedy=other.scores) for each, other in zip(decoded, scored, strict=True)
         ]
@@ -144,4 +152,5 @@ class AsrBrain(Brain):
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its aligned errors; return the counts."""
         write_wer(folder / f"wer_{split}.txt", results)
+        write_utterances(folder / f"utterances_{split}.jsonl", results)
         return result_figures(results)

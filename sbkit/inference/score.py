@@ -30,7 +30,13 @@ from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
-from sbkit.logs.wer_report import describe_rates, error_figures, write_wer
+from sbkit.logs.wer_report import (
+    describe_results,
+    error_figures,
+    result_figures,
+    write_utterances,
+    write_wer,
+)
 from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -71,12 +77,16 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What is done with a batch of rows and their clips, and with the results of all."""
+    """What is done with a batch of rows and their clips, and with the results of all.
+
+    measure: all figures of a set; rates: those that a value of a column is reported with.
+    """
 
     score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
     measure: Callable[[Sequence[Any]], Mapping[str, float]]
     describe: Callable[[Sequence[Any]], str]
     report: Callable[[Path, str, Sequence[Any]], None]
+    rates: Callable[[Sequence[Any]], Mapping[str, float]]
 
 
 def score_model(
@@ -113,7 +123,7 @@ def _report(
     entry: dict[str, Any] = {"utterances": len(rows), **task.measure(results)}
     if wanted.report_by:
         columns = list(zip(*(rows[each][:] for each in wanted.report_by), strict=True))
-        entry["report_by"] = measure_slices(wanted.report_by, columns, results, task.measure)
+        entry["report_by"] = measure_slices(wanted.report_by, columns, results, task.rates)
     if wanted.out is not None:
         wanted.out.mkdir(parents=True, exist_ok=True)
         task.report(wanted.out, name, results)
@@ -189,7 +199,11 @@ def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         return Task(
-            partial(_transcribe, bundle), _error_rates, _describe_errors, _report_transcripts
+            score=partial(_transcribe, bundle),
+            measure=result_figures,
+            describe=describe_results,
+            report=_report_transcripts,
+            rates=_error_rates,
         )
     if wanted.label is None:
         raise SbkitError(
@@ -197,7 +211,11 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
             "Pass --label=language, or another column of the data."
         )
     return Task(
-        partial(_classify, bundle, wanted.label), _accuracy, _describe_answers, _report_answers
+        score=partial(_classify, bundle, wanted.label),
+        measure=_accuracy,
+        describe=_describe_answers,
+        report=_report_answers,
+        rates=_accuracy,
     )
 
 
@@ -205,19 +223,19 @@ def _transcribe(
     bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
 ) -> list[Scored]:
     texts = bundle.transcribe(clips)
-    return [score(row["id"], row["text"], text) for row, text in zip(rows, texts, strict=True)]
+    return [
+        score(row["id"], row["text"], text, str(row.get("speaker", "")))
+        for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
     return error_figures(total_scores(results))
 
 
-def _describe_errors(results: Sequence[Scored]) -> str:
-    return describe_rates(total_scores(results))
-
-
 def _report_transcripts(out: Path, name: str, results: Sequence[Scored]) -> None:
     write_wer(out / f"wer_{name}.txt", results)
+    write_utterances(out / f"utterances_{name}.jsonl", results)
 
 
 def _classify(

@@ -1,10 +1,14 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
+from sbkit.text.interval import Interval, rate_interval
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
 
 
@@ -69,7 +73,9 @@ def describe_rates(test: Scores) -> str:
 def describe_results(results: Sequence[Scored]) -> str:
     """Write both rates of a split and, where another decoder was used, those of the greedy one."""
     line = describe_rates(total_scores(results))
-    greedy = total_greedy(results)
+    interval, greedy = _intervals(results)["WER"], total_greedy(results)
+    if interval is not None:
+        line += f", 95 % interval of WER {interval}"
     return line if greedy is None else f"{line}; greedily {describe_rates(greedy)}"
 
 
@@ -82,7 +88,46 @@ def total_greedy(results: Sequence[Scored]) -> Scores | None:
 def result_figures(results: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of a split with their counts, and those of greedy decoding beside them."""
     figures, greedy = error_figures(total_scores(results)), total_greedy(results)
+    for name, interval in _intervals(results).items():
+        figures[f"{name}_interval"] = None if interval is None else asdict(interval)
+    figures["references"] = hash_references(results)
     return figures if greedy is None else {**figures, "greedy": error_figures(greedy)}
+
+
+def _intervals(results: Sequence[Scored]) -> dict[str, Interval | None]:
+    """Return the 95 % interval of each rate; None where too little is known."""
+    speakers = [each.speaker for each in results]
+    counts = {
+        "WER": [each.scores.words for each in results],
+        "CER": [each.scores.characters for each in results],
+    }
+    return {
+        name: rate_interval([one.errors for one in of], [one.total for one in of], speakers)
+        for name, of in counts.items()
+    }
+
+
+def hash_references(results: Iterable[Scored]) -> str:
+    """Return what tells a test set from another: a SHA-256 of its ids and references."""
+    rows = sorted((each.id, each.reference) for each in results)
+    return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
+
+
+def write_utterances(path: Path, results: Iterable[Scored]) -> None:
+    """Write every utterance as a line of JSON: id, speaker, reference, hypothesis."""
+    lines = (
+        json.dumps(
+            {
+                "id": each.id,
+                "speaker": each.speaker,
+                "reference": each.reference,
+                "hypothesis": each.hypothesis,
+            },
+            ensure_ascii=False,
+        )
+        for each in results
+    )
+    write_text_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def error_figures(test: Scores) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class Scores:
 class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
-    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis.
+    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
+    speaker: "" where it is not known.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Scored:
     hypothesis: str
     scores: Scores
     greedy: Scores | None = None
+    speaker: str = ""
 
 
 class Alignment(NamedTuple):
@@ -93,13 +95,14 @@ class Alignment(NamedTuple):
     marks: str
 
 
-def score(id: str, reference: str, hypothesis: str) -> Scored:
+def score(id: str, reference: str, hypothesis: str, speaker: str = "") -> Scored:
     """Score one utterance."""
     return Scored(
         id=id,
         reference=reference,
         hypothesis=hypothesis,
         scores=count_errors(reference, hypothesis),
+        speaker=speaker,
     )
 
 
