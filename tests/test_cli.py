@@ -76,7 +76,7 @@ class Spoken:
 
 
 def transcribe_files(
-    bundle: Path, files: Sequence[Path], *, own: frozenset[str]
+    bundle: Path, files: Sequence[Path], **options: object
 ) -> Iterator[Spoken | SbkitError]:
     for file in files:
         if file.suffix == ".wav":

@@ -53,7 +53,7 @@ def rate_interval(
     units = counts.shape[1]
     if units < FEWEST or not counts[1].any():
         return None
-    rates = _draw(counts)
+    rates = _draw(counts[:, np.lexsort(counts)])  # whatever the order in which they came
     low, high = np.quantile(rates, [(1 - SHARE) / 2, (1 + SHARE) / 2]).tolist()
     return Interval(low, high, "speaker" if known else "clip", units)
 

@@ -21,7 +21,7 @@ KEYS = list(read_document(ROOT / "hparams/ctc.yaml").root)
         ("batch_secnds", "batch_seconds"),
         ("speedz", "speeds"),
         ("nheads", "nhead"),
-        ("beam_size", None),
+        ("temperature", None),
         ("lm_weight", None),
         ("pretrainer", None),
         ("xyz", None),
