@@ -15,6 +15,8 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.version import __version__
 
+TRANSCRIPTS = ("text", "json", "srt", "vtt")  # formats; the last three have the times of words
+
 if TYPE_CHECKING:
     from sbkit.inference.classify import Classification
     from sbkit.inference.transcribe import Transcript
@@ -115,10 +117,10 @@ def _add_inference(commands: Any) -> None:
     _add_decoder(transcribe)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
-    for each in (transcribe, classify):
+    for each, formats in ((transcribe, TRANSCRIPTS), (classify, TRANSCRIPTS[:2])):
         each.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
         each.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
-        each.add_argument("--format", choices=("text", "json"), default="text")
+        each.add_argument("--format", choices=formats, default="text")
         _add_import(each)
 
 
@@ -243,12 +245,17 @@ def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.own_parts import import_own
     from sbkit.inference.transcribe import transcribe_files
 
+    if options.format in ("srt", "vtt") and len(options.files) > 1:
+        raise SbkitError(
+            f"Subtitles must be of one file, but there are {len(options.files)}. Call it for each."
+        )
     own = import_own(options.imports)
     results = transcribe_files(
         options.bundle,
         options.files,
         decoder=options.decoder,
         hotwords=options.hotwords,
+        times=options.format != "text",
         own=own,
     )
     return _print_each(results, options)
@@ -314,7 +321,15 @@ def _line(result: "Transcript | Classification", options: argparse.Namespace) ->
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
         return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
+    if options.format in ("srt", "vtt"):
+        return _subtitles(result, options)
     return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
+
+
+def _subtitles(result: Any, options: argparse.Namespace) -> str:
+    from sbkit.inference.subtitles import to_srt, to_vtt
+
+    return to_srt(result.words) if options.format == "srt" else to_vtt(result.words)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,8 +31,10 @@ from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
+from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
+from sbkit.decoding.alignment import time_words
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import Hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
@@ -56,6 +58,27 @@ LARGEST = {  # bytes
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word, and when it is said, in seconds."""
+
+    text: str
+    start: float
+    end: float
+
+    def later(self, seconds: float) -> "Word":
+        """Return the word in audio that begins earlier."""
+        return Word(self.text, self.start + seconds, self.end + seconds)
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """What is said in a clip, and its words where their times were asked for."""
+
+    text: str
+    words: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A model that is ready to be run.
 
@@ -68,9 +91,13 @@ class Bundle:
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
 
-    @torch.inference_mode()
     def transcribe(self, clips: list[Tensor]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
+        return [each.text for each in self.recognize(clips)]
+
+    @torch.inference_mode()
+    def recognize(self, clips: list[Tensor], *, times: bool = False) -> list[Recognized]:
+        """Transcribe clips as `transcribe` does; with ``times``, the words are aligned, too."""
         tokenizer = self.require_asr()
         audio, audio_lengths = _as_batch(clips)
         features, frames = self.model.features(audio, audio_lengths)
@@ -80,7 +107,34 @@ class Bundle:
             best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
         else:
             best = self.decoder.decode(log_probs, frames)
-        return [tokenizer.decode(ids) for ids in best]
+        return [
+            Recognized(tokenizer.decode(ids), self._words(row[:count], ids) if times else ())
+            for row, count, ids in zip(log_probs, frames.tolist(), best, strict=True)
+        ]
+
+    def _words(self, log_probs: Tensor, tokens: list[int]) -> tuple[Word, ...]:
+        """Align what was recognized: (U, V) -> words in seconds."""
+        tokenizer, rate = self.require_asr(), self.config.sample_rate
+        timed = time_words(
+            log_probs.numpy(),
+            tokens,
+            pieces=tokenizer.pieces(),
+            blank=tokenizer.vocabulary.blank,
+        )
+        step = self._samples_per_frame
+        return tuple(
+            Word(
+                each.text,
+                samples_to_seconds(each.first * step, rate),
+                samples_to_seconds(each.end * step, rate),
+            )
+            for each in timed
+        )
+
+    @cached_property
+    def _samples_per_frame(self) -> int:
+        count: int = self.model.samples_per_frame(self.config.sample_rate)
+        return count
 
     @torch.inference_mode()
     def classify(self, clips: list[Tensor]) -> Tensor:

@@ -8,10 +8,12 @@ Training, transcription and export all call this one model.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.models.acoustic_encoder import AcousticEncoder
+from sbkit.models.striding import measure_striding
 from sbkit.text.vocabulary import Vocabulary
 
 
@@ -101,6 +103,16 @@ class AsrModel:
             states = encoder.encode(x, frame_lengths)
         logits = None if decoded is None else self._seq_logits(decoded)
         return EncoderOutput(intermediate, states, frame_lengths, logits)
+
+    def samples_per_frame(self, sample_rate: int) -> int:
+        """Measure how many samples of audio go by from one frame of CTC to the next."""
+
+        @torch.no_grad()
+        def count(samples: int) -> int:
+            features, lengths = self.features(torch.zeros(1, samples), torch.tensor([samples]))
+            return int(self._acoustic.front_end(features, lengths)[1])
+
+        return measure_striding(count, part="CNN", unit="samples", shortest=sample_rate).stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every token at every frame, in float32: (B, U, D) -> (B, U, V)."""

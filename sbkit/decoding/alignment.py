@@ -1,0 +1,97 @@
+"""When the tokens of a text are said: the best alignment of CTC to a text that is known.
+
+Viterbi over the text with blanks between its tokens. Any decoder's text can be aligned, so that
+times do not depend on how it was found.
+
+Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.prefix_beam import LogProbs
+from sbkit.decoding.word_scorer import SPACE
+
+
+@dataclass(frozen=True)
+class TimedWord:
+    """A word and its frames: the first, and the one after the last."""
+
+    text: str
+    first: int
+    end: int
+
+
+def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
+    """Return the first frame of each token and the one after its last: (U, V) -> L pairs.
+
+    Raises:
+        SbkitError: the text has more tokens than the frames can hold.
+    """
+    if not tokens:
+        return []
+    states = np.full(2 * len(tokens) + 1, blank)
+    states[1::2] = tokens
+    path = _best_path(log_probs[:, states].astype(np.float64), _may_skip(states, blank))
+    frames = [np.flatnonzero(path == 2 * place + 1) for place in range(len(tokens))]
+    return [(int(each[0]), int(each[-1]) + 1) for each in frames]
+
+
+def _may_skip(states: npt.NDArray[np.int64], blank: int) -> npt.NDArray[np.bool_]:
+    """Mark the tokens that may follow the one before without a blank: those that differ."""
+    skip = np.zeros(len(states), np.bool_)
+    skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
+    return skip
+
+
+def _best_path(
+    scores: npt.NDArray[np.float64], skip: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Return the best state of each frame: (U, S) -> (U,)."""
+    frames, size = scores.shape
+    best = np.full(size, -np.inf)
+    best[0] = 0.0
+    steps = np.zeros((frames, size), np.int8)  # how many states back each came from
+    before = np.full((3, size), -np.inf)
+    for frame in range(frames):
+        before[0] = best
+        before[1, 1:] = best[:-1]
+        before[2, 2:] = np.where(skip[2:], best[:-2], -np.inf)
+        if frame == 0:
+            before[2] = -np.inf
+        steps[frame] = before.argmax(0)
+        best = before.max(0) + scores[frame]
+    state = size - 1 if best[-1] >= best[-2] else size - 2
+    if frames == 0 or best[state] == -np.inf:
+        raise SbkitError(
+            f"A text must have no more tokens than frames to be aligned, but has {size // 2} for "
+            f"{frames} frames. Align it with its own audio."
+        )
+    path = np.empty(frames, np.int64)
+    for frame in range(frames - 1, -1, -1):
+        path[frame] = state
+        state -= int(steps[frame, state])
+    return path
+
+
+def time_words(
+    log_probs: LogProbs, tokens: Sequence[int], *, pieces: Sequence[str], blank: int
+) -> list[TimedWord]:
+    """Return the words of a text with their frames; ``pieces`` are the tokens as written."""
+    words: list[TimedWord] = []
+    text, first, end = "", 0, 0
+    for token, (begin, after) in zip(tokens, align(log_probs, tokens, blank), strict=True):
+        for letter in pieces[token]:
+            if letter == SPACE:
+                if text:
+                    words.append(TimedWord(text, first, end))
+                text = ""
+                continue
+            if not text:
+                first = begin
+            text, end = text + letter, after
+    return [*words, TimedWord(text, first, end)] if text else words

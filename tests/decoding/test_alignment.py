@@ -1,0 +1,84 @@
+"""The alignment is the best of all, and words have the frames of their tokens."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torchaudio
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.alignment import TimedWord, align, time_words
+from sbkit.decoding.prefix_beam import LogProbs
+from tests.decoding.test_prefix_beam import PIECES, matrix
+
+
+def best_by_enumeration(log_probs: LogProbs, tokens: list[int]) -> float:
+    """Score the best of all paths that write a text."""
+    frames, size = log_probs.shape
+    return max(
+        sum(log_probs[frame, token] for frame, token in enumerate(path))
+        for path in itertools.product(range(size), repeat=frames)
+        if [token for token, _ in itertools.groupby(path) if token] == tokens
+    )
+
+
+def score_of(log_probs: LogProbs, tokens: list[int], spans: list[tuple[int, int]]) -> float:
+    path = np.zeros(len(log_probs), np.int64)
+    for token, (first, end) in zip(tokens, spans, strict=True):
+        path[first:end] = token
+    return float(log_probs[np.arange(len(path)), path].sum())
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 1], [1, 2, 1], [3, 3], [2, 3, 1, 2]])
+def test_it_is_the_best_of_all_paths(tokens: list[int]) -> None:
+    for seed in range(40):
+        log_probs = matrix(seed)
+        repeats = sum(a == b for a, b in itertools.pairwise(tokens))
+        if len(log_probs) < len(tokens) + repeats:
+            continue
+        spans = align(log_probs, tokens, blank=0)
+        found = score_of(log_probs, tokens, spans)
+        assert found == pytest.approx(best_by_enumeration(log_probs, tokens), abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_agrees_with_torchaudio() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        logits = 3 * random.standard_normal((60, 12))
+        log_probs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        tokens = random.integers(1, 12, 15).tolist()
+        path, _ = torchaudio.functional.forced_align(
+            torch.from_numpy(log_probs)[None].float(), torch.tensor([tokens]), blank=0
+        )
+        spans = align(log_probs, tokens, blank=0)
+        ours = score_of(log_probs, tokens, spans)
+        theirs = float(log_probs[np.arange(60), path[0].numpy()].sum())
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_words_have_the_frames_of_their_tokens() -> None:
+    """Frames of "a b", silence, space, "ab": words from their first token to their last."""
+    said = [0, 1, 2, 0, 3, 0, 0, 1, 1, 0, 2, 0]
+    log_probs = np.log(np.full((len(said), 4), 0.01) + 0.96 * np.eye(4)[said])
+    words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=PIECES, blank=0)
+    assert words == [TimedWord("ab", 1, 3), TimedWord("ab", 7, 11)]
+    assert time_words(log_probs, [], pieces=PIECES, blank=0) == []
+    pieces = ["<blank>", "▁ab", "c", "▁"]
+    words = time_words(log_probs, [1, 2, 3, 1], pieces=pieces, blank=0)
+    assert [each.text for each in words] == ["abc", "ab"]
+
+
+def test_a_long_text_is_aligned() -> None:
+    tokens = [1, 2, 3] * 150
+    said = [each for token in tokens for each in (token, 0)]
+    log_probs = np.log(np.full((len(said), 4), 0.01) + 0.96 * np.eye(4)[said])
+    spans = align(log_probs, tokens, blank=0)
+    assert spans == [(frame, frame + 1) for frame in range(0, 900, 2)]
+
+
+@pytest.mark.parametrize(("frames", "tokens"), [(0, [1]), (2, [1, 2, 3]), (2, [1, 1])])
+def test_a_text_that_does_not_fit_is_refused(frames: int, tokens: list[int]) -> None:
+    with pytest.raises(SbkitError, match="must have no more tokens than frames"):
+        align(np.zeros((frames, 4)) - 1.4, tokens, blank=0)
