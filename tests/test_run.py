@@ -87,6 +87,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "checkpoints",
         "curves.png",
         "wer_test.txt",
+        "utterances_test.jsonl",
         "summary.json",
         "hyperparams.yaml",
         "left_out.tsv",
@@ -114,7 +115,11 @@ def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
     weights = {1: "best checkpoint"}.get(
         count := len(averaged.checkpoints), f"mean of {count} checkpoints"
     )
-    score = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
+    interval = r"\d+\.\d to \d+\.\d, only 4 clips"  # of one speaker
+    score = (
+        rf"CER \d+\.\d % \(\d+ / 69 characters; {interval}\), "
+        rf"WER \d+\.\d % \(\d+ / 13 words; {interval}\)"
+    )
     assert re.fullmatch(f"test: {score}, 4 utterances, {weights}", said[-1])
 
 
@@ -274,6 +279,8 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
     report = (tmp_path / "wer_test.txt").read_text()
     assert report == (learned / "run" / "wer_test.txt").read_text()
+    utterances = (tmp_path / "utterances_test.jsonl").read_text()
+    assert utterances == (learned / "run" / "utterances_test.jsonl").read_text()
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)

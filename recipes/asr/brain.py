@@ -12,9 +12,10 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.audio.augment import speed_perturb
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_rates, error_figures, write_wer
+from sbkit.logs.wer_report import describe_rates, report_errors
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -108,7 +109,14 @@ class AsrBrain(Brain):
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode the best path of every utterance and count its errors."""
         best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        return list(map(score, batch.ids, batch.texts, map(self.tokenizer.decode, best)))
+        said = zip(batch.ids, batch.texts, map(self.tokenizer.decode, best), strict=True)
+        rate = self.hparams.sample_rate
+        return [
+            score(*texts, speaker=speaker, seconds=samples_to_seconds(samples, rate))
+            for texts, speaker, samples in zip(
+                said, batch.speakers, batch.audio_lengths.tolist(), strict=True
+            )
+        ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""
@@ -116,10 +124,9 @@ class AsrBrain(Brain):
         return {"CER": scores.cer, "WER": scores.wer}
 
     def describe(self, results: Sequence[Scored]) -> str:
-        """Write both rates with their counts."""
-        return describe_rates(total_scores(results))
+        """Write both rates with their counts and intervals."""
+        return describe_rates(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
-        """Write every utterance with its aligned errors; return the counts."""
-        write_wer(folder / f"wer_{split}.txt", results)
-        return error_figures(total_scores(results))
+        """Write every utterance with its errors; return the counts and intervals."""
+        return report_errors(folder, split, results)

@@ -1,11 +1,20 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
+from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
+from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
+
+
+def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Write every utterance of a test set, for people and for programs; return its figures."""
+    write_wer(folder / f"wer_{split}.txt", scored)
+    write_utterances(utterances_file(folder, split), scored)
+    return scored_figures(scored)
 
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
@@ -57,13 +66,33 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(test: Scores) -> str:
-    """Write both rates with their counts, in one line for the screen."""
-    rates = (("CER", test.characters, "characters"), ("WER", test.words, "words"))
-    return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
-        for name, counts, unit in rates
+def describe_rates(scored: Sequence[Scored]) -> str:
+    """Write both rates with their counts and 95 % intervals, in one line for the screen."""
+    test, intervals = total_scores(scored), rate_intervals(scored)
+    rates = (
+        ("CER", test.characters, "characters", intervals.cer),
+        ("WER", test.words, "words", intervals.wer),
     )
+    return ", ".join(
+        f"{name} {100 * counts.rate:.1f} % "
+        f"({counts.errors} / {counts.total} {unit}; {describe_interval(interval)})"
+        for name, counts, unit, interval in rates
+    )
+
+
+def scored_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a split with their counts and 95 % intervals.
+
+    ``references`` is the SHA-256 of the ids and references: equal where two figures may be
+    compared.
+    """
+    intervals = rate_intervals(scored)
+    return {
+        **error_figures(total_scores(scored)),
+        "WER_interval": interval_figures(intervals.wer),
+        "CER_interval": interval_figures(intervals.cer),
+        "references": hash_references(scored),
+    }
 
 
 def error_figures(test: Scores) -> dict[str, Any]:
@@ -74,14 +103,6 @@ def error_figures(test: Scores) -> dict[str, Any]:
         "utterances": test.utterances,
         "words": test.words.total,
         "characters": test.characters.total,
-        "word_errors": _edits(test.words),
-        "character_errors": _edits(test.characters),
-    }
-
-
-def _edits(counts: ErrorCounts) -> dict[str, int]:
-    return {
-        "substitutions": counts.substitutions,
-        "deletions": counts.deletions,
-        "insertions": counts.insertions,
+        "word_errors": edits(test.words),
+        "character_errors": edits(test.characters),
     }

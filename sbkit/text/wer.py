@@ -73,12 +73,17 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One utterance with what was said, what was heard and the errors between."""
+    """One utterance with what was said, what was heard and the errors between.
+
+    ``speaker`` is "" and ``seconds`` of audio None where they are not known.
+    """
 
     id: str
     reference: str
     hypothesis: str
     scores: Scores
+    speaker: str = ""
+    seconds: float | None = None
 
 
 class Alignment(NamedTuple):
@@ -89,13 +94,17 @@ class Alignment(NamedTuple):
     marks: str
 
 
-def score(id: str, reference: str, hypothesis: str) -> Scored:
+def score(
+    id: str, reference: str, hypothesis: str, *, speaker: str = "", seconds: float | None = None
+) -> Scored:
     """Score one utterance."""
     return Scored(
         id=id,
         reference=reference,
         hypothesis=hypothesis,
         scores=count_errors(reference, hypothesis),
+        speaker=speaker,
+        seconds=seconds,
     )
 
 
