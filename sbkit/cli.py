@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     _add_score(commands)
+    _add_compare(commands)
 
     cache = commands.add_parser("cache", help="list and remove prepared audio")
     cache.set_defaults(command=_list_cache)
@@ -111,6 +112,16 @@ def _add_score(commands: Any) -> None:
     score.add_argument("--text-column", metavar="COLUMN", help="of the transcripts")
     _add_import(score)
     score.set_defaults(command=_score)
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="test whether two runs differ")
+    for name in ("a", "b"):
+        compare.add_argument(
+            name, type=Path, metavar=f"RUN_{name.upper()}", help="a run, or a folder of scores"
+        )
+    compare.add_argument("--json", action="store_true", help="print the figures as JSON")
+    compare.set_defaults(command=_compare)
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:
@@ -167,6 +178,19 @@ def _score(options: argparse.Namespace) -> int:
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
         print(line, flush=True)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from sbkit.base.files import to_json
+    from sbkit.inference.compare import compare_runs
+    from sbkit.inference.compare_report import comparison_figures, describe_comparison
+
+    compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    if options.json:
+        print(to_json(comparison_figures(compared, *folders), indent=2))
+    else:
+        print("\n".join(describe_comparison(compared, *folders)))
     return 0
 
 

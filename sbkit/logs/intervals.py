@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sbkit.text.interval import Interval, Units, rate_interval, units_of
+from sbkit.text.interval import Counts, Interval, Units, rate_interval, units_of
 from sbkit.text.wer import ErrorCounts, Scored
 
 FEW = 10  # units; fewer hold the true rate in less than 90 % (`sbkit/text/interval.py`)
@@ -20,19 +20,28 @@ class RateIntervals:
     cer: Interval
 
 
-def rate_intervals(scored: Sequence[Scored], units: Units | None = None) -> RateIntervals:
-    """Compute both over the speakers of the utterances, or their clips, or over other units."""
-    units = units or units_of([each.id for each in scored], [each.speaker for each in scored])
+def rate_intervals(scored: Sequence[Scored]) -> RateIntervals:
+    """Compute both over the speakers of the utterances where they are known, else the clips."""
+    units = units_of([each.id for each in scored], [each.speaker for each in scored])
     return RateIntervals(
-        wer=_interval([each.scores.words for each in scored], units),
-        cer=_interval([each.scores.characters for each in scored], units),
+        wer=interval_of([each.scores.words for each in scored], units),
+        cer=interval_of([each.scores.characters for each in scored], units),
     )
 
 
-def _interval(counts: Sequence[ErrorCounts], units: Units) -> Interval:
-    errors = np.array([each.errors for each in counts], dtype=np.int64)
-    totals = np.array([each.total for each in counts], dtype=np.int64)
-    return rate_interval(errors, totals, units.groups, unit=units.name)
+def interval_of(counts: Sequence[ErrorCounts], units: Units) -> Interval:
+    """Compute the interval of a rate from the counts of each utterance."""
+    return rate_interval(errors_of(counts), totals_of(counts), units.groups, unit=units.name)
+
+
+def errors_of(counts: Sequence[ErrorCounts]) -> Counts:
+    """Return the errors of each utterance, (N,)."""
+    return np.array([each.errors for each in counts], dtype=np.int64)
+
+
+def totals_of(counts: Sequence[ErrorCounts]) -> Counts:
+    """Return the words or characters of each reference, (N,)."""
+    return np.array([each.total for each in counts], dtype=np.int64)
 
 
 def interval_figures(interval: Interval) -> dict[str, Any]:

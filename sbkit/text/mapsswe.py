@@ -4,6 +4,9 @@ The matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989)
 sc_stats does it. Segments are cut where both have two correct words in a row, so that an error in
 one says little about the next; those without an error are left out. Of each, the difference of
 the error counts is taken: Z = mean / (sd / sqrt n).
+
+Segments are taken as independent, also those of one speaker: of other speakers it is the interval
+of the difference over speakers that says something (`sbkit/text/interval.py`).
 """
 
 import math
