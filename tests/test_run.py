@@ -22,6 +22,7 @@ from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
 from sbkit.logs.log import Record, read_log
+from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
@@ -151,8 +152,14 @@ def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Work
     assert summary["audio_seconds"] == pytest.approx(4 * train_seconds(workplace), abs=0.1)
     assert summary["rtfx"] > 0
     assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
+    utterances = read_utterances(finished / "utterances_test.jsonl")
+    assert test["references"] == hash_references(utterances)
+    assert {each.speaker for each in utterances} == {"allison"}
     for row in rows:
-        assert hypothesis_of(finished, Path(row["path"]).stem) is not None
+        (heard,) = [each for each in utterances if each.id == Path(row["path"]).stem]
+        assert heard.hypothesis == hypothesis_of(finished, heard.id)
+        clip = soundfile.info(workplace.release / "clips" / row["path"])
+        assert heard.seconds == pytest.approx(clip.duration, abs=1e-3)
 
 
 def train_seconds(workplace: Workplace) -> float:

@@ -5,7 +5,7 @@ utterances of each, refused unless the references are the same -> rates, their d
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +88,8 @@ def compare_runs(a: Path, b: Path) -> RunComparison:
     if not common:
         raise SbkitError(
             f"Two runs must have a test set of the same name to be compared, but {a} has "
-            f"{', '.join(hashes_a) or 'none'} and {b} has {', '.join(hashes_b) or 'none'}. Score "
-            "both on the same data: sbkit score RUN DATA --out DIR."
+            f"{_named(hashes_a)} and {b} has {_named(hashes_b)}. Score both on the same data: "
+            "sbkit score RUN DATA --out DIR."
         )
     compared = []
     for name in common:
@@ -137,6 +137,10 @@ def _two_rates(a: Sequence[ErrorCounts], b: Sequence[ErrorCounts], *, units: Uni
             errors_of(a), errors_of(b), totals_of(a), units.groups, unit=units.name
         ),
     )
+
+
+def _named(names: Iterable[str]) -> str:
+    return printable(", ".join(names)) or "none"
 
 
 def _test_sets(folder: Path) -> dict[str, str]:

@@ -53,7 +53,7 @@ def read_utterances(path: Path) -> list[Scored]:
 def hash_references(scored: Iterable[Scored]) -> str:
     """Return the SHA-256 of all ids and references, whatever their order."""
     pairs = sorted((each.id, each.reference) for each in scored)
-    return hashlib.sha256(to_json(pairs).encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(to_json(pairs).encode()).hexdigest()
 
 
 def _row(utterance: Scored) -> dict[str, Any]:
@@ -81,4 +81,5 @@ def _read_row(row: Mapping[str, Any]) -> Scored:
     if not all(isinstance(each, str) for each in texts):
         raise TypeError(f"the utterance {str(row['id'])[:40]!r} is not made of texts")
     id, reference, hypothesis, speaker = texts
+    "".join(texts).encode()  # refuses half a surrogate pair, which could not be printed
     return score(id, reference, hypothesis, speaker=speaker, seconds=row.get("seconds"))

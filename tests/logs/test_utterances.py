@@ -47,6 +47,7 @@ def test_an_empty_set_is_an_empty_file(tmp_path: Path) -> None:
         (b'{"id": 1, "reference": "a", "hypothesis": "a"}', "'1' is not made of texts"),
         (b"[1]", "list indices"),
         (b"\xff", "decode byte 0xff"),
+        (b'{"id": "a", "reference": "\\ud800", "hypothesis": ""}', "surrogates not allowed"),
         (b"[" * 100_000, "recursion"),
     ],
 )
