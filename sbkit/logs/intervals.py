@@ -50,7 +50,7 @@ def interval_figures(interval: Interval) -> dict[str, Any]:
 
 
 def describe_interval(interval: Interval) -> str:
-    """Write an interval in percent, and what was drawn: "34.6 to 45.5, 65 clips"."""
+    """Write an interval in percent, and what was drawn: "31.4 to 50.2, 65 clips"."""
     if interval.low is None or interval.high is None:
         return f"no interval: {interval.reason}"
     ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
