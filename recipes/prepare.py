@@ -9,6 +9,7 @@ from datasets import concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
+from sbkit.data.audio_store import require_store
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.locale import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
@@ -37,6 +38,7 @@ def prepare_audio(knobs: Knobs) -> Splits:
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
     corpus = corpus_of(knobs)
+    store = require_store(knobs.get("audio_store", "pcm"))
 
     def prepare(name: str, role: str) -> PreparedSplit:
         manifest = corpus.read(knobs, name)
@@ -50,6 +52,7 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
             sample_rate=knobs["sample_rate"],
             cache_folder=default_cache(),
             keep_empty=keep_empty or role != "train",
+            store=store,
         )
 
     prepared = {
@@ -65,18 +68,19 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
     if not len(train):
         raise _nothing_to_train_on(knobs, every)
-    train, out_of_range = within_limits(
+    limited = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
         max_seconds=knobs["max_seconds"],
         sample_rate=knobs["sample_rate"],
     )
     return Splits(
-        train,
+        limited.kept,
         {name: each.dataset for name, each in prepared["valid"].items()},
         {name: each.dataset for name, each in prepared["test"].items()},
         excluded=[item for each in every for item in each.excluded],
-        out_of_range=out_of_range,
+        out_of_range=limited.excluded,
+        unused=limited.outside,
         fingerprints={
             name: each.fingerprint for role in prepared.values() for name, each in role.items()
         },

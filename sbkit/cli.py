@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
-    if more and options.command is not _check:
+    if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
     code: int = options.command(options)
@@ -53,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
+    prepare = commands.add_parser(
+        "prepare", help="decode the data of a run; any number of processes may share the work"
+    )
+    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
+    prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")
+    prepare.set_defaults(command=_prepare)
+
     replay = commands.add_parser(
         "replay",
         help="look again at a batch that was not finite; of foreign YAML only the list is built",
@@ -70,6 +77,25 @@ def _parser() -> argparse.ArgumentParser:
     _add_score(commands)
     _add_compare(commands)
 
+    _add_cache(commands)
+    _add_lm(commands)
+    _add_inference(commands)
+    return parser
+
+
+def _add_lm(commands: Any) -> None:
+    lm = commands.add_parser("lm", help="train an n-gram language model, and write it as ARPA")
+    lm.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="a sentence on each line")
+    lm.add_argument("--out", type=Path, metavar="FILE", required=True, help="the ARPA file")
+    lm.add_argument("--order", type=int, default=3, help="of the n-grams (default: 3)")
+    lm.add_argument("--language", default="und", metavar="TAG", help="whose normalizer is taken")
+    lm.add_argument(
+        "--tokenizer", type=Path, metavar="RUN|BUNDLE", help="make it of its tokens, not of words"
+    )
+    lm.set_defaults(command=_train_lm)
+
+
+def _add_cache(commands: Any) -> None:
     cache = commands.add_parser("cache", help="list and remove prepared audio")
     cache.set_defaults(command=_list_cache)
     actions = cache.add_subparsers(metavar="ACTION")
@@ -81,13 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     prune.set_defaults(command=_prune_cache)
-    _add_inference(commands)
-    return parser
 
 
 def _add_inference(commands: Any) -> None:
     transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
     transcribe.set_defaults(command=_transcribe)
+    _add_decoder(transcribe)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
     for each in (transcribe, classify):
@@ -110,6 +135,7 @@ def _add_score(commands: Any) -> None:
     )
     score.add_argument("--path-column", metavar="COLUMN", help="of the audio files")
     score.add_argument("--text-column", metavar="COLUMN", help="of the transcripts")
+    _add_decoder(score)
     _add_import(score)
     score.set_defaults(command=_score)
 
@@ -122,6 +148,19 @@ def _add_compare(commands: Any) -> None:
         )
     compare.add_argument("--json", action="store_true", help="print the figures as JSON")
     compare.set_defaults(command=_compare)
+
+
+def _add_decoder(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--decoder",
+        choices=("greedy", "beam"),
+        help="beam: with language models, which is the default where the model has them",
+    )
+    command.add_argument(
+        "--hotwords",
+        metavar="FILE|WORDS",
+        help="phrases to expect: a file, one on each line, or a list with commas",
+    )
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:
@@ -146,6 +185,13 @@ def _check(options: argparse.Namespace) -> int:
         as_json=options.json,
         strict=options.strict,
     )
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from sbkit.training import prepare_data
+
+    prepare_data([str(options.yaml), *options.overrides], options.report)
+    return 0
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -174,6 +220,8 @@ def _score(options: argparse.Namespace) -> int:
         report_by=options.report_by,
         path_column=options.path_column,
         text_column=options.text_column,
+        decoder=options.decoder,
+        hotwords=options.hotwords,
     )
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
@@ -199,7 +247,14 @@ def _transcribe(options: argparse.Namespace) -> int:
     from sbkit.inference.transcribe import transcribe_files
 
     own = import_own(options.imports)
-    return _print_each(transcribe_files(options.bundle, options.files, own=own), options)
+    results = transcribe_files(
+        options.bundle,
+        options.files,
+        decoder=options.decoder,
+        hotwords=options.hotwords,
+        own=own,
+    )
+    return _print_each(results, options)
 
 
 def _classify(options: argparse.Namespace) -> int:
@@ -222,6 +277,19 @@ def _print_each(
         else:
             print(_line(result, options), flush=True)
     return code
+
+
+def _train_lm(options: argparse.Namespace) -> int:
+    from sbkit.decoding.lm_command import WantedModel, train_texts
+
+    wanted = WantedModel(
+        order=options.order,
+        language=options.language,
+        tokenizer=options.tokenizer,
+        out=options.out,
+    )
+    print(train_texts(options.texts, wanted))
+    return 0
 
 
 def _list_cache(options: argparse.Namespace) -> int:

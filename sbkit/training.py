@@ -12,6 +12,10 @@ from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
+from sbkit.data.audio_cache import default_cache
+from sbkit.data.report import measure_data
+from sbkit.data.report_page import write_data_report
+from sbkit.data.splits import Splits
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
@@ -52,6 +56,8 @@ def train_run(run: Run, log: TextLog) -> None:
             log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
             save_resolved(run.folder / "hyperparams.yaml", run.yaml_file, run.overrides)
+            if rank() == 0:
+                report_data(run, run.loaders.splits, run.folder)
         brain = run.make_brain()
         brain.loaders = run.loaders
         brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
@@ -71,6 +77,36 @@ def prepare(run: Run) -> None:
     data = run.splits.fingerprints
     Declaration.of(run.yaml_file, run.overrides, data=data).refuse_other(run.folder)
     _ = run.labels
+
+
+def report_data(run: Run, splits: Splits, folder: Path) -> Path:
+    """Write what the data of a run is into a folder; return the page."""
+    knobs = run.knobs
+    _, page = write_data_report(
+        splits, folder, sample_rate=knobs["sample_rate"], language=knobs.get("language")
+    )
+    return page
+
+
+def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
+    """Prepare the data of a run, and say what it is; nothing is trained, no run folder is made.
+
+    Raises:
+        SbkitError: bad input.
+    """
+    run = Run(*parse_command(arguments))
+    run.refuse_out_of_range()
+    splits = run.splits
+    facts = measure_data(
+        splits, sample_rate=run.knobs["sample_rate"], language=run.knobs.get("language")
+    )
+    for name, split in facts["splits"].items():
+        say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+    for each in facts["left_out"]:
+        say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+    say(f"prepared audio: {default_cache()}")
+    if report is not None:
+        say(f"report: {report_data(run, splits, report)}")
 
 
 def declare(run: Run) -> Declaration:

@@ -39,6 +39,8 @@ TINY = (
     "--batch_seconds=6",
     "--number_of_epochs=4",
     "--log_every=1",
+    "--word_lm_order=0",
+    "--token_lm_order=0",
 )
 
 

@@ -94,6 +94,7 @@ def checkout(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     audio, rate = soundfile.read(min(clips.iterdir()))
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
+    (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     for split in ("train", "dev", "test"):
         rows = rows_of(data / f"release/{split}.tsv")
         for row in rows:

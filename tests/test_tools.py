@@ -45,8 +45,29 @@ def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
         cost={},
     )
     cells = [cell.strip() for cell in show.row([str(tmp_path)]).strip("|").split("|")]
-    assert cells[:5] == ["2.7 M", "8.3% (1 / 12)", "33.3% (1 / 3)", "1.5 min", "100"]
+    assert cells[:6] == ["2.7 M", "greedy", "8.3% (1 / 12)", "33.3% (1 / 3)", "1.5 min", "100"]
     assert "WER 33.3%, CER 8.3% (2 utterances)" in show.scores([str(tmp_path)])
+
+
+def test_both_decoders_have_a_row(tmp_path: Path) -> None:
+    better = total_scores([score("a", "one two", "one two")])
+    worse = total_scores([score("a", "one two", "one too")])
+    write_summary(
+        tmp_path / "summary.json",
+        test={"test": {**error_figures(better), "greedy": error_figures(worse)}},
+        parameters=1_000_000,
+        train_seconds=60.0,
+        audio_seconds=60.0,
+        device=torch.device("cpu"),
+        cost={},
+    )
+    rows = show.row([str(tmp_path)]).splitlines()
+    cells = [[cell.strip() for cell in each.strip("|").split("|")] for each in rows]
+    assert [each[1:4] for each in cells] == [
+        ["beam", "0.0% (0 / 7)", "0.0% (0 / 2)"],
+        ["greedy", "14.3% (1 / 7)", "50.0% (1 / 2)"],
+    ]
+    assert show.scores([str(tmp_path)]).count("test WER") == 2
 
 
 def test_the_folder_is_where_the_command_would_write() -> None:

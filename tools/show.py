@@ -32,8 +32,10 @@ def scores(arguments: Sequence[str]) -> str:
     """Print how many words and characters of the test split are wrong."""
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
     lines = (
-        f"{name} WER {test['WER']:.1%}, CER {test['CER']:.1%} ({test['utterances']} utterances)"
+        f"{name} WER {each['WER']:.1%}, CER {each['CER']:.1%} ({each['utterances']} utterances)"
+        f", {how}"
         for name, test in summary["test"].items()
+        for how, each in _by_decoder(test)
     )
     return "\n" + "\n".join(lines)
 
@@ -52,16 +54,27 @@ def clip(arguments: Sequence[str]) -> str:
 
 
 def row(arguments: Sequence[str]) -> str:
-    """Write a run's line of the README's table of results, for each test set."""
+    """Write a run's lines of the README's table of results, for each test set and decoder."""
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
-    return "\n".join(_row(summary, test) for test in summary["test"].values())
+    return "\n".join(
+        _row(summary, each, how)
+        for test in summary["test"].values()
+        for how, each in _by_decoder(test)
+    )
 
 
-def _row(summary: dict[str, Any], test: dict[str, Any]) -> str:
+def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the figures of a test set, and how each was decoded."""
+    greedy = test.get("greedy")
+    return [("beam", test), ("greedy", greedy)] if greedy else [("greedy", test)]
+
+
+def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
     machine = summary["machine"]
     errors = {name: sum(test[f"{name}_errors"].values()) for name in ("character", "word")}
     cells = [
         f"{summary['parameters'] / 1e6:.1f} M",
+        how,
         f"{test['CER']:.1%} ({errors['character']} / {test['characters']})",
         f"{test['WER']:.1%} ({errors['word']} / {test['words']})",
         f"{summary['train_seconds'] / 60:.1f} min",

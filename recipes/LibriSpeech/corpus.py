@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import BadRow, Clip, Manifest, Row, collect
+from sbkit.data.clips import Clip
+from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
 from sbkit.text.languages import language_tags
 

@@ -4,18 +4,20 @@ Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from speechbrain import Stage
 from torch import Tensor, nn
 
+from recipes.asr.decoder_weights import choose_weights
 from sbkit.audio.augment import speed_perturb
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_rates, report_errors
+from sbkit.logs.wer_report import describe_results, report_errors
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -47,6 +49,8 @@ class AsrBrain(Brain):
         """Accept SpeechBrain's options."""
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
+        self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
+        self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
             compute_features=self.hparams.compute_features.to(self.device),
@@ -106,16 +110,38 @@ class AsrBrain(Brain):
 
     # -- evaluation ---------------------------------------------------------------------------
 
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """Note what the batches are for."""
+        super().on_stage_start(stage, epoch)
+        self._stage = stage
+
+    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        """Load the weights to be tested; choose those of the decoder on the validation sets."""
+        super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        if self.decoder is not None:
+            self.decoder = choose_weights(self, self.decoder)
+
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
-        """Decode the best path of every utterance and count its errors."""
+        """Decode every utterance and count its errors: greedily, but for a test set."""
         best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        said = zip(batch.ids, batch.texts, map(self.tokenizer.decode, best), strict=True)
+        scored = self._scored(best, batch)
+        if self.decoder is None or self._stage is not Stage.TEST:
+            return scored
+        decoded = self._scored(
+            self.decoder.decode(predictions.log_probs, predictions.frames), batch
+        )
+        return [
+            replace(each, greedy=other.scores) for each, other in zip(decoded, scored, strict=True)
+        ]
+
+    def _scored(self, tokens: Sequence[Sequence[int]], batch: TextBatch) -> list[Scored]:
+        """Count the errors of every utterance in what was decoded of it."""
+        texts = zip(batch.ids, batch.texts, map(self.tokenizer.decode, tokens), strict=True)
+        about = zip(texts, batch.speakers, batch.audio_lengths.tolist(), strict=True)
         rate = self.hparams.sample_rate
         return [
-            score(*texts, speaker=speaker, seconds=samples_to_seconds(samples, rate))
-            for texts, speaker, samples in zip(
-                said, batch.speakers, batch.audio_lengths.tolist(), strict=True
-            )
+            score(*text, speaker=speaker, seconds=samples_to_seconds(samples, rate))
+            for text, speaker, samples in about
         ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
@@ -125,7 +151,7 @@ class AsrBrain(Brain):
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts and intervals."""
-        return describe_rates(results)
+        return describe_results(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts and intervals."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.asr.language_models import prepare_language_models
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextCollate
 from sbkit.data.columns import sample_counts, take_columns
@@ -23,13 +24,19 @@ from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Train the tokenizer on the training text, unless the run folder has it; check it."""
-    return ensure_tokenizer(
+    """Train the tokenizer on the training text, unless the run folder has it; check it.
+
+    The language models of a decoder are trained beside it.
+    """
+    tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / "tokenizer.model",
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
         texts=lambda: take_columns(splits.train, "text")["text"].to_pylist(),
     )
+    if "word_lm_order" in knobs:
+        prepare_language_models(knobs, splits, tokenizer)
+    return tokenizer
 
 
 def make_asr_loaders(

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -142,6 +142,15 @@ def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
     except OSError:
         return without_locks
     return True
+
+
+def share_lock(descriptor: int) -> None:
+    """Share the lock of an open file or folder with others, once nobody has it alone.
+
+    A disk without locks is left as it is.
+    """
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def _remove_abandoned(folder: Path) -> None:

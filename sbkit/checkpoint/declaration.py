@@ -32,10 +32,12 @@ CHECKPOINTS = "checkpoints"  # of a run folder
 MAY_CHANGE = frozenset(
     {
         # where and how fast it is computed
-        *("output_folder", "device", "precision", "eval_precision", "num_workers"),
+        *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
+        # how what was learned is decoded
+        *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
         # what is watched, logged, saved and averaged
         *("check", "log_every", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),

@@ -122,6 +122,7 @@ CLASSES = {
     "torch.optim.sparse_adam": "SparseAdam",
     "sbkit.audio.noise": "AddNoise AddReverb",
     "sbkit.checkpoint.checkpointer": "Checkpointer",
+    "sbkit.decoding.decoder": "BeamDecoder",
     "sbkit.text.labels": "ClassLabels",
     "sbkit.text.tokenizer": "Tokenizer",
     "sbkit.train.schedule": "WarmupCosine",

@@ -22,12 +22,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.data.audio_store import COLUMNS, read_stored
 from sbkit.data.plan import Example
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
-OWN = ("id", "text", "audio", "samples", "percent", "weight")  # of a row; the rest are columns
+OWN = ("id", "text", "samples", "percent", "weight", *COLUMNS.values())  # the rest are columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
     return columns | {
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(row["text"] for row in rows),
-        "audio": b"".join(row["audio"] for row in rows),
+        "audio": b"".join(map(read_stored, rows)),
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
         "weight": example.weight,

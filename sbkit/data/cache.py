@@ -60,7 +60,7 @@ def list_entries(cache_folder: Path) -> list[Entry]:
 def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / AUDIO_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
-        clips = [clip for _, shard in list_shards(folder) if shard for clip in shard.clips]
+        clips = [shard.clips for _, shard in list_shards(folder) if shard]
         corpus, rate = facts.get("folder"), facts.get("sample_rate")
         if not isinstance(corpus, str | None) or not isinstance(rate, int | None):
             facts, corpus, rate = {}, None, None  # not what sbkit writes
@@ -68,8 +68,8 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
             folder=folder,
             corpus=None if corpus is None else Path(corpus),
             sample_rate=rate,
-            clips=len(clips),
-            seconds=sum(clip.samples for clip in clips) / (rate or SAMPLE_RATE),
+            clips=sum(len(each.paths) for each in clips),
+            seconds=sum(sum(each.samples) for each in clips) / (rate or SAMPLE_RATE),
             bytes=_size(folder),
             last_used=_time(folder / CORPUS_FILE if facts else folder),
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import BadRow, Clip, Row
+from sbkit.data.clips import Clip
+from sbkit.data.manifest import BadRow, Row
 
 COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 

@@ -22,13 +22,14 @@ class Loaders:
     """Batches of every split.
 
     train: the global batches of the epoch, this rank's share; valid, test: each split in order, by
-    its name; measure: the training set in order, to measure its features.
+    its name; measure: the training set in order, to measure its features; splits: what they read.
     """
 
     train: Loader
     valid: Mapping[str, Loader]
     test: Mapping[str, Loader]
     measure: Loader
+    splits: Splits
 
 
 def make_loaders(
@@ -69,4 +70,5 @@ def make_loaders(
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
         measure=in_order(splits.train),
+        splits=splits,
     )

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.clips import Clips
 from sbkit.data.manifest import Manifest
 from sbkit.text.languages import primary
 
@@ -15,7 +16,7 @@ def check_locale(manifest: Manifest, language: str) -> str | None:
     Raises:
         SbkitError: more than half of the rows that have a locale have another one.
     """
-    locales = Counter(clip.columns.get("locale", "").strip() for clip in manifest.clips)
+    locales = _count_locales(Clips.of(manifest.clips))
     del locales[""]
     others = Counter(
         {locale: n for locale, n in locales.items() if primary(locale) != primary(language)}
@@ -31,3 +32,12 @@ def check_locale(manifest: Manifest, language: str) -> str | None:
         )
     rows = "1 row has" if other == 1 else f"{other} rows have"
     return f"{rows} another locale than {language} (of {total}; most often {most})"
+
+
+def _count_locales(clips: Clips) -> Counter[str]:
+    if "locale" not in clips.columns.column_names:
+        return Counter()
+    counts = Counter[str]()
+    for entry in clips.columns["locale"].value_counts().to_pylist():
+        counts[(entry["values"] or "").strip()] += entry["counts"]
+    return counts

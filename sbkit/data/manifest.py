@@ -1,31 +1,17 @@
 """What a corpus lists: clips with their sentences and columns, and the rows that cannot be used."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.audio_store import COLUMNS
+from sbkit.data.clips import Clip, Clips
 
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio")  # of a prepared split
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values())  # of prepared splits
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
-
-
-@dataclass(frozen=True)
-class Clip:
-    """One utterance of a corpus.
-
-    Attributes:
-        id: unique within its manifest; the file name without extension where that is unique.
-        path: the audio file.
-        sentence: the transcript as the corpus writes it.
-        columns: every other column of the manifest; the speaker is always ``speaker``.
-    """
-
-    id: str
-    path: Path
-    sentence: str
-    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,11 +27,11 @@ class BadRow:
 class Manifest:
     """The rows of one split, in the order of its corpus."""
 
-    clips: tuple[Clip, ...]
+    clips: Sequence[Clip]
     bad_rows: tuple[BadRow, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One usable row as it was read: its clip, and where it stands, as in ``line 3``."""
 
@@ -59,42 +45,58 @@ def collect(rows: Iterable[Row | BadRow], base: Path) -> Manifest:
     A clip that is listed again is a bad row. Clips of different files that share an id are called
     by their path, relative to ``base`` where it lies there.
     """
-    first: dict[Path, str] = {}
-    clips: list[Clip] = []
     bad: list[BadRow] = []
+    clips = Clips.of(_once(rows, bad))
+    return Manifest(clips.renamed(_unique_ids(clips, base)), tuple(bad))
+
+
+def _once(rows: Iterable[Row | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
+    """Yield the clips of the rows, each once, and note the bad rows."""
+    first: dict[str, str] = {}
     for row in rows:
         if isinstance(row, BadRow):
             bad.append(row)
-        elif row.clip.path in first:
-            detail = f"{row.clip.path.name} is in {first[row.clip.path]} already"
+            continue
+        path = str(row.clip.path)
+        if first.setdefault(path, row.where) is not row.where:
+            detail = f"{row.clip.path.name} is in {first[path]} already"
             bad.append(BadRow(row.where, "clip listed twice", detail))
         else:
-            first[row.clip.path] = row.where
-            clips.append(row.clip)
-    return Manifest(tuple(_with_unique_ids(clips, base)), tuple(bad))
+            yield row.clip
 
 
-def _with_unique_ids(clips: Iterable[Clip], base: Path) -> Iterable[Clip]:
-    clips = list(clips)
-    counts = Counter(clip.id for clip in clips)
-    for clip in clips:
-        if counts[clip.id] == 1:
-            yield clip
-        else:
-            path = clip.path.relative_to(base) if clip.path.is_relative_to(base) else clip.path
-            yield replace(clip, id=path.as_posix())
+def _unique_ids(clips: Clips, base: Path) -> list[str]:
+    ids = clips.ids
+    if len(set(ids)) == len(ids):
+        return ids
+    counts = Counter(ids)
+    return [
+        id if counts[id] == 1 else _by_path(Path(path), base)
+        for id, path in zip(ids, clips.paths, strict=True)
+    ]
 
 
-def refuse_without_transcripts(manifest: Manifest, source: Path, column: str) -> None:
-    """Refuse a manifest whose clips all have an empty sentence.
+def _by_path(path: Path, base: Path) -> str:
+    return (path.relative_to(base) if path.is_relative_to(base) else path).as_posix()
 
-    Raises:
-        SbkitError: there are clips, and none has a sentence.
+
+def require_transcripts(
+    rows: Iterable[Row | BadRow], source: Path, column: str
+) -> Iterator[Row | BadRow]:
+    """Yield the rows of a source; raises SbkitError where there are clips, and none has a sentence.
+
+    The error comes after the last row.
     """
-    if manifest.clips and not any(clip.sentence.strip() for clip in manifest.clips):
+    clips, spoken = 0, False
+    for row in rows:
+        if isinstance(row, Row):
+            clips += 1
+            spoken = spoken or bool(row.clip.sentence.strip())
+        yield row
+    if clips and not spoken:
         raise SbkitError(
             f"The column `{column}` of {source} must hold transcripts, but is empty in all of its "
-            f"rows ({len(manifest.clips)}). Fill it, or name another column with --text_column."
+            f"rows ({clips}). Fill it, or name another column with --text_column."
         )
 
 
@@ -104,13 +106,17 @@ def open_columns(fields: Mapping[str, str], used: Iterable[str]) -> dict[str, st
     The speaker's column is called ``speaker``. A name that prepared splits use themselves gets the
     prefix ``manifest_``.
     """
-    used = set(used)
-    kept = {name: value for name, value in fields.items() if name not in used}
+    names = open_names(tuple(fields), tuple(used))
+    return {new: fields[old] for old, new in names.items()}
+
+
+@lru_cache
+def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, str]:
+    """Return what the columns that a clip keeps are called, by their names in the manifest."""
+    kept = [name for name in names if name not in used]
     lower = {name.lower(): name for name in kept}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {
-        "speaker" if name == speaker else _free_name(name): value for name, value in kept.items()
-    }
+    return {name: "speaker" if name == speaker else _free_name(name) for name in kept}
 
 
 def _free_name(name: str) -> str:

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.clips import Clip
 from sbkit.data.kaldi import read_kaldi
 from sbkit.data.manifest import (
     BadRow,
-    Clip,
     Manifest,
     Row,
     collect,
     open_columns,
-    refuse_without_transcripts,
+    require_transcripts,
 )
 from sbkit.data.saved_dataset import is_saved_dataset, read_saved_dataset
 from sbkit.data.tables import (
@@ -56,15 +57,24 @@ def read_manifests(
     Raises:
         SbkitError: a source cannot be read, lacks a column or has no transcripts.
     """
-    rows: list[Row | BadRow] = []
-    for source in sources:
-        read = list(_read(source, path_column, text_column))
-        if text_column is not False:
-            clips = tuple(row.clip for row in read if isinstance(row, Row))
-            refuse_without_transcripts(Manifest(clips, ()), source, text_column or "text")
-        rows += read if len(sources) == 1 else map(_named_by(source), read)
-    rows = [_with_language(row, language) for row in rows]
-    return collect(rows, base=sources[0].parent)
+    rows = chain.from_iterable(
+        _read_source(source, path_column, text_column, several=len(sources) > 1)
+        for source in sources
+    )
+    return collect((_with_language(row, language) for row in rows), base=sources[0].parent)
+
+
+def _read_source(
+    source: Path,
+    path_column: str | None,
+    text_column: str | Literal[False] | None,
+    *,
+    several: bool,
+) -> Iterator[Row | BadRow]:
+    rows = _read(source, path_column, text_column)
+    if text_column is not False:
+        rows = require_transcripts(rows, source, text_column or "text")
+    return map(_named_by(source), rows) if several else rows
 
 
 def _named_by(source: Path) -> Callable[[Row | BadRow], Row | BadRow]:
@@ -131,7 +141,7 @@ def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | 
     except RuntimeError:
         return BadRow(where, "no such user", f"{name[:60]!r} begins with nobody's home folder")
     utterance = fields.get(columns.id, "").strip() or path.stem
-    kept = open_columns(fields, {columns.path, columns.text, columns.id})
+    kept = open_columns(fields, (columns.path, columns.text, columns.id))
     return Row(where, Clip(utterance, path, fields.get(columns.text, ""), kept))
 
 

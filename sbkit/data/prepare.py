@@ -11,18 +11,21 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from datasets.table import ConcatenationTable, InMemoryTable, MemoryMappedTable
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_cache import AudioCache, CachedAudio
-from sbkit.data.manifest import Clip, Manifest
+from sbkit.data.audio_cache import AudioCache
+from sbkit.data.audio_store import COLUMNS
+from sbkit.data.clips import Clips, Paths
+from sbkit.data.manifest import RESERVED_COLUMNS, Manifest
+from sbkit.data.shard_search import CachedAudio
 from sbkit.data.splits import Excluded
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"
-OWN_COLUMNS = ("id", "text", "sentence", "samples", "audio")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class PreparedSplit:
     """One split, ready to be batched.
 
     Attributes:
-        dataset: columns id, text (normalized), sentence, samples, audio (int16, little-endian) and
-            those of the manifest, as strings; audio is read from disk when it is asked for.
+        dataset: columns id, text (normalized), sentence, samples, those of the manifest, as
+            strings, and one of `audio_store`; it is read from disk when it is asked for.
         excluded: what is not in it, and why.
         fingerprint: changes when the ids, texts or audio files of the dataset do.
     """
@@ -39,13 +42,6 @@ class PreparedSplit:
     dataset: datasets.Dataset
     excluded: list[Excluded]
     fingerprint: str
-
-
-@dataclass(frozen=True)
-class _Row:
-    clip: Clip
-    text: str
-    audio: CachedAudio
 
 
 def prepare_split(
@@ -56,6 +52,7 @@ def prepare_split(
     sample_rate: int,
     cache_folder: Path,
     keep_empty: bool,
+    store: str = "pcm",
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
@@ -65,40 +62,43 @@ def prepare_split(
     Raises:
         SbkitError: more than ``MAX_LOST`` of the rows is unusable, or the cache cannot be written.
     """
+    clips = Clips.of(manifest.clips)
+    texts = [normalize(sentence) for sentence in clips.sentences]
+    spoken = [row for row, text in enumerate(texts) if keep_empty or text.strip()]
+    audio = _prepare_audio(clips, spoken, sample_rate, cache_folder, store, split)
     lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
-    texts = [normalize(clip.sentence) for clip in manifest.clips]
-    used = [
-        (clip, text)
-        for clip, text in zip(manifest.clips, texts, strict=True)
-        if text.strip() or keep_empty
-    ]
-    empty = [
-        Excluded(split, clip.id, EMPTY, clip.sentence)
-        for clip, text in zip(manifest.clips, texts, strict=True)
-        if not (text.strip() or keep_empty)
-    ]
-    rows: list[_Row] = []
     reasons: Counter[str] = Counter(row.reason for row in manifest.bad_rows)
-    for (clip, text), audio in zip(
-        used, _prepare_audio(used, sample_rate, cache_folder, split), strict=True
-    ):
-        if isinstance(audio, AudioError):
-            lost.append(Excluded(split, clip.id, UNREADABLE, str(audio)))
-            reasons[f"{UNREADABLE}: {audio.reason}"] += 1
+    kept, found = list[int](), list[CachedAudio]()
+    for row, each in zip(spoken, audio, strict=True):
+        if isinstance(each, AudioError):
+            lost.append(Excluded(split, clips[row].id, UNREADABLE, str(each)))
+            reasons[f"{UNREADABLE}: {each.reason}"] += 1
         else:
-            rows.append(_Row(clip, text, audio))
-    _refuse_heavy_loss(split, lost, reasons, len(manifest.clips) + len(manifest.bad_rows))
-    fingerprint = _fingerprint(rows, sample_rate)
-    return PreparedSplit(_join(rows, fingerprint), lost + empty, fingerprint)
+            kept.append(row)
+            found.append(each)
+    _refuse_heavy_loss(split, lost, reasons, len(clips) + len(manifest.bad_rows))
+    empty = [
+        Excluded(split, clips[row].id, EMPTY, clips[row].sentence)
+        for row in sorted(set(range(len(clips))).difference(spoken))
+    ]
+    table = _texts(clips, texts, kept, found)
+    fingerprint = _fingerprint(table, found, sample_rate)
+    dataset = _join(table, found, COLUMNS[store], fingerprint)
+    return PreparedSplit(dataset, lost + empty, fingerprint)
 
 
 def _prepare_audio(
-    used: Sequence[tuple[Clip, str]], sample_rate: int, cache_folder: Path, split: str
+    clips: Clips,
+    rows: Sequence[int],
+    sample_rate: int,
+    cache_folder: Path,
+    store: str,
+    split: str,
 ) -> Sequence[CachedAudio | AudioError]:
-    paths = [clip.path for clip, _ in used]
-    if not paths:
+    if not rows:
         return []
-    cache = AudioCache.of(paths, sample_rate, cache_folder)
+    paths = Paths(_take(clips.own, np.array(rows))["path"])
+    cache = AudioCache.of(paths, sample_rate, cache_folder, store)
     return cache.prepare(paths, title=f"Decoding {split}")
 
 
@@ -115,59 +115,70 @@ def _refuse_heavy_loss(
     )
 
 
-def _fingerprint(rows: Sequence[_Row], sample_rate: int) -> str:
+def _fingerprint(table: pa.Table, audio: Sequence[CachedAudio], sample_rate: int) -> str:
     """Hash what trains, and not where or when it was stored."""
     digest = hashlib.sha256(f"{sample_rate}\n".encode())
-    for row in rows:
-        fields = (row.clip.id, row.text, str(row.audio.samples), row.audio.digest)
-        digest.update("\0".join(fields).encode() + b"\n")
+    texts = zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
+    for (id, text), each in zip(texts, audio, strict=True):
+        digest.update(f"{id}\0{text}\0{each.samples}\0{each.digest}\n".encode())
     return digest.hexdigest()
 
 
-def _join(rows: Sequence[_Row], fingerprint: str) -> datasets.Dataset:
+def _join(
+    table: pa.Table, audio: Sequence[CachedAudio], column: str, fingerprint: str
+) -> datasets.Dataset:
     """Join the texts with the audio, which stays where it is on the disk.
 
     A table takes whole shards, in which each row is used once. So a shard comes once more for
     every further time that one of its rows is used, and the rows in use are then selected.
     """
-    texts = _texts(rows)
-    places: dict[tuple[int, Path], list[tuple[int, int]]] = {}  # (row of the shard, of the split)
-    uses: Counter[tuple[Path, int]] = Counter()
-    for number, row in enumerate(rows):
-        place = (row.audio.file, row.audio.row)
-        places.setdefault((uses[place], row.audio.file), []).append((row.audio.row, number))
-        uses[place] += 1
-    blocks, chosen, start = [], np.empty(len(rows), np.int64), 0
-    for (_, file), pairs in places.items():
-        audio = MemoryMappedTable.from_file(str(file))
-        shard_rows, numbers = np.array(pairs).T
-        source = np.full(len(audio), -1)
+    places: dict[tuple[int, str], tuple[list[int], list[int]]] = {}  # rows of the shard, the split
+    uses: Counter[tuple[str, int]] = Counter()
+    for number, (file, row, _, _) in enumerate(audio):
+        use = uses[file, row]
+        uses[file, row] = use + 1
+        shard_rows, numbers = places.setdefault((use, file), ([], []))
+        shard_rows.append(row)
+        numbers.append(number)
+    blocks, chosen, start = [], np.empty(len(audio), np.int64), 0
+    for (_, file), (shard_rows, numbers) in places.items():
+        stored = MemoryMappedTable.from_file(file).rename_columns([column])
+        source = np.full(len(stored), -1)
         source[shard_rows] = numbers
-        beside = texts.take(pa.array(source, mask=source < 0))
-        blocks.append([InMemoryTable(beside), audio])
-        chosen[numbers] = start + shard_rows
-        start += len(audio)
+        beside = _take(table, source)
+        blocks.append([InMemoryTable(beside), stored])
+        chosen[numbers] = start + np.array(shard_rows)
+        start += len(stored)
     datasets.disable_progress_bars()
     if not blocks:
         none = pa.array([], pa.binary())
-        return datasets.Dataset(InMemoryTable(texts.append_column("audio", none)))
-    table = ConcatenationTable.from_blocks(blocks)
-    dataset = datasets.Dataset(table, fingerprint=fingerprint[:16])
-    everything = start == len(rows) and np.array_equal(chosen, np.arange(start))
+        return datasets.Dataset(InMemoryTable(table.append_column(column, none)))
+    joined = ConcatenationTable.from_blocks(blocks)
+    dataset = datasets.Dataset(joined, fingerprint=fingerprint[:16])
+    everything = start == len(audio) and np.array_equal(chosen, np.arange(start))
     return dataset if everything else dataset.select(chosen)
 
 
-def _texts(rows: Sequence[_Row]) -> pa.Table:
-    """Write all columns but the audio, in the order of the split."""
-    names = dict.fromkeys(name for row in rows for name in row.clip.columns)
+def _take(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Return some rows, null where one is negative; a run of rows is not copied."""
+    if len(rows) and rows[0] >= 0 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pa.array(rows, mask=rows < 0))
+
+
+def _texts(
+    clips: Clips, texts: Sequence[str], rows: Sequence[int], audio: Sequence[CachedAudio]
+) -> pa.Table:
+    """Return all columns of some rows but the audio, in the order of the split."""
+    chosen = np.array(rows, dtype=np.int64)
+    own, others = _take(clips.own, chosen), _take(clips.columns, chosen)
     columns = {
-        "id": pa.array([row.clip.id for row in rows], pa.string()),
-        "text": pa.array([row.text for row in rows], pa.string()),
-        "sentence": pa.array([row.clip.sentence for row in rows], pa.string()),
-        "samples": pa.array([row.audio.samples for row in rows], pa.int64()),
+        "id": own["id"],
+        "text": pa.array([texts[row] for row in rows], pa.string()),
+        "sentence": own["sentence"],
+        "samples": pa.array([each.samples for each in audio], pa.int64()),
     }
-    for name in names:
-        if name not in OWN_COLUMNS:
-            values = [row.clip.columns.get(name, "") for row in rows]
-            columns[name] = pa.array(values, pa.string())
+    for name in clips.columns.column_names:
+        if name not in RESERVED_COLUMNS:
+            columns[name] = others[name].fill_null("")
     return pa.table(columns)

@@ -1,6 +1,6 @@
 """Shards: Arrow files of decoded audio, each with a listing of its clips and its checksum.
 
-NAME.arrow  the audio of the clips, a row each
+NAME.arrow  what `audio_store` keeps of the clips, a row each
 NAME.json   which clips they are, how long each is, which cannot be read, and the checksums
 NAME.ok     by what the file system says of NAME.arrow: that it was found to be intact
 """
@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +23,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_text_atomically
 from sbkit.base.regular import read_regular
 
-SHARD_BYTES = 200_000_000  # of audio, 1.7 h at 16 kHz; a longer clip has a shard of its own
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
 LARGEST_LISTING = 1 << 28  # bytes
+CLAIM = ".claim-"  # the lock file of who decodes a block of clips
 CORPUS_FILE = "corpus.json"  # in a folder of shards: whose audio they hold
 AUDIO_SCHEMA = pa.schema({"audio": pa.binary()})
 
@@ -47,6 +47,22 @@ class CachedClip(NamedTuple):
     digest: str
 
 
+class Listing(NamedTuple):
+    """The rows of a finished shard, in columns as `ClipKey` and `CachedClip` name them."""
+
+    paths: Sequence[str]
+    sizes: Sequence[int]
+    mtimes_ns: Sequence[int]
+    samples: Sequence[int]
+    digests: Sequence[str]
+
+    @classmethod
+    def of(cls, clips: Sequence[CachedClip]) -> "Listing":
+        """Arrange clips in columns."""
+        columns = list(zip(*((*key, *rest) for key, *rest in clips), strict=True))
+        return cls(*(columns or [()] * 5))
+
+
 class UnreadableClip(NamedTuple):
     """One file that holds no audio that can be used, and why."""
 
@@ -59,9 +75,10 @@ class Shard(NamedTuple):
     """A finished shard and its listing."""
 
     file: Path
-    clips: Sequence[CachedClip]
+    clips: Listing
     unreadable: Sequence[UnreadableClip]
     sha256: str
+    store: str = "pcm"
 
     def remove(self) -> None:
         """Remove the shard; the listing goes first, so that no part is taken for a whole."""
@@ -95,7 +112,8 @@ class HashedFile(io.FileIO):
 class ShardWriter:
     """Write one shard; it is there when it is finished, and not before."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: str = "pcm") -> None:
+        self._store = store
         self._file = folder / f"{uuid4().hex}.arrow"
         self._unfinished = self._file.with_name(f".{self._file.name}.tmp")
         self._sink = HashedFile(self._unfinished)
@@ -124,9 +142,14 @@ class ShardWriter:
             self._stream.close()
             sha256 = self._sink.finish()
             self._unfinished.rename(self._file)
-        shard = Shard(self._file, self._clips, self._unreadable, sha256)
-        columns = list(zip(*((*key, *rest) for key, *rest in self._clips), strict=True))
-        listing = {"sha256": sha256, "clips": columns, "unreadable": self._unreadable}
+        clips = Listing.of(self._clips)
+        shard = Shard(self._file, clips, self._unreadable, sha256, self._store)
+        listing = {
+            "sha256": sha256,
+            "store": self._store,
+            "clips": clips,
+            "unreadable": self._unreadable,
+        }
         write_sealed(self._file.with_suffix(".json"), listing)
         write_stamp(self._file, sha256)
         return shard
@@ -171,11 +194,12 @@ def read_shard(listing: Path) -> Shard | None:
     if content is None:
         return None
     try:
-        clips = [
-            CachedClip(ClipKey(*row[:3]), *row[3:]) for row in zip(*content["clips"], strict=True)
-        ]
+        clips = Listing(*(content["clips"] or Listing.of(())))
+        if len({len(column) for column in clips}) > 1:
+            return None
         unreadable = [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]]
-        return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"])
+        store = content.get("store", "pcm")  # older listings do not name it
+        return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"], store)
     except (TypeError, ValueError, KeyError):
         return None
 
@@ -189,7 +213,9 @@ def is_intact(shard: Shard) -> bool:
     with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
         lengths = [pc.binary_length(batch["audio"]).to_numpy() for batch in stream]
     found = np.concatenate(lengths) if lengths else np.empty(0)
-    if found.tolist() != [2 * clip.samples for clip in shard.clips]:
+    if len(found) != len(shard.clips.paths):
+        return False
+    if shard.store == "pcm" and found.tolist() != [2 * samples for samples in shard.clips.samples]:
         return False
     write_stamp(shard.file, shard.sha256)
     return True
@@ -225,16 +251,16 @@ def _stamp(file: Path, sha256: str) -> str:
     return " ".join(map(str, fields)) + "\n"
 
 
-def list_shards(folder: Path) -> Iterator[tuple[Path, Shard | None]]:
+def list_shards(folder: Path, besides: Container[Path] = ()) -> Iterator[tuple[Path, Shard | None]]:
     """Yield the listing of each shard of a folder, and what it says; None where it is damaged."""
     for listing in sorted(folder.glob("*.json")):
-        if listing.name != CORPUS_FILE:
+        if listing.name != CORPUS_FILE and listing not in besides:
             yield listing, read_shard(listing)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes left; only who holds the folder's lock may call this."""
-    for pattern in (".*.tmp", "*.arrow"):
+    for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
         for file in folder.glob(pattern):
-            if file.suffix == ".tmp" or not file.with_suffix(".json").is_file():
+            if file.suffix != ".arrow" or not file.with_suffix(".json").is_file():
                 file.unlink(missing_ok=True)

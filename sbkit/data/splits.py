@@ -25,7 +25,7 @@ class Splits:
     """The data of a run: one training set, and validation and test sets by their names.
 
     excluded: what could not be used; out_of_range: what `min_seconds` and `max_seconds` keep out of
-    train; fingerprints: a hash of what each split holds.
+    train, and unused: their rows; fingerprints: a hash of what each split holds.
     """
 
     train: datasets.Dataset
@@ -34,6 +34,7 @@ class Splits:
     excluded: list[Excluded] = field(default_factory=list)
     out_of_range: list[Excluded] = field(default_factory=list)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    unused: datasets.Dataset | None = None
 
     def named(self) -> dict[str, datasets.Dataset]:
         """Return every split by its name; the training set is `train`."""

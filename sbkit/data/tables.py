@@ -2,13 +2,14 @@
 
 import codecs
 import csv
-import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
@@ -16,6 +17,7 @@ from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
+CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
 DELIMITERS = "\t,;|"
 ENCODINGS = {
@@ -26,8 +28,7 @@ ENCODINGS = {
 }
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(NamedTuple):
     """One row: the line it ends on, counted from 1, and its fields by the name of their column."""
 
     line: int
@@ -36,15 +37,18 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file in its order; those that are no row of it are bad rows."""
+    """The rows of one file in its order, read as they are asked for; what is none is a bad row.
+
+    columns: their names; rows: can be read once, and raise SbkitError where the file is no table.
+    """
 
     file: Path
     columns: tuple[str, ...]
-    rows: tuple[TableRow | BadRow, ...]
+    rows: Iterable[TableRow | BadRow]
 
 
 def read_table(file: Path) -> Table:
-    """Read a table whose kind is told by its content: JSON Lines begin with a brace.
+    """Open a table whose kind is told by its content: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
     or vertical bar. Between tabs, quotes mean nothing (as in Common Voice); else they are CSV's.
@@ -52,8 +56,9 @@ def read_table(file: Path) -> Table:
     Raises:
         SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
     """
-    text = _read_text(file)
-    start = text.lstrip()[:1]
+    _check_text(file)
+    first = _first_line(file)
+    start = first.lstrip()[:1]
     if not start:
         raise SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
     if start == "[":
@@ -61,10 +66,12 @@ def read_table(file: Path) -> Table:
             f"{file} must be JSON Lines, one object on each line, but is a JSON list. Write each "
             "object on a line of its own, without the brackets and the commas between them."
         )
-    table = _read_json_lines(file, text) if start == "{" else _read_delimited(file, text)
-    if not table.rows:
+    table = _read_json_lines(file) if start == "{" else _read_delimited(file, first)
+    rows = iter(table.rows)
+    head = list(islice(rows, 1))
+    if not head:
         raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
-    return table
+    return replace(table, rows=chain(head, rows))
 
 
 def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str) -> str:
@@ -96,29 +103,46 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     )
 
 
-def _read_text(file: Path) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark."""
+def _check_text(file: Path) -> None:
+    """Require a file of UTF-8, which it reads in pieces; raises SbkitError."""
     if not file.is_file():
         state = "is not a file" if file.exists() else "is missing"
         raise SbkitError(f"A manifest must be a file of text, but {file} {state}. Check its path.")
-    content = file.read_bytes()
-    for mark, name in ENCODINGS.items():
-        if content.startswith(mark):
-            raise SbkitError(_wrong_encoding(file, f"it is {name}", name))
-    if b"\0" in content:
-        line = content[: content.index(b"\0")].count(b"\n") + 1
-        raise SbkitError(
-            f"{file} must be UTF-8 text, but line {line} holds a zero byte. Name a CSV, TSV or "
-            "JSON Lines file, saved as UTF-8."
-        )
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        byte = content[error.start]
-        fault = f"line {line} holds the byte 0x{byte:02X} ({chr(byte)!r} in Latin-1)"
-        raise SbkitError(_wrong_encoding(file, fault, "LATIN1")) from error
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line, start = 1, True
+    with file.open("rb") as stream:
+        while True:
+            content = stream.read(CHECKED_AT_ONCE)
+            for mark, name in ENCODINGS.items() if start else ():
+                if content.startswith(mark):
+                    raise SbkitError(_wrong_encoding(file, f"it is {name}", name))
+            start = False
+            if b"\0" in content:
+                line += content[: content.index(b"\0")].count(b"\n")
+                raise SbkitError(
+                    f"{file} must be UTF-8 text, but line {line} holds a zero byte. Name a CSV, "
+                    "TSV or JSON Lines file, saved as UTF-8."
+                )
+            try:
+                decoder.decode(content, final=not content)
+            except UnicodeDecodeError as error:
+                line += error.object[: error.start].count(b"\n")
+                byte = error.object[error.start]
+                fault = f"line {line} holds the byte 0x{byte:02X} ({chr(byte)!r} in Latin-1)"
+                raise SbkitError(_wrong_encoding(file, fault, "LATIN1")) from error
+            if not content:
+                return
+            line += content.count(b"\n")
+
+
+def _open_text(file: Path, newline: str) -> TextIO:
+    return file.open(encoding="utf-8-sig", newline=newline)
+
+
+def _first_line(file: Path) -> str:
+    """Return the first line that is not empty, and "" where there is none."""
+    with _open_text(file, "") as stream:
+        return next((line for line in stream if line.strip()), "")
 
 
 def _wrong_encoding(file: Path, fault: str, name: str) -> str:
@@ -128,24 +152,30 @@ def _wrong_encoding(file: Path, fault: str, name: str) -> str:
     )
 
 
-def _read_delimited(file: Path, text: str) -> Table:
-    first = text.lstrip("\r\n").splitlines()[0]
+def _read_delimited(file: Path, first: str) -> Table:
     delimiter = max(DELIMITERS, key=lambda each: (each == "\t" in first, first.count(each)))
-    stream = io.StringIO(text, newline="")
-    if delimiter == "\t":
-        reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        reader = csv.reader(stream, delimiter=delimiter, strict=True)
-    try:
-        lines = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise SbkitError(
-            f"{file} must be a table, but line {reader.line_num} cannot be read ({error}). "
-            "Correct its quotes."
-        ) from error
-    header = _read_header(file, lines[0][1])
-    rows = tuple(_read_row(header, line, row) for line, row in lines[1:])
+    lines = _split_lines(file, delimiter)
+    header = _read_header(file, next(lines)[1])
+    rows = (_read_row(header, line, row) for line, row in lines)
     return Table(file, tuple(name for name in header if name), rows)
+
+
+def _split_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the fields of every line that has any, and its number; raises SbkitError."""
+    with _open_text(file, "") as stream:
+        if delimiter == "\t":
+            reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            reader = csv.reader(stream, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if any(map(str.strip, row)):
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise SbkitError(
+                f"{file} must be a table, but line {reader.line_num} cannot be read ({error}). "
+                "Correct its quotes."
+            ) from error
 
 
 def _read_header(file: Path, row: Sequence[str]) -> list[str]:
@@ -173,32 +203,38 @@ def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow 
     return TableRow(line, named)
 
 
-def _read_json_lines(file: Path, text: str) -> Table:
-    rows = tuple(_read_objects(text))
-    names = dict.fromkeys(name for row in rows if isinstance(row, TableRow) for name in row.fields)
+def _read_json_lines(file: Path) -> Table:
+    names: dict[str, None] = {}
+    fault = "it is empty"
+    for row in _read_objects(file):
+        if isinstance(row, TableRow):
+            names |= dict.fromkeys(row.fields)
+        elif row.id == "line 1":
+            fault = row.detail
     if not names:
         raise SbkitError(
             f"{file} must be JSON Lines, one object on each line, but line 1 is none "
-            f"({rows[0].detail if isinstance(rows[0], BadRow) else 'it is empty'}). Correct it."
+            f"({fault}). Correct it."
         )
-    return Table(file, tuple(names), rows)
+    return Table(file, tuple(names), _read_objects(file))
 
 
-def _read_objects(text: str) -> Iterator[TableRow | BadRow]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield BadRow(f"line {number}", "not a JSON object", str(error))
-            continue
-        if isinstance(values, dict):
-            yield TableRow(
-                number, {name.strip(): _as_text(value) for name, value in values.items()}
-            )
-        else:
-            yield BadRow(f"line {number}", "not a JSON object", f"it is {line.strip()[:40]}")
+def _read_objects(file: Path) -> Iterator[TableRow | BadRow]:
+    with _open_text(file, "\n") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield BadRow(f"line {number}", "not a JSON object", str(error))
+                continue
+            if isinstance(values, dict):
+                yield TableRow(
+                    number, {name.strip(): _as_text(value) for name, value in values.items()}
+                )
+            else:
+                yield BadRow(f"line {number}", "not a JSON object", f"it is {line.strip()[:40]}")
 
 
 def _as_text(value: object) -> str:

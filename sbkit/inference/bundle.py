@@ -3,6 +3,7 @@
     config.json        the parts as plain data, and where they come from
     model.safetensors  the weights of the one ModuleList
     tokenizer.model    sentencepiece, where the model writes text
+    lm.safetensors     the language models of its decoder, where it has any
     checksums.json     SHA-256 of the other files
 
 Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
@@ -12,8 +13,10 @@ within the memory that the weights account for. Checksums find accidents, they a
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +33,15 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
+from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.hotwords import Hotwords, read_hotwords
+from sbkit.decoding.language_models import load_language_models
 from sbkit.inference.budget import within_budget
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
+from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.models.decoding import greedy
+from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -43,6 +51,7 @@ LARGEST = {  # bytes
     CHECKSUMS: 1 << 16,
     TOKENIZER: LARGEST_MODEL,
     WEIGHTS: 1 << 36,
+    LANGUAGE_MODELS: LARGEST_LANGUAGE_MODEL,
 }
 
 
@@ -50,12 +59,14 @@ LARGEST = {  # bytes
 class Bundle:
     """A model that is ready to be run.
 
-    model: an AsrModel or an UtteranceClassifier, as config.model_class says.
+    model: an AsrModel or an UtteranceClassifier, as config.model_class says; decoder: None where
+    the best token of each frame is taken.
     """
 
     config: BundleConfig
     model: Any
     tokenizer: Tokenizer | None
+    decoder: BeamDecoder | None = None
 
     @torch.inference_mode()
     def transcribe(self, clips: list[Tensor]) -> list[str]:
@@ -64,7 +75,11 @@ class Bundle:
         audio, audio_lengths = _as_batch(clips)
         features, frames = self.model.features(audio, audio_lengths)
         states, frames = self.model.encode(features, frames)
-        best = greedy(self.model.ctc_log_probs(states), frames, tokenizer.vocabulary.blank)
+        log_probs = self.model.ctc_log_probs(states)
+        if self.decoder is None:
+            best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
+        else:
+            best = self.decoder.decode(log_probs, frames)
         return [tokenizer.decode(ids) for ids in best]
 
     @torch.inference_mode()
@@ -78,6 +93,47 @@ class Bundle:
                 f"{tuple(probabilities.shape)} for {len(clips)} clips. Export it again."
             )
         return probabilities
+
+    def with_decoder(self, name: str | None) -> "Bundle":
+        """Return the bundle with another decoder: greedy or beam; None for its own.
+
+        Raises:
+            SbkitError: it has no language models for a beam.
+        """
+        if name == "beam" and self.decoder is None:
+            raise SbkitError(
+                "`--decoder beam` must have the language models of a run, but this bundle has "
+                "none. Export a run with them, or pass --decoder greedy."
+            )
+        return replace(self, decoder=None) if name == "greedy" else self
+
+    def with_hotwords(self, named: str | None) -> "Bundle":
+        """Return the bundle with phrases to expect: a file of them, or a list with commas.
+
+        What the model's tokens cannot spell is named on standard error.
+
+        Raises:
+            SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
+        """
+        if named is None:
+            return self
+        tokenizer = self.require_asr()
+        if self.decoder is None:
+            raise SbkitError(
+                "`--hotwords` must have a decoder with language models, but this one is greedy. "
+                "Export a run that has them, and do not pass --decoder greedy."
+            )
+        spell = partial(normalize, language=self.config.language or "und")
+        found = Hotwords.of(read_hotwords(named), normalize=spell, pieces=tokenizer.pieces())
+        for phrase in found.unspellable:
+            what = f"the hotword {printable(phrase)[:100]} is left out"
+            print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
+        if not found.phrases:
+            raise SbkitError(
+                "`--hotwords` must name phrases in the letters of the model's language, but "
+                f"{printable(named)[:100]} has none. Correct the list."
+            )
+        return replace(self, decoder=self.decoder.with_hotwords(found.phrases))
 
     def require_asr(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
@@ -109,8 +165,11 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
     contents[WEIGHTS] = _read(folder, WEIGHTS)
     if config.tokenizer is not None:
         contents[TOKENIZER] = _read(folder, TOKENIZER)
+    if config.decoder is not None:
+        contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
     tokenizer = _load_tokenizer(config, contents, folder)
+    decoder = _load_decoder(config, tokenizer, contents, folder)
     weights = _parse_weights(contents[WEIGHTS], folder / WEIGHTS)
     for part in config.parts.values():
         refuse_unlisted(part, own=own, imports=config.imports)
@@ -122,7 +181,7 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(folder / WEIGHTS), parameters=names)
     _load_state(modules, weights, folder)
-    return Bundle(config, model, tokenizer)
+    return Bundle(config, model, tokenizer, decoder)
 
 
 def build_model(
@@ -195,6 +254,23 @@ def _load_tokenizer(
             f"SHA-256 is not the one in {CONFIG}. Export it again."
         )
     return Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
+
+
+def _load_decoder(
+    config: BundleConfig,
+    tokenizer: Tokenizer | None,
+    contents: Mapping[str, bytes],
+    folder: Path,
+) -> BeamDecoder | None:
+    if config.decoder is None or tokenizer is None:
+        return None
+    file = folder / LANGUAGE_MODELS
+    return BeamDecoder(
+        tokenizer=tokenizer,
+        language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
+        beam_size=config.decoder["beam_size"],
+        weights=config.decoder["weights"],
+    )
 
 
 def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:

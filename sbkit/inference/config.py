@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.decoding.decoder import Weights
 from sbkit.inference.module_spec import Plain, refuse_bomb
 
 FORMAT = 2
@@ -16,6 +17,7 @@ FEATURES = "compute_features"
 LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
+LARGEST_BEAM = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class BundleConfig:
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts, which says how those to compare with are normalized.
+    the transcripts, which says how those to compare with are normalized; decoder: beam size,
+    weights, and what they reached on the validation set; None for greedy decoding.
     """
 
     model_class: str
@@ -37,6 +40,7 @@ class BundleConfig:
     labels: tuple[str, ...] | None
     imports: tuple[str, ...]
     language: str | None = None
+    decoder: Mapping[str, Any] | None = None
 
     @property
     def is_asr(self) -> bool:
@@ -63,6 +67,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
+        decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
     )
     _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
@@ -175,6 +180,16 @@ def _is_parts(value: Any) -> bool:
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_WORD
+
+
+def _is_decoder(value: Any) -> bool:
+    if not isinstance(value, dict) or type(value.get("beam_size")) is not int:
+        return False
+    try:
+        Weights.of(value.get("weights"))
+    except SbkitError:
+        return False
+    return bool(1 <= value["beam_size"] <= LARGEST_BEAM)
 
 
 def _is_digest(value: Any) -> bool:

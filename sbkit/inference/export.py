@@ -5,10 +5,11 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 
 import hashlib
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
@@ -29,14 +30,18 @@ from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import refuse_occupied, replacing
+from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
+IN_BUNDLE = ("beam_size", "weights", "chosen_on", "CER", "WER", "utterances")  # of decoder.json
+LARGEST_DESCRIPTION = 1 << 16  # bytes
 RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
@@ -66,11 +71,15 @@ def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> No
         | described
         | {"imports": _imports(described, own)}
     )
+    decoder = _decoder_of(run)
+    config["decoder"] = None if decoder is None else decoder.described
     weights = _weights_of(best, run)
     with replacing(out) as beside:
         (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
         if tokenizer is not None:
             (beside / TOKENIZER).write_bytes(tokenizer.content)
+        if decoder is not None:
+            (beside / LANGUAGE_MODELS).write_bytes(decoder.language_models)
         (beside / WEIGHTS).write_bytes(save(weights))
         write_checksums(beside)
         load_bundle(beside, own=own)  # what cannot be loaded is not exported
@@ -210,6 +219,35 @@ def _tokenizer_of(run: Path) -> Tokenizer | None:
         return None
     content = read_regular(file, largest=LARGEST_MODEL, what="The run's tokenizer")
     return Tokenizer(model_file=file, content=content)
+
+
+class _Decoder(NamedTuple):
+    """What `decoder.json` of a run says, and the bytes of its language models."""
+
+    described: dict[str, Any]
+    language_models: bytes
+
+
+def _decoder_of(run: Path) -> _Decoder | None:
+    """Read the decoder that the test was run with; None for a run without one."""
+    file = run / DECODER_FILE
+    if not file.exists() and not file.is_symlink():
+        return None
+    content = read_regular(file, largest=LARGEST_DESCRIPTION, what="The run's decoder")
+    try:
+        described = json.loads(content)
+        named = {name: described[name] for name in IN_BUNDLE if name in described}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SbkitError(
+            f"{file} must be what training wrote, but cannot be read. Remove it, and train.py "
+            "with the same options writes it again."
+        ) from error
+    return _Decoder(
+        named,
+        read_regular(
+            run / LANGUAGE_MODELS, largest=LARGEST_LANGUAGE_MODEL, what="The run's decoder"
+        ),
+    )
 
 
 def _labels_of(run: Path) -> ClassLabels | None:

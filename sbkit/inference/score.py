@@ -38,7 +38,7 @@ from sbkit.logs.accuracy_report import (
     count_right,
     describe_accuracy,
 )
-from sbkit.logs.wer_report import describe_rates, error_figures, report_errors
+from sbkit.logs.wer_report import describe_results, error_figures, report_errors
 from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -56,6 +56,8 @@ class Wanted:
         label: of a classifier, the column of the right answer.
         report_by: columns; the metrics of each of their values are reported.
         path_column, text_column: of the tables; None for the usual names.
+        decoder: greedy or beam; None for the model's own.
+        hotwords: phrases to expect, or a file of them.
     """
 
     out: Path | None = None
@@ -63,13 +65,15 @@ class Wanted:
     report_by: Sequence[str] = ()
     path_column: str | None = None
     text_column: str | None = None
+    decoder: str | None = None
+    hotwords: str | None = None
 
 
 @dataclass(frozen=True)
 class Task:
     """What is done with a batch of rows and their clips, and with the results of all.
 
-    ``measure`` returns the figures of each value of a column, ``report`` those of a whole source.
+    measure: the figures of each value of a column; report: writes files, returns all figures.
     """
 
     score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
@@ -92,7 +96,8 @@ def score_model(
             "overwritten. Choose another folder."
         )
     entries: dict[str, Any] = {}
-    with _opened(model, own) as bundle:
+    with _opened(model, own) as opened:
+        bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
             rows = _prepare(bundle, source, wanted, name)
@@ -186,14 +191,22 @@ def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
 
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
-        return Task(partial(_transcribe, bundle), _error_rates, describe_rates, report_errors)
+        return Task(
+            score=partial(_transcribe, bundle),
+            measure=_error_rates,
+            describe=describe_results,
+            report=report_errors,
+        )
     if wanted.label is None:
         raise SbkitError(
             "A classifier must be told the column of the right answers, but `--label` is missing. "
             "Pass --label=language, or another column of the data."
         )
     return Task(
-        partial(_classify, bundle, wanted.label), _accuracy, describe_accuracy, _report_answers
+        score=partial(_classify, bundle, wanted.label),
+        measure=_accuracy,
+        describe=describe_accuracy,
+        report=_report_answers,
     )
 
 
@@ -206,7 +219,7 @@ def _transcribe(
             row["id"],
             row["text"],
             text,
-            speaker=row.get("speaker", ""),
+            speaker=str(row.get("speaker", "")),
             seconds=samples_to_seconds(row["samples"], rate),
         )
         for row, text in zip(rows, texts, strict=True)

@@ -26,10 +26,15 @@ class Transcript:
 
 
 def transcribe_files(
-    bundle: Path, files: Sequence[Path], *, own: frozenset[str] = frozenset()
+    bundle: Path,
+    files: Sequence[Path],
+    *,
+    decoder: str | None = None,
+    hotwords: str | None = None,
+    own: frozenset[str] = frozenset(),
 ) -> Iterator[Transcript | SbkitError]:
     """Transcribe one file after the other; one that is no audio gives its error and no more."""
-    loaded = load_bundle(bundle, own=own)
+    loaded = load_bundle(bundle, own=own).with_decoder(decoder).with_hotwords(hotwords)
     loaded.require_asr()
     for file in files:
         try:

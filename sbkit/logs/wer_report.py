@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
+from sbkit.logs.intervals import (
+    RateIntervals,
+    describe_interval,
+    interval_figures,
+    rate_intervals,
+)
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
 
@@ -14,7 +19,7 @@ def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[st
     """Write every utterance of a test set, for people and for programs; return its figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
-    return scored_figures(scored)
+    return result_figures(scored)
 
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
@@ -66,33 +71,49 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(scored: Sequence[Scored]) -> str:
-    """Write both rates with their counts and 95 % intervals, in one line for the screen."""
-    test, intervals = total_scores(scored), rate_intervals(scored)
-    rates = (
-        ("CER", test.characters, "characters", intervals.cer),
-        ("WER", test.words, "words", intervals.wer),
-    )
+def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
+    """Write both rates with their counts and, where given, intervals, in one line."""
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % "
-        f"({counts.errors} / {counts.total} {unit}; {describe_interval(interval)})"
-        for name, counts, unit, interval in rates
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}"
+        + ("" if interval is None else f"; {describe_interval(interval)}")
+        + ")"
+        for name, counts, unit, interval in (
+            ("CER", test.characters, "characters", intervals.cer if intervals else None),
+            ("WER", test.words, "words", intervals.wer if intervals else None),
+        )
     )
 
 
-def scored_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+def describe_results(scored: Sequence[Scored]) -> str:
+    """Write both rates of a split with their counts and 95 % intervals, in one line.
+
+    Where another decoder was used, the rates of the greedy one follow.
+    """
+    line = describe_rates(total_scores(scored), rate_intervals(scored))
+    greedy = total_greedy(scored)
+    return line if greedy is None else f"{line}; greedily {describe_rates(greedy)}"
+
+
+def total_greedy(scored: Sequence[Scored]) -> Scores | None:
+    """Add the scores of greedy decoding; None where there are none."""
+    greedy = [each.greedy for each in scored if each.greedy is not None]
+    return sum(greedy, Scores()) if greedy else None
+
+
+def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of a split with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
-    compared.
+    compared. The rates of greedy decoding stand beside them where another decoder was used.
     """
-    intervals = rate_intervals(scored)
-    return {
+    intervals, greedy = rate_intervals(scored), total_greedy(scored)
+    figures = {
         **error_figures(total_scores(scored)),
         "WER_interval": interval_figures(intervals.wer),
         "CER_interval": interval_figures(intervals.cer),
         "references": hash_references(scored),
     }
+    return figures if greedy is None else {**figures, "greedy": error_figures(greedy)}
 
 
 def error_figures(test: Scores) -> dict[str, Any]:

@@ -7,9 +7,9 @@ letters it is made of ("café" in English: "cafe") or, where there are none, kep
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 from sbkit.text.languages import primary
@@ -138,18 +138,34 @@ def normalize(text: str, language: str) -> str:
     for char, word in table.rewrite.items():
         text = text.replace(char, word)
     text = _INITIALS.sub(r"\1", text.lower())
-    text = _compose("".join(_write(char, table.letters, table.joiners) for char in text))
+    text = _compose(text.translate(_written(table.letters, table.joiners)))
     words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
     return " ".join(word for word in words if word)
 
 
+class _Table(dict[int, str]):
+    """What stands for each character: for `str.translate`, which is ten times as fast as a loop."""
+
+    def __init__(self, write: Callable[[str], str]) -> None:
+        super().__init__()
+        self._of = write
+
+    def __missing__(self, code: int) -> str:
+        """Find out about a character that is met for the first time."""
+        self[code] = self._of(chr(code))
+        return self[code]
+
+
 def _compose(text: str) -> str:
     """Drop what has no width, and join letters with the marks that now follow them."""
-    kept = "".join(_plain_form(char) for char in text if not _is_silent(char))
-    return unicodedata.normalize("NFC", kept)
+    return unicodedata.normalize("NFC", text.translate(_WIDE))
 
 
 @cache
+def _written(letters: str, joiners: str) -> _Table:
+    return _Table(partial(_write, letters=letters, joiners=joiners))
+
+
 def _plain_form(char: str) -> str:
     """Return the plain form of full-width, half-width and joined letters and of ligatures."""
     if unicodedata.decomposition(char).startswith(_SAME_LETTER) or _LIGATURES.fullmatch(char):
@@ -157,7 +173,6 @@ def _plain_form(char: str) -> str:
     return char
 
 
-@cache
 def _is_silent(char: str) -> bool:
     """Check for soft hyphens, joiners and selectors of zero width, and letters that are a line."""
     if char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me"):
@@ -165,7 +180,9 @@ def _is_silent(char: str) -> bool:
     return "VARIATION SELECTOR" in unicodedata.name(char, "")
 
 
-@cache
+_WIDE = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
+
+
 def _write(char: str, letters: str, joiners: str) -> str:
     """Return what stands for a lower-case character: itself, plain letters, nothing or a space."""
     if char in joiners or char in letters or char.isdecimal():

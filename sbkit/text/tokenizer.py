@@ -67,7 +67,12 @@ class Tokenizer:
 
     def pieces(self) -> list[str]:
         """List the tokens in the order of their ids; `▁` stands for a space."""
-        return [self._pieces.id_to_piece(label) for label in range(self.vocab_size)]
+        return [self.piece(label) for label in range(self.vocab_size)]
+
+    def piece(self, label: int) -> str:
+        """Return a token as it is written."""
+        text: str = self._pieces.id_to_piece(label)
+        return text
 
 
 def ensure_tokenizer(

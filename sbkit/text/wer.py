@@ -75,13 +75,15 @@ class Scores:
 class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
-    ``speaker`` is "" and ``seconds`` of audio None where they are not known.
+    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
+    speaker: "" where it is not known; seconds: of audio, None where they are not known.
     """
 
     id: str
     reference: str
     hypothesis: str
     scores: Scores
+    greedy: Scores | None = None
     speaker: str = ""
     seconds: float | None = None
 

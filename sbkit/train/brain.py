@@ -241,7 +241,7 @@ class Brain(StepBrain):
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
         """Return what `compute_objectives` makes of one batch, a Loss or a mean, on the CPU."""
-        batch = self._placed(batch)
+        batch = self.placed(batch)
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)

@@ -87,7 +87,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         Returns what `compute_objectives` returned, a Loss or a mean, without its graph; so may a
         recipe that overrides this. `optimizers_step` expects the gradient of a mean.
         """
-        placed = self._placed(batch)
+        placed = self.placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.global_step.begin()
         self._begin_step(placed)
@@ -147,7 +147,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             return list(self.freeze_optimizers(self.optimizers_dict).values())
         return [self.optimizer] if self.opt_class is not None else []
 
-    def _placed(self, batch: Any) -> Any:
+    def placed(self, batch: Any) -> Any:
+        """Return a batch on the device of the model."""
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
     def _declared(self, name: str, default: Any) -> Any:
@@ -187,7 +188,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def wrap_step(self, batch: Any) -> None:
         """Share the step once, when there is a batch to see its unused parameters by."""
         if world_size() > 1 and not self._ddp_step.is_wrapped and not self._has_own_step():
-            self._ddp_step.wrap(self._placed(batch), resting=self.resting)
+            self._ddp_step.wrap(self.placed(batch), resting=self.resting)
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""

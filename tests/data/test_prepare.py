@@ -17,10 +17,11 @@ import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data import audio_cache, decode, shard
+from sbkit.data import decode, fill, shard
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.clips import Clip
 from sbkit.data.columns import sample_counts, take_columns
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.manifest import BadRow, Manifest
 from sbkit.data.plan import Example
 from sbkit.data.prepare import PreparedSplit, prepare_split
 from sbkit.data.splits import Excluded
@@ -346,7 +347,7 @@ def test_a_shard_is_hashed_once_and_again_when_it_was_touched(
 
 
 def test_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio_cache, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(fill, "SHARD_BYTES", 30_000)
     clips = make_clips(tmp_path / "clips", 40)
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(shards_of(tmp_path)) > 5
@@ -357,7 +358,7 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(audio_cache, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(fill, "SHARD_BYTES", 30_000)
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips)
@@ -375,9 +376,9 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(audio_cache, "TRIED", 5)
+    monkeypatch.setattr(fill, "TRIED", 5)
     usage = SimpleNamespace(free=10_000)
-    monkeypatch.setattr(audio_cache.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(fill.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(SbkitError, match=r"is too small: by the first 5 of 40 clips, the others"):
         prepare(tmp_path, clips)
     assert len(decoded) < 40
@@ -388,27 +389,30 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.data import audio_cache, decode
-from sbkit.data.manifest import Clip, Manifest
+from sbkit.data import decode, fill
+from sbkit.data.clips import Clip
+from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-audio_cache.SHARD_BYTES = 30_000
-read_audio = decode.read_audio
+fill.SHARD_BYTES, fill.BLOCK = 30_000, int(sys.argv[4])
+read_audio, count_decoded = decode.read_audio, []
 def slow(path, rate):
     time.sleep(delay)
+    count_decoded.append(path)
     return read_audio(path, rate)
 decode.read_audio = slow
 clips = tuple(Clip(f"clip{n}", folder / "clips" / f"clip{n}.flac", f"Clip {n}!")
               for n in range(count))
 prepared = prepare_split(Manifest(clips, ()), split="train", normalize=str.lower,
     sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
+print(len(count_decoded))
 print(prepared.fingerprint)
 """
 
 
-def start(folder: Path, count: int, delay: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PREPARE, str(folder), str(count), str(delay)]
+def start(folder: Path, count: int, delay: float, block: int = 1000) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREPARE, *map(str, (folder, count, delay, block))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -438,6 +442,17 @@ def test_several_processes_prepare_one_cache_once(tmp_path: Path) -> None:
     assert set(said) == {prepare(tmp_path, clips).fingerprint}
     rows = sum(len(read_rows(file)) for file in shards_of(tmp_path))
     assert rows == 40
+
+
+def test_processes_share_the_blocks_of_a_corpus(tmp_path: Path) -> None:
+    clips = make_clips(tmp_path / "clips", 60)
+    processes = [start(tmp_path, 60, delay=0.1, block=5) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    (first, shared), (second, _) = ((int(lines[-2]), lines[-1]) for lines in said)
+    assert first + second == 60
+    assert min(first, second) >= 5
+    assert shared == prepare(tmp_path, clips).fingerprint
+    assert sum(len(read_rows(file)) for file in shards_of(tmp_path)) == 60
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sbkit.logs.accuracy_report import Answer, accuracy_figures, describe_accuracy
 from sbkit.logs.intervals import describe_interval, describe_units, interval_figures
 from sbkit.logs.utterances import hash_references
-from sbkit.logs.wer_report import describe_rates, report_errors
+from sbkit.logs.wer_report import describe_results, report_errors
 from sbkit.text.interval import Interval
 from sbkit.text.wer import score
 
@@ -19,11 +19,11 @@ SET += [score(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 
 def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
-    assert describe_rates(SET).endswith(f", {words}")
-    clips = describe_rates([score(each.id, each.reference, each.hypothesis) for each in SET])
+    assert describe_results(SET).endswith(f", {words}")
+    clips = describe_results([score(each.id, each.reference, each.hypothesis) for each in SET])
     assert clips.endswith(", WER 25.0 % (10 / 40 words; 15.0 to 35.0, 20 clips)")
     assert clips.startswith("CER 16.7 % (10 / 60 characters; 10.0 to 23.3, 20 clips), ")
-    assert describe_rates(SET[:1]).endswith(
+    assert describe_results(SET[:1]).endswith(
         "(0 / 2 words; no interval: there must be at least two to draw from, but there is 1 clip)"
     )
 

@@ -21,7 +21,7 @@ from recipes.AsteriskPrompts.prepare import (
     write_release,
 )
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import Clip
+from sbkit.data.clips import Clip
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize

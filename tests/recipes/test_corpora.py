@@ -20,7 +20,8 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import find_prunable, list_entries, remove
-from sbkit.data.manifest import BadRow, Clip, Manifest
+from sbkit.data.clips import Clip
+from sbkit.data.manifest import BadRow, Manifest
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ import numpy as np
 from sbkit.check.data.utterances import TEXT, Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
+from sbkit.data.audio_store import read_stored
 from sbkit.data.columns import take_columns
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
@@ -60,7 +61,7 @@ def _copies(dataset: datasets.Dataset) -> dict[int, str]:
     found: dict[int, str] = {}
     for row in islice(compared, COMPARED):
         clip = dataset[row]
-        original = first.setdefault(hash(clip["audio"]), clip["id"])
+        original = first.setdefault(hash(read_stored(clip)), clip["id"])
         if original != clip["id"]:
             found[row] = original
     return found

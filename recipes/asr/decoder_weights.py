@@ -1,0 +1,59 @@
+"""The weights of the decoder of a trained model: those of the YAML, or the best on validation."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain import Stage
+
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
+from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.logs.log import say
+from sbkit.text.wer import Scores
+
+
+def choose_weights(brain: Any, decoder: BeamDecoder) -> BeamDecoder:
+    """Return the decoder with its weights, and write them into the run folder.
+
+    Those that the YAML leaves open are chosen on the validation sets, never on a test set.
+    """
+    record: dict[str, Any] = {"beam_size": decoder.beam_size}
+    if decoder.is_open and any(used_weights(decoder)):
+        tuned = tune(decoder, list(_hear(brain)), add=_add)
+        decoder = decoder.with_weights(tuned.weights)
+        record |= {"chosen_on": list(_valid_sets(brain)), **tuned.plain()}
+        said = ", ".join(f"{name} {value:g}" for name, value in tuned.weights.plain().items())
+        say(f"decoder: {said} (chosen on {', '.join(_valid_sets(brain))})")
+    record["weights"] = decoder.weights.plain()
+    if rank() == 0:
+        folder = Path(brain.hparams.output_folder)
+        write_text_atomically(folder / DECODER_FILE, to_json(record, indent=1) + "\n")
+    return decoder
+
+
+def _valid_sets(brain: Any) -> dict[str, Any]:
+    return dict(brain.loaders.valid)
+
+
+@torch.no_grad()
+def _hear(brain: Any) -> Iterator[Heard]:
+    """Compute the log-probabilities of this rank's share of the validation sets."""
+    brain.modules.eval()
+    for loader in _valid_sets(brain).values():
+        for batch in brain.pinging(loader, "decoding"):
+            placed = brain.placed(batch)
+            with brain.evaluation_ctx:
+                predictions = brain.compute_forward(placed, Stage.VALID)
+            log_probs = predictions.log_probs.float().cpu().numpy()
+            frames = predictions.frames.tolist()
+            for text, row, count in zip(batch.texts, log_probs, frames, strict=True):
+                yield Heard(row[:count], text)
+
+
+def _add(scores: Sequence[Scores]) -> list[Scores]:
+    """Add the scores of all ranks."""
+    everyone = gather_over_ranks(list(scores))
+    return [sum(each, Scores()) for each in zip(*everyone, strict=True)]

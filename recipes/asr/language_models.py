@@ -1,0 +1,52 @@
+"""The language models of a run's decoder, of the training transcripts or of another text."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sbkit.checkpoint.integrity import checksum
+from sbkit.data.columns import take_columns
+from sbkit.data.splits import Splits
+from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.decoding.language_models import (
+    Declared,
+    ensure_language_models,
+    load_language_models,
+    unknown_share,
+)
+from sbkit.logs.log import say
+from sbkit.text.sentences import read_sentences
+from sbkit.text.tokenizer import Tokenizer
+
+
+def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
+    """Train the language models of the run's decoder, unless the run folder has them.
+
+    Raises:
+        SbkitError: `lm_text` is no text.
+    """
+    text = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
+    if text is not None:
+        next(read_sentences(text, knobs["language"]))
+    declared = Declared(
+        source=splits.fingerprints.get("train", "") if text is None else checksum(text),
+        word_order=knobs["word_lm_order"],
+        token_order=knobs["token_lm_order"],
+    )
+
+    def texts() -> Iterator[str]:
+        if text is None:
+            yield from take_columns(splits.train, "text")["text"].to_pylist()
+        else:
+            yield from read_sentences(text, knobs["language"])
+
+    file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
+    said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer)
+    for line in said:
+        say(line)
+    words = load_language_models(file, tokenizer).words if said else None
+    if words is None:
+        return
+    for name, split in splits.evaluated().items():
+        share = unknown_share(words, take_columns(split, "text")["text"].to_pylist())
+        say(f"{name}: the language model does not know {share:.1%} of the words")

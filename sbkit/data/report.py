@@ -1,0 +1,140 @@
+"""What the data of a run is: hours, speakers, lengths, characters, what is left out or shared.
+
+splits -> facts, plain data -> ``data_report.json`` and ``data_report.html`` beside it
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, islice
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.base.units import samples_to_seconds
+from sbkit.data.columns import sample_counts, take_columns
+from sbkit.data.splits import Excluded, Splits
+from sbkit.text.normalize import NORMALIZER_VERSION
+
+SHARED = ("id", "text", "speaker")  # what a test set must not have in common with train
+EXAMPLES = 5  # of what is left out, for each reason
+EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds, of the histogram
+CHARACTERS = 200  # the most frequent ones
+ROWS_AT_ONCE = 100_000
+
+
+def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[str, Any]:
+    """Measure all splits; looks at no audio.
+
+    Returns plain data: for each split utterances, hours, speakers, a histogram of seconds and
+    counts of characters; what is left out, by reason with examples; and for each pair of splits
+    how many values they share.
+    """
+    named = splits.named()
+    return {
+        "language": language,
+        "normalizer": NORMALIZER_VERSION,
+        "sample_rate": sample_rate,
+        "splits": {name: _measure(split, sample_rate) for name, split in named.items()},
+        "left_out": list(_left_out([*splits.excluded, *splits.out_of_range])),
+        "shared": list(_shared(named)),
+    }
+
+
+def _measure(split: datasets.Dataset, sample_rate: int) -> dict[str, Any]:
+    samples = sample_counts(split)
+    counts = _characters(split)
+    return {
+        "utterances": len(split),
+        "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
+        "speakers": _speakers(split),
+        "words": _words(split),
+        "seconds": _lengths(samples / sample_rate),
+        "characters": dict(counts.most_common(CHARACTERS)),
+        "different_characters": len(counts),
+    }
+
+
+def _lengths(seconds: npt.NDArray[np.float64]) -> dict[str, Any]:
+    if not len(seconds):
+        return {"histogram": []}
+    edges = [*EDGES, float("inf")]
+    counts, _ = np.histogram(seconds, edges)
+    shortest, middle, high, longest = np.quantile(seconds, (0, 0.5, 0.95, 1)).tolist()
+    return {
+        "shortest": shortest,
+        "mean": float(seconds.mean()),
+        "median": middle,
+        "95 %": high,
+        "longest": longest,
+        "histogram": [
+            {"from": low, "utterances": int(count)}
+            for low, count in zip(EDGES, counts, strict=True)
+        ],
+    }
+
+
+def _speakers(split: datasets.Dataset) -> int | None:
+    """Count the speakers; None where the data does not name them."""
+    if "speaker" not in split.column_names:
+        return None
+    names = pc.unique(take_columns(split, "speaker")["speaker"]).to_pylist()
+    return len(set(names) - {""}) or None
+
+
+def _texts(split: datasets.Dataset) -> Iterator[list[str]]:
+    column = take_columns(split, "text")["text"]
+    for start in range(0, len(column), ROWS_AT_ONCE):
+        yield column.slice(start, ROWS_AT_ONCE).to_pylist()
+
+
+def _words(split: datasets.Dataset) -> int:
+    return sum(len(text.split()) for texts in _texts(split) for text in texts)
+
+
+def _characters(split: datasets.Dataset) -> Counter[str]:
+    """Count characters, ten times as fast as `Counter` does."""
+    total = np.zeros(0x110000, dtype=np.int64)
+    for texts in _texts(split):
+        codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+        total += np.bincount(codes, minlength=len(total))
+    found = np.flatnonzero(total)
+    return Counter({chr(code): int(total[code]) for code in found})
+
+
+def _left_out(excluded: Sequence[Excluded]) -> Iterator[dict[str, Any]]:
+    groups: dict[tuple[str, str], list[Excluded]] = {}
+    for each in excluded:
+        groups.setdefault((each.split, each.reason), []).append(each)
+    for (split, reason), items in groups.items():
+        examples = [{"id": item.id, "detail": item.detail} for item in islice(items, EXAMPLES)]
+        yield {"split": split, "reason": reason, "utterances": len(items), "examples": examples}
+
+
+def _shared(named: Mapping[str, datasets.Dataset]) -> Iterator[dict[str, Any]]:
+    """Count what two splits have in common, by column."""
+    values = {
+        column: {name: _values(split, column) for name, split in named.items()}
+        for column in SHARED
+        if all(column in split.column_names for split in named.values())
+    }
+    for one, other in combinations(named, 2):
+        for column, of in values.items():
+            common = pc.is_in(of[other], value_set=of[one])
+            count = pc.sum(common).as_py() or 0
+            yield {
+                "splits": [one, other],
+                "column": column,
+                "values": count,
+                "of": len(of[other]),
+                "examples": of[other].filter(common).slice(0, EXAMPLES).to_pylist(),
+            }
+
+
+def _values(split: datasets.Dataset, column: str) -> pa.Array:
+    """Return the different values of a column, none of them empty."""
+    values = pc.unique(take_columns(split, column)[column].combine_chunks())
+    return values.filter(pc.not_equal(values, ""))

@@ -1,0 +1,273 @@
+"""Interpolated modified Kneser-Ney smoothing, in numpy: what KenLM's lmplz computes.
+
+Chen and Goodman, "An empirical study of smoothing techniques for language modeling" (1998), with
+the choices of Heafield et al., "Scalable modified Kneser-Ney language model estimation" (2013):
+the count of an n-gram below the highest order is the number of words seen before it, but the times
+it was seen where it begins with `<s>`; unigrams are interpolated with the uniform distribution over
+all words, `<unk>` and `</s>`. lmplz counts one n-gram of each order, the last, by the times it was
+seen; that oversight is not repeated, so that discounts of tiny texts may differ.
+
+Legend: T tokens, V words, N n-grams of one order.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.lm.ngram import (
+    BEGIN,
+    BLANKS,
+    END,
+    LARGEST_ORDER,
+    SPECIAL,
+    UNKNOWN,
+    Grams,
+    Ints,
+    NgramModel,
+    refuse_text,
+)
+
+Doubles = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
+FIRST_PRUNED = 3  # order
+LEAST = float(np.finfo(np.float32).tiny)  # stands for a weight of zero, which has no logarithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model and what it was trained on.
+
+    fallback_orders: those whose discounts could not be estimated and are 0.5, 1 and 1.5;
+    tokens: words read; types: different words.
+    """
+
+    model: NgramModel
+    fallback_orders: tuple[int, ...]
+    sentences: int
+    tokens: int
+    types: int
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Sentences one after the other: ids (T,), each sentence between `<s>` and `</s>`."""
+
+    words: tuple[str, ...]
+    ids: Ints
+    sentences: int
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """The n-grams of one order, sorted by key.
+
+    prefixes, suffixes: (N,) rows, in the order below, of what is left without the last or the
+    first word; times: (N,) seen; counts: (N,) smoothed with, those of lmplz.
+    """
+
+    keys: Ints
+    prefixes: Ints
+    suffixes: Ints
+    times: Ints
+    counts: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothed:
+    """The probabilities of one order (N,), and the back-offs of the order below."""
+
+    probs: Doubles
+    backoffs: Doubles
+
+
+def train(sentences: Iterable[Sequence[str]], *, order: int, prune: int = 0) -> Trained:
+    """Train a model of an order, from sentences of words that are read once.
+
+    N-grams of three and more words that were seen at most ``prune`` times are left out, as with
+    lmplz's ``--prune 0 0 prune``. Where discounts cannot be estimated, which lmplz refuses unless
+    told, its ``--discount_fallback`` stands in and ``fallback_orders`` says so.
+    Raises SbkitError for an order out of range, no words, or words that no ARPA file can hold.
+    """
+    if not 1 <= order <= LARGEST_ORDER:
+        raise SbkitError(
+            f"The order of a language model must be from 1 to {LARGEST_ORDER}, but is {order}. "
+            "Take 3 for words, 6 for characters."
+        )
+    if prune < 0:
+        raise SbkitError(f"`prune` must be at least 0, but is {prune}. Write 0 to keep all.")
+    text = read_text(sentences)
+    counted = count(text, order)
+    discounts = [estimate_discounts(each.counts) for each in counted]
+    smoothed = smooth(counted, [each or FALLBACK for each in discounts], prune)
+    return Trained(
+        model=NgramModel(text.words, _keep(counted, smoothed, prune, len(text.words))),
+        fallback_orders=tuple(n for n, each in enumerate(discounts, start=1) if each is None),
+        sentences=text.sentences,
+        tokens=len(text.ids) - 2 * text.sentences,
+        types=len(text.words) - len(SPECIAL),
+    )
+
+
+def read_text(sentences: Iterable[Sequence[str]]) -> Text:
+    """Number the words of sentences, 4 bytes a word, and keep each different word once.
+
+    Raises SbkitError for no words, or words that no ARPA file can hold.
+    """
+    seen: defaultdict[str, int] = defaultdict()
+    seen.default_factory = seen.__len__
+    for word in SPECIAL:
+        seen[word]
+    stream, count = array("i"), 0
+    for sentence in sentences:
+        refuse_text(sentence)
+        stream.append(BEGIN)
+        stream.extend(map(seen.__getitem__, sentence))
+        stream.append(END)
+        count += 1
+    if len(seen) == len(SPECIAL):
+        raise SbkitError(
+            f"A text to train on must hold at least one word, but its {count} sentences hold none. "
+            "Check the file and the normalizer."
+        )
+    ids = np.frombuffer(stream, np.intc)
+    _refuse_special(ids, count)
+    own = sorted(list(seen)[len(SPECIAL) :])
+    _refuse_unwritable(own)
+    renumbered = np.arange(len(seen))
+    renumbered[[seen[word] for word in own]] = np.arange(len(SPECIAL), len(seen))
+    return Text((*SPECIAL, *own), renumbered[ids], count)
+
+
+def _refuse_special(ids: npt.NDArray[np.intc], sentences: int) -> None:
+    expected = {UNKNOWN: 0, BEGIN: sentences, END: sentences}
+    for number, times in expected.items():
+        if np.count_nonzero(ids == number) != times:
+            raise SbkitError(
+                f"A text to train on must hold words alone, but holds {SPECIAL[number]}, which the "
+                "model adds by itself. Remove it."
+            )
+
+
+def _refuse_unwritable(words: Sequence[str]) -> None:
+    """Refuse words that would fall apart in a file, or that UTF-8 cannot write."""
+    for word in words:
+        if not word or not BLANKS.isdisjoint(word) or not _is_unicode(word):
+            raise SbkitError(
+                "A word to train on must have characters, none of them white space, but one is "
+                f'"{printable(word)[:80]}". Split the text at white space; for characters, write '
+                "`▁` for a space."
+            )
+
+
+def _is_unicode(word: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in word)
+
+
+def count(text: Text, order: int) -> list[Counted]:
+    """Count the n-grams of all orders up to one."""
+    ids, size = text.ids, len(text.words)
+    times = np.bincount(ids, minlength=size)
+    times[BEGIN] = 0  # it is never predicted
+    nothing = np.zeros(size, np.int64)
+    counted = [Counted(np.arange(size), nothing, nothing, times, times)]
+    ends = np.arange(len(ids))  # (T',) where an n-gram ends that is within one sentence
+    rows = ids  # (T,) the row of the n-gram that ends there
+    begins = np.arange(size) == BEGIN  # (N,) whether an n-gram begins with <s>
+    for _ in range(1, order):
+        ends = ends[ids[ends] != END] + 1
+        all_keys = rows[ends - 1] * size + ids[ends]
+        keys, first, inverse, times = np.unique(
+            all_keys, return_index=True, return_inverse=True, return_counts=True
+        )
+        suffixes = rows[ends[first]]
+        counted[-1] = _count_neighbours(counted[-1], suffixes, begins)
+        counted.append(Counted(keys, keys // size, suffixes, times, times))
+        begins = begins[keys // size]
+        rows = np.zeros_like(rows)
+        rows[ends] = inverse
+    return counted
+
+
+def _count_neighbours(lower: Counted, suffixes: Ints, begins: Bools) -> Counted:
+    """Replace the counts of an order by those of different words before, except after `<s>`."""
+    before = np.bincount(suffixes, minlength=len(lower.keys))
+    counts = np.where(begins, lower.times, before)
+    return Counted(lower.keys, lower.prefixes, lower.suffixes, lower.times, counts)
+
+
+def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:
+    """Estimate what is taken from a count of 0, 1, 2, and 3 or more; None where that fails.
+
+    Chen and Goodman's equation 26, from the numbers t of n-grams with a count of 1 to 4:
+    D(k) = k - (k + 1) Y t(k + 1) / t(k), where Y = t(1) / (t(1) + 2 t(2)). It fails where t(1),
+    t(2) or t(3) is 0, or D(k) is below 0 or above k.
+    """
+    t = [int(np.count_nonzero(counts == k)) for k in range(5)]
+    if 0 in t[1:4]:
+        return None
+    y = t[1] / (t[1] + 2 * t[2])
+    discounts = (0.0, *(k - (k + 1) * y * t[k + 1] / t[k] for k in (1, 2, 3)))
+    return discounts if all(0 <= each <= k for k, each in enumerate(discounts)) else None
+
+
+def smooth(
+    counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]], prune: int
+) -> list[Smoothed]:
+    """Compute the probabilities of all orders, each interpolated with the one below."""
+    size = len(counted[0].keys)
+    lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>
+    smoothed = []
+    for order, (grams, discount) in enumerate(zip(counted, discounts, strict=True), start=1):
+        kept = _kept(grams, order, prune)
+        taken = np.array(discount)[np.minimum(grams.counts, 3)]  # (N,)
+        freed = np.where(kept, taken, grams.counts)  # what is left out gives all it has
+        contexts = len(lower)
+        totals = np.bincount(grams.prefixes, grams.counts, contexts)
+        freed_totals = np.bincount(grams.prefixes, freed, contexts)
+        backoffs = np.ones(contexts)  # of what is no context
+        np.divide(freed_totals, totals, out=backoffs, where=totals > 0)
+        probs = (grams.counts - taken) / totals[grams.prefixes]
+        probs += backoffs[grams.prefixes] * lower[grams.suffixes]
+        if order == 1:
+            probs[BEGIN] = 1.0  # as lmplz writes it: scored, it changes nothing
+        smoothed.append(Smoothed(probs, backoffs))
+        lower = probs
+    return smoothed
+
+
+def _kept(grams: Counted, order: int, prune: int) -> Bools:
+    if order < FIRST_PRUNED:
+        return np.ones(len(grams.keys), np.bool_)
+    kept: Bools = grams.times > prune
+    return kept
+
+
+def _keep(
+    counted: Sequence[Counted], smoothed: Sequence[Smoothed], prune: int, size: int
+) -> tuple[Grams, ...]:
+    """Make the arrays of a model, without the n-grams that are left out.
+
+    The first words of an n-gram were seen at least as often as all of it, so they are kept too.
+    """
+    grams = []
+    rows = np.zeros(1, np.int64)  # by row in the order below: the row among those kept
+    for order, (each, estimates) in enumerate(zip(counted, smoothed, strict=True), start=1):
+        kept = _kept(each, order, prune)
+        last = order == len(counted)
+        backoffs = np.ones(len(each.keys)) if last else smoothed[order].backoffs
+        keys = rows[each.prefixes] * size + each.keys % size
+        grams.append(Grams(keys[kept], _log(estimates.probs[kept]), _log(backoffs[kept])))
+        rows = np.cumsum(kept) - 1
+    return tuple(grams)
+
+
+def _log(values: Doubles) -> npt.NDArray[np.float32]:
+    return np.log(np.clip(values, LEAST, 1.0)).astype(np.float32)

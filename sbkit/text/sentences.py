@@ -1,0 +1,33 @@
+"""Texts with a sentence on each line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sbkit.base.errors import SbkitError
+from sbkit.text.normalize import normalize
+
+
+def read_sentences(file: Path, language: str) -> Iterator[str]:
+    """Yield the normalized sentences of a text.
+
+    Raises:
+        SbkitError: it cannot be read, is not UTF-8, or holds no sentence.
+    """
+    count = 0
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                if text := normalize(line, language):
+                    count += 1
+                    yield text
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refusal(file, f"cannot be read ({error})") from error
+    if not count:
+        raise _refusal(file, "has none")
+
+
+def _refusal(file: Path, why: str) -> SbkitError:
+    return SbkitError(
+        f"A language model must be made of UTF-8 text, a sentence on each line, but {file} {why}. "
+        "Name another text."
+    )

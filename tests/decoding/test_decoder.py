@@ -1,0 +1,138 @@
+"""A decoder's weights are chosen on what was heard, its models kept and refused with a reason."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.language_models import (
+    Declared,
+    ensure_language_models,
+    load_language_models,
+    unknown_share,
+)
+from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.wer import Scores, count_errors
+from tests.decoding.test_hotwords import spoken
+
+TEXTS = [
+    "call the north office",
+    "send it to the office",
+    "the north is cold",
+    "call me in the north",
+    "it is cold in the office",
+    "send me to the north office",
+] * 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return ensure_tokenizer(
+        model_file=tmp_path_factory.mktemp("tokenizer") / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: TEXTS,
+    )
+
+
+def trained(folder: Path, tokenizer: Tokenizer, *, words: int = 2, tokens: int = 3) -> Path:
+    declared = Declared(source="these", word_order=words, token_order=tokens)
+    file = folder / "lm.safetensors"
+    ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    return file
+
+
+def misheard(tokenizer: Tokenizer, count: int = 12) -> list[Heard]:
+    """Say the texts with two letters in each that sound more like another."""
+    random = np.random.default_rng(0)
+    letters = "acdefhilmnorst"
+    found = []
+    for text in TEXTS[:count]:
+        places = [place for place, letter in enumerate(text) if letter != " "]
+        other = {int(p): str(random.choice(list(letters))) for p in random.choice(places, 2)}
+        found.append(Heard(spoken(tokenizer, text, other), text))
+    return found
+
+
+def errors(decoder: BeamDecoder, heard: list[Heard]) -> Scores:
+    best = (decoder.nbest(each.log_probs, 1)[0].tokens for each in heard)
+    pairs = zip(heard, map(decoder.tokenizer.decode, best), strict=True)
+    return sum((count_errors(each.text, text) for each, text in pairs), Scores())
+
+
+def test_chosen_weights_make_fewer_errors_than_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
+    heard = misheard(tokenizer)
+    without = errors(decoder.with_weights(Weights(word=0, token=0, unknown=0)), heard)
+    tuned = tune(decoder, heard)
+    assert tuned.scores.wer < 0.5 * without.wer
+    assert tuned.scores == errors(decoder.with_weights(tuned.weights), heard)
+    assert tune(decoder, heard) == tuned
+    assert tuned.plain()["utterances"] == 12
+
+
+def test_ranks_that_share_a_set_choose_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """What one rank would find of all, two find of their halves, with the sums of both."""
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
+    heard = misheard(tokenizer)
+    other: list[Scores] = []
+
+    def note(scores):  # type: ignore[no-untyped-def]
+        other.extend(scores)
+        return list(scores)
+
+    tune(decoder, heard[1::2], add=note)
+    shared = tune(
+        decoder, heard[::2], add=lambda own: [a + b for a, b in zip(own, other, strict=True)]
+    )
+    assert shared.weights == tune(decoder, heard).weights
+
+
+def test_only_weights_of_models_that_are_there_are_chosen(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    for words, tokens, names in ((2, 0, {"word", "unknown", "word_bonus"}), (0, 0, set())):
+        file = trained(tmp_path, tokenizer, words=words, tokens=tokens)
+        decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
+        assert set(used_weights(decoder)) == names
+        assert decoder.nbest(misheard(tokenizer, 1)[0].log_probs, 1)
+
+
+def test_an_empty_set_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
+    with pytest.raises(SbkitError, match="must be chosen on a validation set, but it is empty"):
+        tune(decoder, [])
+
+
+@pytest.mark.parametrize("weights", [{"word": "much"}, {"words": 1.0}, [1.0], {"word": 1e9}])
+def test_weights_that_are_none_are_refused(tokenizer: Tokenizer, weights: object) -> None:
+    with pytest.raises(SbkitError, match="weights of a decoder must be numbers named word"):
+        BeamDecoder(tokenizer=tokenizer, language_models="x", weights=weights)  # type: ignore[arg-type]
+
+
+def test_models_are_trained_once_and_again_for_another_text(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    file = tmp_path / "lm.safetensors"
+    declared = Declared(source="these", word_order=2, token_order=3)
+    said = ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    assert said[0].startswith("language model of words: 2-grams of 60 words in 12 sentences, 11 ")
+    assert "too little text" in said[0]
+    assert ensure_language_models(file, declared, texts=list, tokenizer=tokenizer) == []
+    other = Declared(source="others", word_order=2, token_order=3)
+    assert ensure_language_models(file, other, texts=lambda: TEXTS, tokenizer=tokenizer)
+    words = load_language_models(file, tokenizer).words
+    assert words is not None
+    assert unknown_share(words, ["call the zebra", "in"]) == 0.25
+
+
+def test_models_of_another_tokenizer_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = trained(tmp_path, tokenizer)
+    other = ensure_tokenizer(
+        model_file=tmp_path / "other.model", kind="char", vocab_size=None, texts=lambda: ["xyz"]
+    )
+    with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
+        load_language_models(file, other)

@@ -1,0 +1,63 @@
+"""``sbkit lm`` writes a model of a text that other tools read."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.lm.arpa import read_arpa
+from sbkit.text.tokenizer import ensure_tokenizer
+
+TEXT = "The bird sings.\n\nA bird, a tree!\nThe tree sings\n"
+
+
+def test_words_are_normalized_and_modelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    out = tmp_path / "new/words.arpa"
+    assert (
+        sbkit(["lm", str(tmp_path / "a.txt"), "--language=en", "--order=2", "--out", str(out)]) == 0
+    )
+    said = capsys.readouterr().out
+    assert said.startswith("language model of words: 2-grams of 10 words in 3 sentences, 5 ")
+    model = read_arpa(out)
+    assert model.order == 2
+    assert model.words[3:] == ("a", "bird", "sings", "the", "tree")
+
+
+def test_tokens_are_those_of_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "run/tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["the bird sings", "a tre"],
+    )
+    out = tmp_path / "tokens.arpa"
+    options = ["--language=en", "--order=4", "--out", str(out)]
+    assert (
+        sbkit(["lm", str(tmp_path / "a.txt"), *options, "--tokenizer", str(tmp_path / "run")]) == 0
+    )
+    assert set(read_arpa(out).words[3:]) <= set(tokenizer.pieces())
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "what"),
+    [
+        (b"", [], "has none"),
+        (b"... !\n", [], "has none"),
+        (b"\xff\xfe", [], "cannot be read"),
+        (b"a b", ["--order=0"], "must be from 1 to 10, but is 0"),
+        (b"a b", ["--tokenizer", "nowhere"], "`--tokenizer` must be a run"),
+    ],
+)
+def test_what_gives_no_model_is_refused(
+    tmp_path: Path, content: bytes, options: list[str], what: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    out = tmp_path / "x.arpa"
+    with pytest.raises(SbkitError, match=what):
+        sbkit(["lm", str(tmp_path / "a.txt"), "--out", str(out), *options])
+    assert not out.exists()

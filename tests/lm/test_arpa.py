@@ -1,0 +1,165 @@
+"""ARPA files come back as they were written, and a damaged one is refused in one sentence."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.lm.arpa import read_arpa, write_arpa
+from sbkit.lm.kneser_ney import train
+
+DATA = Path(__file__).parent / "data"
+SMALL = """made by hand
+
+\\data\\
+ngram 1=5
+ngram 2=3
+
+\\1-grams:
+-99\t<s>\t-0.5
+-1\t</s>
+-0.5\ta\t0.25
+-2\tb
+-1\t<unk>
+
+\\2-grams:
+-0.1\ta b
+-0.25\t<s> a
+-0.125\tb </s>
+
+\\end\\
+"""
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "model.arpa"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_numbers_are_natural_logarithms(tmp_path: Path) -> None:
+    model = read_arpa(written(tmp_path, SMALL))
+    assert model.words == ("<unk>", "<s>", "</s>", "a", "b")
+    a, b = model.id_of("a"), model.id_of("b")
+    assert model.score((), a)[0] == pytest.approx(-0.5 * math.log(10))
+    assert model.score((a,), a)[0] == pytest.approx((0.25 - 0.5) * math.log(10))
+    assert model.score((a,), b)[0] == pytest.approx(-0.1 * math.log(10))
+    total = -0.25 - 0.1 - 0.125
+    assert model.sentence_log_prob(["a", "b"]) == pytest.approx(total * math.log(10))
+
+
+@pytest.mark.parametrize("name", ["words", "words_pruned", "characters", "pieces", "tiny"])
+def test_a_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
+    model = read_arpa(DATA / f"{name}.arpa")
+    write_arpa(model, tmp_path / "copy.arpa")
+    copy = read_arpa(tmp_path / "copy.arpa")
+    assert copy.words == model.words
+    for one, other in zip(copy.grams, model.grams, strict=True):
+        assert np.array_equal(one.keys, other.keys)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-6, rtol=0)
+        np.testing.assert_allclose(one.backoffs, other.backoffs, atol=1e-6, rtol=0)
+
+
+def test_words_of_all_scripts_and_empty_orders_travel(tmp_path: Path) -> None:
+    sentences = [["日本", "語\u3000x", "\u00a0", "a\x85b"], ["日本", "e\u0301", "🙂"]]
+    model = train(sentences, order=3, prune=9).model
+    write_arpa(model, tmp_path / "model.arpa")
+    copy = read_arpa(tmp_path / "model.arpa")
+    assert copy.words == model.words and len(copy.grams[2]) == 0
+    assert copy.sentence_log_prob(sentences[0]) == pytest.approx(
+        model.sentence_log_prob(sentences[0]), abs=1e-6
+    )
+
+
+def test_without_unk_an_unknown_word_has_no_probability(tmp_path: Path) -> None:
+    text = SMALL.replace("-1\t<unk>\n", "").replace("ngram 1=5", "ngram 1=4")
+    model = read_arpa(written(tmp_path, text))
+    assert model.score((), model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
+
+
+def test_unk_in_capitals_is_unk(tmp_path: Path) -> None:
+    text = SMALL.replace("-1\t<unk>", "-3\t<UNK>").replace("a b", "a <UNK>")
+    model = read_arpa(written(tmp_path, text))
+    assert model.score((), 0)[0] == pytest.approx(-3 * math.log(10))
+    assert model.score((model.id_of("a"),), 0)[0] == pytest.approx(-0.1 * math.log(10))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("\\data\\", "data", "must go on until \\end\\, but"),
+        ("\\end\\", "", "is cut short (line 19)"),
+        ("ngram 2=3", "ngram 2=4", "as many 2-grams as it says"),
+        ("ngram 2=3", "ngram 2=99999999999", "as many 2-grams as it says"),
+        ("ngram 2=3", "ngram 2=2", "must go on with \\end\\ after as many n-grams as it says, but"),
+        ("ngram 1=5", "ngram 1=6", "as many 1-grams as it says"),
+        ("ngram 1=5", "ngram 1=4", "must go on with \\2-grams:"),
+        ("ngram 1=5", "ngram 1=-5", "must count its n-grams"),
+        ("ngram 1=5", "ngram 2=5", "must count its n-grams"),
+        ("ngram 2=3", "ngram 2=3\n" + "".join(f"ngram {n}=0\n" for n in range(3, 12)), "1 to 10"),
+        ("ngram 1=5\nngram 2=3\n", "", "must count 1 to 10 orders"),
+        ("\\1-grams:", "\\3-grams:", "must go on with \\1-grams:"),
+        ("-0.5\ta", "nan\ta", "(line 10)"),
+        ("-0.5\ta", "-inf\ta", "must hold log10 probabilities of at most 0"),
+        ("-0.5\ta", "0.5\ta", "must hold log10 probabilities of at most 0"),
+        ("\t0.25", "\tnan", "finite back-offs"),
+        ("\t0.25", "\t1e300", "finite back-offs"),
+        ("-0.1\ta b", "nan\ta b", "(line 15)"),
+        ("-0.5\ta", "x\ta", "but"),
+        ("-0.1\ta b", "-0.1\ta b a b", "2 words and perhaps a back-off"),
+        ("-0.1\ta b", "-0.1\ta", "(line 15)"),
+        ("-0.1\ta b", "-0.1\ta \x1b[2J", 'does not "\\x1b[2J"'),
+        ("-0.1\ta b", "-0.1\ta zebra", "every word as a unigram, but"),
+        ("-0.1\ta b", "-0.1\t<s> a", "must hold each n-gram once"),
+        ("-2\tb", "-2\ta", "must hold each n-gram once"),
+        ("</s>", "b", "once"),
+        ("-99\t<s>", "-99\tS", "must have <s> among its unigrams"),
+    ],
+)
+def test_damage_is_told_in_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert old in SMALL
+    path = written(tmp_path, SMALL.replace(old, new, 1))
+    with pytest.raises(SbkitError) as refusal:
+        read_arpa(path)
+    assert sentence in str(refusal.value)
+    assert str(refusal.value).endswith("Make or fetch the file again.")
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_an_ngram_needs_its_first_words(tmp_path: Path) -> None:
+    text = (DATA / "tiny.arpa").read_text()
+    lost = text.replace("\told boat\t", "\tboat old\t", 1)
+    assert lost != text
+    with pytest.raises(SbkitError, match="must hold the first words of each 3-gram"):
+        read_arpa(written(tmp_path, lost))
+
+
+@pytest.mark.parametrize("word", [b"\xff\xfe", b"\xe9t\xe9", b"\xed\xa0\x80"])
+def test_other_encodings_are_refused(tmp_path: Path, word: bytes) -> None:
+    with pytest.raises(SbkitError, match=r"must be UTF-8, but .* \(line 11\)"):
+        read_arpa(written(tmp_path, SMALL.encode().replace(b"-2\tb", b"-2\t" + word)))
+
+
+def test_no_part_of_a_file_passes_for_the_whole(tmp_path: Path) -> None:
+    content = SMALL.encode()
+    whole = content.index(b"\\end\\") + len(b"\\end\\")
+    for length in range(whole):
+        with pytest.raises(SbkitError):
+            read_arpa(written(tmp_path, content[:length]))
+    assert read_arpa(written(tmp_path, content[:whole])).order == 2
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="must be a file, but"):
+        read_arpa(tmp_path)
+    with pytest.raises(SbkitError, match="must be a file, but"):
+        read_arpa(tmp_path / "none.arpa")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    model = read_arpa(written(tmp_path, SMALL))
+    with pytest.raises(OSError, match="none"):
+        write_arpa(model, tmp_path / "none" / "model.arpa")
+    assert [each.name for each in tmp_path.iterdir()] == ["model.arpa"]

@@ -1,0 +1,142 @@
+"""Models equal those of KenLM's lmplz, and every context's probabilities sum to one."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.lm.arpa import read_arpa
+from sbkit.lm.kneser_ney import FALLBACK, estimate_discounts, train
+from sbkit.lm.ngram import BEGIN, NgramModel
+
+DATA = Path(__file__).parent / "data"
+SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
+
+
+def spell(sentence: str) -> list[str]:
+    return [*sentence.replace(" ", "▁")]
+
+
+def cut(sentence: str) -> list[str]:
+    """Cut words into pieces of four characters."""
+    words = [f"▁{word}" for word in sentence.split()]
+    return [word[i : i + 4] for word in words for i in range(0, len(word), 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "lines", "prune", "fallback_orders"),
+    [
+        ("words", str.split, SENTENCES, 0, ()),
+        ("words_pruned", str.split, SENTENCES, 1, ()),
+        ("characters", spell, [*SENTENCES[:2], *SENTENCES[3:8]], 0, (2, 4, 5)),
+        ("pieces", cut, SENTENCES[:14], 0, ()),
+        ("tiny", str.split, SENTENCES[:2], 0, (2, 3)),
+    ],
+)
+def test_every_number_is_that_of_lmplz(
+    name: str,
+    split: Callable[[str], list[str]],
+    lines: list[str],
+    prune: int,
+    fallback_orders: tuple[int, ...],
+) -> None:
+    theirs = read_arpa(DATA / f"{name}.arpa")
+    trained = train(map(split, lines), order=theirs.order, prune=prune)
+    assert trained.model.words == theirs.words
+    assert trained.fallback_orders == fallback_orders
+    for ours, their in zip(trained.model.grams, theirs.grams, strict=True):
+        assert np.array_equal(ours.keys, their.keys)
+        np.testing.assert_allclose(ours.log_probs, their.log_probs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(ours.backoffs, their.backoffs, atol=1e-5, rtol=0)
+
+
+def random_sentences(random_numbers: random.Random) -> list[list[str]]:
+    words = [f"w{number}" for number in range(random_numbers.randint(1, 9))]
+    return [
+        random_numbers.choices(words, k=random_numbers.randint(0, 7))
+        for _ in range(random_numbers.randint(1, 30))
+    ] + [words]
+
+
+def sum_of_probabilities(model: NgramModel, state: tuple[int, ...]) -> float:
+    ids = [number for number in range(len(model.words)) if number != BEGIN]
+    return float(np.exp([model.score(state, number)[0] for number in ids]).sum())
+
+
+@pytest.mark.parametrize("prune", [0, 1])
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_probabilities_sum_to_one_in_every_context(order: int, prune: int) -> None:
+    random_numbers = random.Random(order)
+    for _ in range(4):
+        sentences = random_sentences(random_numbers)
+        model = train(sentences, order=order, prune=prune).model
+        states = {model.start, ()}
+        for sentence in sentences:  # contexts that were seen, of all lengths
+            ids = [BEGIN, *map(model.id_of, sentence)]
+            places = itertools.product(range(len(ids)), range(order))
+            states |= {tuple(ids[start : start + length]) for start, length in places}
+        for _ in range(10):  # and some that were not
+            states.add(tuple(random_numbers.choices(range(len(model.words)), k=order - 1)))
+        for state in states:
+            assert sum_of_probabilities(model, state) == pytest.approx(1, abs=1e-6), state
+
+
+def test_discounts_are_those_of_the_formula_or_none() -> None:
+    assert estimate_discounts(np.repeat([1, 2, 3, 4, 9], [6, 3, 2, 1, 5])) == pytest.approx(
+        (0, 1 - 2 * 0.5 * 3 / 6, 2 - 3 * 0.5 * 2 / 3, 3 - 4 * 0.5 * 1 / 2)
+    )
+    assert estimate_discounts(np.array([1, 1, 2, 4])) is None  # no 3
+    assert estimate_discounts(np.repeat([1, 2, 3, 4], [6, 3, 1, 9])) is None  # D3 < 0
+
+
+def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
+    trained = train([["a", "a", "a", "b"]], order=1)
+    assert trained.fallback_orders == (1,)
+    probability = np.exp(trained.model.score((), trained.model.id_of("a"))[0])
+    freed = FALLBACK[3] + 2 * FALLBACK[1]  # of a three times, b and </s> once
+    assert probability == pytest.approx((3 - FALLBACK[3]) / 5 + freed / 5 / 4)
+
+
+def test_a_text_is_read_once_and_counted() -> None:
+    def stream() -> Iterator[list[str]]:
+        yield from (["a", "b"], [], ["b"])
+
+    trained = train(stream(), order=2)
+    assert (trained.sentences, trained.tokens, trained.types) == (3, 3, 2)
+    assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
+
+
+def test_pruning_leaves_no_ngram_of_three_words_that_was_seen_once() -> None:
+    whole, pruned = (train(map(str.split, SENTENCES), order=4, prune=k).model for k in (0, 1))
+    assert [len(each) for each in pruned.grams[:2]] == [len(each) for each in whole.grams[:2]]
+    assert 0 < len(pruned.grams[3]) < len(pruned.grams[2]) < len(whole.grams[2]) / 2
+    assert len(train(map(str.split, SENTENCES), order=4, prune=99).model.grams[3]) == 0
+
+
+@pytest.mark.parametrize(
+    ("sentences", "settings", "sentence"),
+    [
+        ([["a"]], {"order": 0}, "order of a language model must be from 1 to 10, but is 0"),
+        ([["a"]], {"order": 11}, "but is 11"),
+        ([["a"]], {"order": 2, "prune": -1}, "`prune` must be at least 0, but is -1"),
+        ([], {"order": 2}, "must hold at least one word, but its 0 sentences hold none"),
+        ([[], []], {"order": 2}, "its 2 sentences hold none"),
+        (["a b"], {"order": 2}, 'must be a list of words, but is the text "a b"'),
+        ([["a b"]], {"order": 2}, 'none of them white space, but one is "a b"'),
+        ([["a", ""]], {"order": 2}, 'but one is ""'),
+        ([["a", "\ud800"]], {"order": 2}, "must have characters"),
+        ([["a", "<s>"]], {"order": 2}, "must hold words alone, but holds <s>"),
+        ([["a", "<unk>"]], {"order": 2}, "but holds <unk>"),
+        ([["a", "</s>"]], {"order": 2}, "but holds </s>"),
+    ],
+)
+def test_what_no_model_can_be_made_of_is_refused(
+    sentences: list[list[str]], settings: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(SbkitError) as refusal:
+        train(sentences, **settings)
+    assert sentence in str(refusal.value)

@@ -1,0 +1,91 @@
+"""Language models come back as they were stored, and a damaged file is refused in one sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from sbkit.base.errors import SbkitError
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.storage import load, save
+
+TEXT = (Path(__file__).parent / "data/sentences.txt").read_text()
+SENTENCES = [line.split() for line in TEXT.splitlines()]
+
+
+def stored(folder: Path) -> Path:
+    models = {
+        "words": train(SENTENCES, order=3).model,
+        "tokens": train([list("".join(each)) for each in SENTENCES], order=2).model,
+    }
+    save(models, folder / "lm.safetensors", metadata={"tokenizer": "x"})
+    return folder / "lm.safetensors"
+
+
+def test_a_file_keeps_its_models(tmp_path: Path) -> None:
+    models, about = load(stored(tmp_path))
+    assert about["tokenizer"] == "x"
+    assert {name: model.order for name, model in models.items()} == {"words": 3, "tokens": 2}
+    model = train(SENTENCES, order=3).model
+    for words in SENTENCES:
+        assert models["words"].sentence_log_prob(words) == model.sentence_log_prob(words)
+
+
+def change(file: Path, name: str, array: np.ndarray[Any, Any] | None, **orders: int) -> None:
+    arrays = safetensors.numpy.load_file(file)
+    arrays = arrays | {name: array} if array is not None else arrays
+    about = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
+    safetensors.numpy.save_file(arrays, file, metadata=about)
+
+
+def text(content: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(content.encode("utf-8", "surrogateescape"), np.uint8)
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "no safetensors": lambda file: file.write_bytes(b"ngram 1=5"),
+    "no metadata": lambda file: safetensors.numpy.save_file({"a": np.zeros(2)}, file),
+    "another order": lambda file: change(file, "words.keys_2", None, words=2),
+    "an order of thousands": lambda file: change(file, "words.keys_2", None, words=5000),
+    "another model": lambda file: change(file, "others.words", text("a")),
+    "unsorted": lambda file: change(file, "words.keys_2", np.zeros(4, np.int64)),
+    "floats for keys": lambda file: change(file, "words.keys_2", np.zeros(4, np.float32)),
+    "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
+    "words twice": lambda file: change(file, "words.words", text("<unk>\n<s>\n</s>\na\na")),
+    "other first words": lambda file: change(file, "words.words", text("a\nb\nc")),
+    "no text": lambda file: change(file, "words.words", np.array([255, 254], np.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+    file = stored(tmp_path)
+    SPOILED[name](file)
+    with pytest.raises(SbkitError, match=r"^A file of language models must .* but .*\. Train them"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "must"),
+    [
+        ("log_probs", np.nan, "hold finite numbers"),
+        ("log_probs", 0.5, "have log-probabilities of at most 0"),
+        ("backoffs", np.inf, "hold finite numbers"),
+        ("keys", 1 << 60, "have keys from 0 to"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_number_that_no_model_has_is_refused(
+    tmp_path: Path, name: str, value: float, must: str, order: int
+) -> None:
+    file = stored(tmp_path)
+    array = safetensors.numpy.load_file(file)[f"words.{name}_{order}"].copy()
+    array[-1] = value
+    change(file, f"words.{name}_{order}", array)
+    with pytest.raises(SbkitError, match=must):
+        load(file)
