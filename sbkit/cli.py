@@ -143,10 +143,12 @@ def _add_score(commands: Any) -> None:
 
 
 def _add_compare(commands: Any) -> None:
-    compare = commands.add_parser("compare", help="is one run better than another, and how sure?")
-    for name in ("one", "other"):
-        compare.add_argument(name, type=Path, metavar="RUN", help="a run, or scores of one")
-    compare.add_argument("--json", action="store_true", help="print it as JSON")
+    compare = commands.add_parser("compare", help="test whether two runs differ")
+    for name in ("a", "b"):
+        compare.add_argument(
+            name, type=Path, metavar=f"RUN_{name.upper()}", help="a run, or a folder of scores"
+        )
+    compare.add_argument("--json", action="store_true", help="print the figures as JSON")
     compare.set_defaults(command=_compare)
 
 
@@ -230,14 +232,15 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from sbkit.inference.compare import compare
+    from sbkit.base.files import to_json
+    from sbkit.inference.compare import compare_runs
+    from sbkit.inference.compare_report import comparison_figures, describe_comparison
 
-    found = compare(options.one, options.other)
+    compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
     if options.json:
-        print(json.dumps([each.plain() for each in found], ensure_ascii=False))
-        return 0
-    for each in found:
-        print("\n".join(each.lines()))
+        print(to_json(comparison_figures(compared, *folders), indent=2))
+    else:
+        print("\n".join(describe_comparison(compared, *folders)))
     return 0
 
 

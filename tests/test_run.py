@@ -21,8 +21,9 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
-from sbkit.inference.compare import compare
+from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
+from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
@@ -88,6 +89,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "checkpoints",
         "curves.png",
         "wer_test.txt",
+        "utterances_test.jsonl",
         "summary.json",
         "hyperparams.yaml",
         "left_out.tsv",
@@ -115,9 +117,9 @@ def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
     weights = {1: "best checkpoint"}.get(
         count := len(averaged.checkpoints), f"mean of {count} checkpoints"
     )
-    score = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
-    interval = r"95 % interval of WER \d+\.\d to \d+\.\d, 4 clips"
-    line = f"test: {score}, {interval}; greedily {score}, 4 utterances, {weights}"
+    plain = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
+    score = plain.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # of one speaker
+    line = f"test: {score}; greedily {plain}, 4 utterances, {weights}"
     assert re.fullmatch(line, said[-1])
 
 
@@ -149,8 +151,14 @@ def test_its_summary_scores_every_test_utterance(finished: Path, workplace: Work
     assert summary["audio_seconds"] == pytest.approx(4 * train_seconds(workplace), abs=0.1)
     assert summary["rtfx"] > 0
     assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
+    utterances = read_utterances(finished / "utterances_test.jsonl")
+    assert test["references"] == hash_references(utterances)
+    assert {each.speaker for each in utterances} == {"allison"}
     for row in rows:
-        assert hypothesis_of(finished, Path(row["path"]).stem) is not None
+        (heard,) = [each for each in utterances if each.id == Path(row["path"]).stem]
+        assert heard.hypothesis == hypothesis_of(finished, heard.id)
+        clip = soundfile.info(workplace.release / "clips" / row["path"])
+        assert heard.seconds == pytest.approx(clip.duration, abs=1e-3)
 
 
 def train_seconds(workplace: Workplace) -> float:
@@ -273,11 +281,14 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     scored = read_json(tmp_path / "scores.json")["test"]["test"]
     slices = scored.pop("report_by")["speaker"]
     assert scored == {name: value for name, value in trained.items() if name != "greedy"}
-    assert compare(learned / "run", tmp_path)[0].difference == 0
+    (compared,) = compare_runs(learned / "run", tmp_path).test
+    assert (compared.wer.difference, compared.changed) == (0, ())
     assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
     report = (tmp_path / "wer_test.txt").read_text()
     assert report == (learned / "run" / "wer_test.txt").read_text()
+    utterances = (tmp_path / "utterances_test.jsonl").read_text()
+    assert utterances == (learned / "run" / "utterances_test.jsonl").read_text()
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)

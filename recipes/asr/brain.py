@@ -13,15 +13,11 @@ from torch import Tensor, nn
 
 from recipes.asr.decoder_weights import choose_weights
 from sbkit.audio.augment import speed_perturb
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import (
-    describe_results,
-    result_figures,
-    write_utterances,
-    write_wer,
-)
+from sbkit.logs.wer_report import describe_results, report_errors
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -128,16 +124,24 @@ class AsrBrain(Brain):
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
         best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        speakers = batch.columns.get("speaker", [""] * len(batch))
-        texts = map(self.tokenizer.decode, best)
-        scored = list(map(score, batch.ids, batch.texts, texts, speakers))
+        scored = self._scored(best, batch)
         if self.decoder is None or self._stage is not Stage.TEST:
             return scored
-        best = self.decoder.decode(predictions.log_probs, predictions.frames)
-        texts = map(self.tokenizer.decode, best)
-        decoded = map(score, batch.ids, batch.texts, texts, speakers)
+        decoded = self._scored(
+            self.decoder.decode(predictions.log_probs, predictions.frames), batch
+        )
         return [
             replace(each, greedy=other.scores) for each, other in zip(decoded, scored, strict=True)
+        ]
+
+    def _scored(self, tokens: Sequence[Sequence[int]], batch: TextBatch) -> list[Scored]:
+        """Count the errors of every utterance in what was decoded of it."""
+        texts = zip(batch.ids, batch.texts, map(self.tokenizer.decode, tokens), strict=True)
+        about = zip(texts, batch.speakers, batch.audio_lengths.tolist(), strict=True)
+        rate = self.hparams.sample_rate
+        return [
+            score(*text, speaker=speaker, seconds=samples_to_seconds(samples, rate))
+            for text, speaker, samples in about
         ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
@@ -146,11 +150,9 @@ class AsrBrain(Brain):
         return {"CER": scores.cer, "WER": scores.wer}
 
     def describe(self, results: Sequence[Scored]) -> str:
-        """Write both rates with their counts."""
+        """Write both rates with their counts and intervals."""
         return describe_results(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
-        """Write every utterance with its aligned errors; return the counts."""
-        write_wer(folder / f"wer_{split}.txt", results)
-        write_utterances(folder / f"utterances_{split}.jsonl", results)
-        return result_figures(results)
+        """Write every utterance with its errors; return the counts and intervals."""
+        return report_errors(folder, split, results)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.classification.confusion import Result, count, draw, write_table
+from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import Batch, collate_audio
+from sbkit.logs.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss
@@ -76,24 +77,27 @@ class ClassificationBrain(Brain):
         super().on_fit_start()
         measure_on_start(self, self.classifier.features)
 
-    def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Result]:
+    def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Answer]:
         """Compare the most probable class with the right one."""
         names = self.hparams.labels.names
-        pairs = zip(batch.ids, batch.classes.tolist(), log_probs.argmax(1).tolist(), strict=True)
-        return [Result(id, names[right], names[found]) for id, right, found in pairs]
+        right, found = (
+            [names[n] for n in ids]
+            for ids in (batch.classes.tolist(), log_probs.argmax(1).tolist())
+        )
+        return list(map(Answer, batch.ids, right, found, batch.speakers))
 
-    def measure(self, results: Sequence[Result]) -> Mapping[str, float]:
+    def measure(self, results: Sequence[Answer]) -> Mapping[str, float]:
         """Divide the right answers by all."""
-        return {"accuracy": _right(results) / max(1, len(results))}
+        return {"accuracy": accuracy(results)}
 
-    def report(self, split: str, results: Sequence[Result], folder: Path) -> Mapping[str, Any]:
+    def describe(self, results: Sequence[Answer]) -> str:
+        """Write the accuracy with its counts and interval."""
+        return describe_accuracy(results)
+
+    def report(self, split: str, results: Sequence[Answer], folder: Path) -> Mapping[str, Any]:
         """Write the confusion matrix as a table and a picture; return the counts."""
         names = self.hparams.labels.names
         counts = count(results, names)
         write_table(folder / f"confusion_{split}.tsv", counts, names)
         draw(folder / f"confusion_{split}.png", counts, names)
-        return {**self.measure(results), "right": _right(results), "utterances": len(results)}
-
-
-def _right(results: Sequence[Result]) -> int:
-    return sum(each.right == each.found for each in results)
+        return accuracy_figures(results)

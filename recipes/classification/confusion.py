@@ -4,25 +4,17 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.logs.accuracy_report import Answer
 
 Counts = npt.NDArray[np.int64]  # a row for each class, a column for each answer
 
 
-class Result(NamedTuple):
-    """One utterance: its class, and the one that was found."""
-
-    id: str
-    right: str
-    found: str
-
-
-def count(results: Sequence[Result], names: Sequence[str]) -> Counts:
+def count(results: Sequence[Answer], names: Sequence[str]) -> Counts:
     """Count the answers to each class."""
     pairs = Counter((each.right, each.found) for each in results)
     return np.array([[pairs[right, found] for found in names] for right in names])

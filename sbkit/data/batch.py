@@ -82,6 +82,11 @@ class Batch:
             seconds=share * samples * int(self.weights[row]),
         )
 
+    @property
+    def speakers(self) -> list[str]:
+        """Return the speaker of each utterance, "" where the manifest names none."""
+        return list(self.columns.get("speaker", [""] * len(self)))
+
     def __len__(self) -> int:
         """Count the utterances."""
         return len(self.ids)

@@ -1,161 +1,188 @@
-"""``sbkit compare``: two runs, or folders of scores, by what they made of the same test sets."""
+"""Two runs beside each other: are their errors on the same test sets different?
+
+RUN_A, RUN_B: run folders, or folders of `sbkit score --out` -> the test sets of both -> the
+utterances of each, refused unless the references are the same -> rates, their difference, MAPSSWE
+"""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.text.interval import Interval, difference_interval
-from sbkit.text.mapsswe import MatchedPairs, matched_pairs
-from sbkit.text.wer import Scored, Scores, score, total_scores
+from sbkit.data.roles import require_split_name
+from sbkit.logs.intervals import errors_of, interval_of, totals_of
+from sbkit.logs.utterances import hash_references, read_utterances, utterances_file
+from sbkit.text.interval import Interval, Units, difference_interval, units_of
+from sbkit.text.mapsswe import Mapsswe, mapsswe
+from sbkit.text.wer import ErrorCounts, Scored
 
-PATTERN = "utterances_*.jsonl"
-LARGEST = 1 << 32  # bytes
-SHOWN = 3  # utterances that changed most
+FIGURES = ("summary.json", "scores.json")  # of a run, of `sbkit score --out`
+LARGEST = 64 << 20  # bytes of these
+MOST = 10  # utterances that are shown
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two recognizers on one test set.
+@dataclass(frozen=True, kw_only=True)
+class TwoRates:
+    """An error rate of A and of B over the same references, and their difference A - B."""
 
-    difference: of the word error rates, the second less the first, with its interval; test: the
-    matched pairs of their errors; better, worse: utterances that the second changed most.
-    """
-
-    name: str
-    one: Scores
-    other: Scores
-    interval: Interval | None
-    test: MatchedPairs
-    better: tuple[str, ...]
-    worse: tuple[str, ...]
+    a: ErrorCounts
+    b: ErrorCounts
+    interval_a: Interval
+    interval_b: Interval
+    difference_interval: Interval
 
     @property
     def difference(self) -> float:
-        """Return by how much the word error rate changes."""
-        return self.other.wer - self.one.wer
-
-    def lines(self) -> Iterator[str]:
-        """Yield what to print."""
-        rates = [
-            f"{name} {100 * a.rate:.1f} % ({a.errors} / {a.total}) -> "
-            f"{100 * b.rate:.1f} % ({b.errors} / {b.total})"
-            for name, a, b in (
-                ("WER", self.one.words, self.other.words),
-                ("CER", self.one.characters, self.other.characters),
-            )
-        ]
-        yield f"{self.name}: {', '.join(rates)}, {self.one.utterances} utterances"
-        interval = "" if self.interval is None else f" (95 % interval {self.interval})"
-        yield f"  WER changes by {100 * self.difference:+.1f} points{interval}"
-        test = self.test
-        verdict = "alike" if test.z is None else f"Z {test.z:.3f}, p {test.p:.4f}"
-        yield f"  matched pairs (MAPSSWE): {test.segments} segments, {verdict}"
-        for word, utterances in (("better", self.better), ("worse", self.worse)):
-            if utterances:
-                yield f"  {word}: {', '.join(map(printable, utterances))}"
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "set": self.name,
-            "WER": [self.one.wer, self.other.wer],
-            "CER": [self.one.cer, self.other.cer],
-            "difference": self.difference,
-            "interval": None if self.interval is None else asdict(self.interval),
-            "mapsswe": asdict(self.test),
-            "better": self.better,
-            "worse": self.worse,
-        }
+        """Return the rate of A minus that of B, as a fraction."""
+        return self.a.rate - self.b.rate
 
 
-def compare(one: Path, other: Path) -> list[Comparison]:
-    """Compare what two folders hold of the same test sets.
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """One utterance in which A and B have different numbers of word errors."""
+
+    a: Scored
+    b: Scored
+
+    @property
+    def difference(self) -> int:
+        """Return the word errors of A minus those of B."""
+        return self.a.scores.words.errors - self.b.scores.words.errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is different in one test set.
+
+    ``changed`` are the utterances whose word errors changed most, the largest change first.
+    """
+
+    name: str
+    utterances: int
+    wer: TwoRates
+    cer: TwoRates
+    mapsswe: Mapsswe
+    changed: tuple[Changed, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """The test sets that both runs have, and the names of those that only one has."""
+
+    test: tuple[Comparison, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+
+
+def compare_runs(a: Path, b: Path) -> RunComparison:
+    """Compare every test set that both have.
 
     Raises:
-        SbkitError: a folder has no results, they have no set in common, or the references of a
-            set differ.
+        SbkitError: one has no results, no test set is in both, or the references of one differ.
     """
-    first, second = _sets(one), _sets(other)
-    common = [name for name in first if name in second]
+    hashes_a, hashes_b = _test_sets(a), _test_sets(b)
+    common = [name for name in hashes_a if name in hashes_b]
     if not common:
         raise SbkitError(
-            f"Two runs must have a test set in common to be compared, but {one} has "
-            f"{', '.join(first)} and {other} has {', '.join(second)}. Score both on one set."
+            f"Two runs must have a test set of the same name to be compared, but {a} has "
+            f"{_named(hashes_a)} and {b} has {_named(hashes_b)}. Score both on the same data: "
+            "sbkit score RUN DATA --out DIR."
         )
-    return [_compare(name, _read(first[name]), _read(second[name])) for name in common]
+    compared = []
+    for name in common:
+        of_a, of_b = _utterances(a, name, hashes_a[name]), _utterances(b, name, hashes_b[name])
+        if hashes_a[name] != hashes_b[name]:
+            raise _other_references(name, of_a, of_b)
+        compared.append(compare(name, of_a, of_b))
+    return RunComparison(
+        test=tuple(compared),
+        only_a=tuple(name for name in hashes_a if name not in common),
+        only_b=tuple(name for name in hashes_b if name not in common),
+    )
 
 
-def _sets(folder: Path) -> dict[str, Path]:
-    files = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
-    if not files:
-        raise SbkitError(
-            f"A run or the --out of `sbkit score` must have {PATTERN}, but {folder} has none. Test "
-            "it again with this version of sbkit."
-        )
-    return {file.stem.removeprefix("utterances_"): file for file in files}
-
-
-def _read(file: Path) -> dict[str, Scored]:
-    content = read_regular(file, largest=LARGEST, what="The results of a test set")
-    try:
-        rows = [json.loads(line) for line in content.decode().splitlines()]
-        scored = [
-            score(*(str(row[key]) for key in ("id", "reference", "hypothesis", "speaker")))
-            for row in rows
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must hold a line of JSON for each utterance, but cannot be read "
-            f"({type(error).__name__}). Test again."
-        ) from error
-    return {each.id: each for each in scored}
-
-
-def _compare(name: str, one: dict[str, Scored], other: dict[str, Scored]) -> Comparison:
-    _refuse_other_set(name, one, other)
-    pairs = [(one[id], other[id]) for id in sorted(one)]
-    words = [[each.scores.words for each in side] for side in zip(*pairs, strict=True)] or [[], []]
-    gains = sorted((b.scores.words.errors - a.scores.words.errors, a.id) for a, b in pairs)
+def compare(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> Comparison:
+    """Compare the results of two systems on the same ids and references, in any order."""
+    a, b = (sorted(side, key=lambda each: (each.id, each.reference)) for side in (a, b))
+    pairs = [Changed(a=one, b=other) for one, other in zip(a, b, strict=True)]
+    speakers = [each.a.speaker or each.b.speaker for each in pairs]
+    units = units_of([each.id for each in a], speakers)
+    words = ([each.scores.words for each in side] for side in (a, b))
+    characters = ([each.scores.characters for each in side] for side in (a, b))
+    by_change = sorted(pairs, key=lambda each: -abs(each.difference))
     return Comparison(
         name=name,
-        one=total_scores(a for a, _ in pairs),
-        other=total_scores(b for _, b in pairs),
-        interval=difference_interval(
-            [each.errors for each in words[1]],
-            [each.errors for each in words[0]],
-            [each.total for each in words[0]],
-            [a.speaker for a, _ in pairs],
+        utterances=len(pairs),
+        wer=_two_rates(*words, units=units),
+        cer=_two_rates(*characters, units=units),
+        mapsswe=mapsswe(
+            [each.reference for each in a],
+            [each.hypothesis for each in a],
+            [each.hypothesis for each in b],
         ),
-        test=matched_pairs(*_texts(pairs)),
-        better=tuple(id for change, id in gains[:SHOWN] if change < 0),
-        worse=tuple(id for change, id in reversed(gains[-SHOWN:]) if change > 0),
+        changed=tuple(each for each in by_change[:MOST] if each.difference),
     )
 
 
-def _texts(pairs: Sequence[tuple[Scored, Scored]]) -> tuple[list[str], list[str], list[str]]:
-    return (
-        [a.reference for a, _ in pairs],
-        [a.hypothesis for a, _ in pairs],
-        [b.hypothesis for _, b in pairs],
+def _two_rates(a: Sequence[ErrorCounts], b: Sequence[ErrorCounts], *, units: Units) -> TwoRates:
+    return TwoRates(
+        a=sum(a, ErrorCounts()),
+        b=sum(b, ErrorCounts()),
+        interval_a=interval_of(a, units),
+        interval_b=interval_of(b, units),
+        difference_interval=difference_interval(
+            errors_of(a), errors_of(b), totals_of(a), units.groups, unit=units.name
+        ),
     )
 
 
-def _refuse_other_set(name: str, one: dict[str, Scored], other: dict[str, Scored]) -> None:
-    alone = sorted(one.keys() ^ other.keys())
-    changed = [id for id in sorted(one) if id in other and one[id].reference != other[id].reference]
-    if alone or changed:
-        what = (
-            f"{printable(alone[0])} is in one only"
-            if alone
-            else (f"{printable(changed[0])} has another reference")
-        )
+def _named(names: Iterable[str]) -> str:
+    return printable(", ".join(names)) or "none"
+
+
+def _test_sets(folder: Path) -> dict[str, str]:
+    """Return the hash of the references of every test set, which the figures are written with."""
+    file = next((folder / name for name in FIGURES if (folder / name).exists()), None)
+    if file is None:
         raise SbkitError(
-            f"The set {name} must be the same in both, with the same references, but "
-            f"{len(alone) + len(changed)} of its utterances differ ({what}). Score both models on "
-            "one set, with one normalizer."
+            f"{folder} must be a run that was tested, or a folder of scores, but has neither "
+            f"{' nor '.join(FIGURES)}. Finish the run, or: sbkit score RUN DATA --out DIR."
         )
+    content = read_regular(file, largest=LARGEST, what="The figures of a run")
+    try:
+        hashes = {name: entry["references"] for name, entry in json.loads(content)["test"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"Every test set in {file} must have the hash of its `references`, but not all do: it "
+            "is of a classifier, or of an earlier sbkit. Score that recognizer again: sbkit score "
+            "RUN DATA --out DIR."
+        ) from error
+    return {str(name): str(value) for name, value in hashes.items()}
+
+
+def _utterances(folder: Path, name: str, expected: str) -> list[Scored]:
+    require_split_name(name)
+    file = utterances_file(folder, name)
+    scored = read_utterances(file)
+    if hash_references(scored) != expected:
+        raise SbkitError(
+            f"{file} must have the references that the figures beside it were computed with, but "
+            "has others. Score again: sbkit score RUN DATA --out DIR."
+        )
+    return scored
+
+
+def _other_references(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> SbkitError:
+    texts_a, texts_b = ({each.id: each.reference for each in side} for side in (a, b))
+    other = sorted(id for id in texts_a.keys() & texts_b if texts_a[id] != texts_b[id])
+    alone = sorted(texts_a.keys() ^ texts_b.keys())
+    example = printable((other or alone or [name])[0])
+    return SbkitError(
+        f"Two runs must have the same references to be compared, but those of {name} differ: "
+        f"{len(texts_a.keys() - texts_b)} utterances are only in A, "
+        f"{len(texts_b.keys() - texts_a)} only in B, and {len(other)} have another text, such as "
+        f"{example}. Score both on the same data: sbkit score RUN DATA --out DIR."
+    )

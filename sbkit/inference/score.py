@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.columns import sample_counts
@@ -30,13 +31,14 @@ from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
-from sbkit.logs.wer_report import (
-    describe_results,
-    error_figures,
-    result_figures,
-    write_utterances,
-    write_wer,
+from sbkit.logs.accuracy_report import (
+    Answer,
+    accuracy,
+    accuracy_figures,
+    count_right,
+    describe_accuracy,
 )
+from sbkit.logs.wer_report import describe_results, error_figures, report_errors
 from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -67,26 +69,17 @@ class Wanted:
     hotwords: str | None = None
 
 
-class Answer(NamedTuple):
-    """What a classifier takes an utterance for."""
-
-    id: str
-    right: str
-    found: str
-
-
 @dataclass(frozen=True)
 class Task:
     """What is done with a batch of rows and their clips, and with the results of all.
 
-    measure: all figures of a set; rates: those that a value of a column is reported with.
+    measure: the figures of each value of a column; report: writes files, returns all figures.
     """
 
     score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
     measure: Callable[[Sequence[Any]], Mapping[str, float]]
     describe: Callable[[Sequence[Any]], str]
-    report: Callable[[Path, str, Sequence[Any]], None]
-    rates: Callable[[Sequence[Any]], Mapping[str, float]]
+    report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
 
 
 def score_model(
@@ -119,16 +112,16 @@ def score_model(
 def _report(
     name: str, rows: datasets.Dataset, results: Sequence[Any], task: Task, wanted: Wanted
 ) -> dict[str, Any]:
-    """Measure a source, and write its reports where a folder is named for them."""
-    entry: dict[str, Any] = {"utterances": len(rows), **task.measure(results)}
+    """Write the reports of a source where a folder is named for them, and return its figures."""
+    if wanted.out is None:
+        return {}
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    entry: dict[str, Any] = {"utterances": len(rows), **task.report(wanted.out, name, results)}
     if wanted.report_by:
         columns = list(zip(*(rows[each][:] for each in wanted.report_by), strict=True))
-        entry["report_by"] = measure_slices(wanted.report_by, columns, results, task.rates)
-    if wanted.out is not None:
-        wanted.out.mkdir(parents=True, exist_ok=True)
-        task.report(wanted.out, name, results)
-        if wanted.report_by:
-            write_slices(wanted.out / f"report_by_{name}.tsv", entry["report_by"])
+        slices = measure_slices(wanted.report_by, columns, results, task.measure)
+        write_slices(wanted.out / f"report_by_{name}.tsv", slices)
+        entry["report_by"] = slices
     return entry
 
 
@@ -200,10 +193,9 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         return Task(
             score=partial(_transcribe, bundle),
-            measure=result_figures,
+            measure=_error_rates,
             describe=describe_results,
-            report=_report_transcripts,
-            rates=_error_rates,
+            report=report_errors,
         )
     if wanted.label is None:
         raise SbkitError(
@@ -213,18 +205,23 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     return Task(
         score=partial(_classify, bundle, wanted.label),
         measure=_accuracy,
-        describe=_describe_answers,
+        describe=describe_accuracy,
         report=_report_answers,
-        rates=_accuracy,
     )
 
 
 def _transcribe(
     bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
 ) -> list[Scored]:
-    texts = bundle.transcribe(clips)
+    texts, rate = bundle.transcribe(clips), bundle.config.sample_rate
     return [
-        score(row["id"], row["text"], text, str(row.get("speaker", "")))
+        score(
+            row["id"],
+            row["text"],
+            text,
+            speaker=str(row.get("speaker", "")),
+            seconds=samples_to_seconds(row["samples"], rate),
+        )
         for row, text in zip(rows, texts, strict=True)
     ]
 
@@ -233,37 +230,23 @@ def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
     return error_figures(total_scores(results))
 
 
-def _report_transcripts(out: Path, name: str, results: Sequence[Scored]) -> None:
-    write_wer(out / f"wer_{name}.txt", results)
-    write_utterances(out / f"utterances_{name}.jsonl", results)
-
-
 def _classify(
     bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
 ) -> list[Answer]:
     names = bundle.require_labels()
     best = bundle.classify(clips).argmax(1).tolist()
     return [
-        Answer(row["id"], str(row[label]), names[each])
+        Answer(row["id"], str(row[label]), names[each], row.get("speaker", ""))
         for row, each in zip(rows, best, strict=True)
     ]
 
 
-def _right(results: Sequence[Answer]) -> int:
-    return sum(each.right == each.found for each in results)
-
-
 def _accuracy(results: Sequence[Answer]) -> Mapping[str, float]:
-    return {"accuracy": _right(results) / max(1, len(results)), "right": _right(results)}
+    return {"accuracy": accuracy(results), "right": count_right(results)}
 
 
-def _describe_answers(results: Sequence[Answer]) -> str:
-    right = _right(results)
-    return f"accuracy {100 * right / max(1, len(results)):.1f} % ({right} / {len(results)})"
-
-
-def _report_answers(out: Path, name: str, results: Sequence[Answer]) -> None:
-    lines = [
-        "\t".join(" ".join(each.split()) for each in row) for row in (Answer._fields, *results)
-    ]
+def _report_answers(out: Path, name: str, results: Sequence[Answer]) -> Mapping[str, Any]:
+    rows = [("id", "right", "found"), *((each.id, each.right, each.found) for each in results)]
+    lines = ["\t".join(" ".join(each.split()) for each in row) for row in rows]
     write_text_atomically(out / f"answers_{name}.tsv", "\n".join(lines) + "\n")
+    return accuracy_figures(results)

@@ -1,15 +1,25 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.text.interval import Interval, rate_interval
+from sbkit.logs.intervals import (
+    RateIntervals,
+    describe_interval,
+    interval_figures,
+    rate_intervals,
+)
+from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
+
+
+def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Write every utterance of a test set, for people and for programs; return its figures."""
+    write_wer(folder / f"wer_{split}.txt", scored)
+    write_utterances(utterances_file(folder, split), scored)
+    return result_figures(scored)
 
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
@@ -61,73 +71,49 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(test: Scores) -> str:
-    """Write both rates with their counts, in one line for the screen."""
-    rates = (("CER", test.characters, "characters"), ("WER", test.words, "words"))
+def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
+    """Write both rates with their counts and, where given, intervals, in one line."""
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit})"
-        for name, counts, unit in rates
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}"
+        + ("" if interval is None else f"; {describe_interval(interval)}")
+        + ")"
+        for name, counts, unit, interval in (
+            ("CER", test.characters, "characters", intervals.cer if intervals else None),
+            ("WER", test.words, "words", intervals.wer if intervals else None),
+        )
     )
 
 
-def describe_results(results: Sequence[Scored]) -> str:
-    """Write both rates of a split and, where another decoder was used, those of the greedy one."""
-    line = describe_rates(total_scores(results))
-    interval, greedy = _intervals(results)["WER"], total_greedy(results)
-    if interval is not None:
-        line += f", 95 % interval of WER {interval}"
+def describe_results(scored: Sequence[Scored]) -> str:
+    """Write both rates of a split with their counts and 95 % intervals, in one line.
+
+    Where another decoder was used, the rates of the greedy one follow.
+    """
+    line = describe_rates(total_scores(scored), rate_intervals(scored))
+    greedy = total_greedy(scored)
     return line if greedy is None else f"{line}; greedily {describe_rates(greedy)}"
 
 
-def total_greedy(results: Sequence[Scored]) -> Scores | None:
+def total_greedy(scored: Sequence[Scored]) -> Scores | None:
     """Add the scores of greedy decoding; None where there are none."""
-    greedy = [each.greedy for each in results if each.greedy is not None]
+    greedy = [each.greedy for each in scored if each.greedy is not None]
     return sum(greedy, Scores()) if greedy else None
 
 
-def result_figures(results: Sequence[Scored]) -> dict[str, Any]:
-    """Return the rates of a split with their counts, and those of greedy decoding beside them."""
-    figures, greedy = error_figures(total_scores(results)), total_greedy(results)
-    for name, interval in _intervals(results).items():
-        figures[f"{name}_interval"] = None if interval is None else asdict(interval)
-    figures["references"] = hash_references(results)
+def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a split with their counts and 95 % intervals.
+
+    ``references`` is the SHA-256 of the ids and references: equal where two figures may be
+    compared. The rates of greedy decoding stand beside them where another decoder was used.
+    """
+    intervals, greedy = rate_intervals(scored), total_greedy(scored)
+    figures = {
+        **error_figures(total_scores(scored)),
+        "WER_interval": interval_figures(intervals.wer),
+        "CER_interval": interval_figures(intervals.cer),
+        "references": hash_references(scored),
+    }
     return figures if greedy is None else {**figures, "greedy": error_figures(greedy)}
-
-
-def _intervals(results: Sequence[Scored]) -> dict[str, Interval | None]:
-    """Return the 95 % interval of each rate; None where too little is known."""
-    speakers = [each.speaker for each in results]
-    counts = {
-        "WER": [each.scores.words for each in results],
-        "CER": [each.scores.characters for each in results],
-    }
-    return {
-        name: rate_interval([one.errors for one in of], [one.total for one in of], speakers)
-        for name, of in counts.items()
-    }
-
-
-def hash_references(results: Iterable[Scored]) -> str:
-    """Return what tells a test set from another: a SHA-256 of its ids and references."""
-    rows = sorted((each.id, each.reference) for each in results)
-    return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
-
-
-def write_utterances(path: Path, results: Iterable[Scored]) -> None:
-    """Write every utterance as a line of JSON: id, speaker, reference, hypothesis."""
-    lines = (
-        json.dumps(
-            {
-                "id": each.id,
-                "speaker": each.speaker,
-                "reference": each.reference,
-                "hypothesis": each.hypothesis,
-            },
-            ensure_ascii=False,
-        )
-        for each in results
-    )
-    write_text_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def error_figures(test: Scores) -> dict[str, Any]:
@@ -138,14 +124,6 @@ def error_figures(test: Scores) -> dict[str, Any]:
         "utterances": test.utterances,
         "words": test.words.total,
         "characters": test.characters.total,
-        "word_errors": _edits(test.words),
-        "character_errors": _edits(test.characters),
-    }
-
-
-def _edits(counts: ErrorCounts) -> dict[str, int]:
-    return {
-        "substitutions": counts.substitutions,
-        "deletions": counts.deletions,
-        "insertions": counts.insertions,
+        "word_errors": edits(test.words),
+        "character_errors": edits(test.characters),
     }

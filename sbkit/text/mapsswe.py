@@ -1,81 +1,113 @@
-"""The matched-pairs test of two recognizers: is one better, or are they alike?
+"""MAPSSWE: whether two recognizers make different numbers of word errors on the same references.
 
-Gillick and Cox, "Some statistical issues in the comparison of speech recognition algorithms"
-(1989), as NIST's sc_stats does it (MAPSSWE): the words of a test set are cut into segments between
-runs of words that both recognizers have right, so that errors of one segment do not depend on those
-of another; the differences of their errors are then tested against zero.
+The matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as NIST's
+sc_stats does it. Segments are cut where both have two correct words in a row, so that an error in
+one says little about the next; those without an error are left out. Of each, the difference of
+the error counts is taken: Z = mean / (sd / sqrt n).
+
+Segments are taken as independent, also those of one speaker: of other speakers it is the interval
+of the difference over speakers that says something (`sbkit/text/interval.py`).
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erfc, sqrt
-from statistics import mean, stdev
 
-import jiwer
+import numpy as np
+import numpy.typing as npt
 
-GOOD_WORDS = 2  # in a row that both have right, which end a segment
+BOUNDARY_WORDS = 2  # correct in both, as sc_stats has it
+SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # what they cost in an alignment of sclite
+
+Counts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class MatchedPairs:
-    """What the test says.
+@dataclass(frozen=True, kw_only=True)
+class Mapsswe:
+    """What the test says of A and B; Z is positive where A makes more errors than B.
 
-    segments: with an error of at least one; mean: errors of the first less those of the second, by
-    segment; z: that divided by its standard error; p: two-sided. z and p are None where all
-    segments are alike.
+    ``z`` and the two-sided ``p`` are None where there is no test, and ``reason`` says why.
     """
 
-    segments: int
+    segment_count: int
     mean: float
     z: float | None
     p: float | None
+    reason: str = ""
 
 
-def matched_pairs(
-    references: Sequence[str], one: Sequence[str], other: Sequence[str]
-) -> MatchedPairs:
-    """Test two recognizers by what they made of the same utterances."""
-    differences = [
-        first - second
-        for reference, first_text, second_text in zip(references, one, other, strict=True)
-        for first, second in _segments(reference, first_text, second_text)
-    ]
-    if len(differences) < 2:
-        return MatchedPairs(len(differences), mean(differences) if differences else 0.0, None, None)
-    average, spread = mean(differences), stdev(differences)
-    if spread == 0:
-        return MatchedPairs(len(differences), average, None, None)
-    z = average / (spread / sqrt(len(differences)))
-    return MatchedPairs(len(differences), average, z, erfc(abs(z) / sqrt(2)))
+def mapsswe(
+    references: Sequence[str], hypotheses_a: Sequence[str], hypotheses_b: Sequence[str]
+) -> Mapsswe:
+    """Test whether A and B differ, from their transcripts of the same utterances.
+
+    Segments and Z equal those of sc_stats (SCTK 2.4.10). p takes Z as normal, for which Gillick &
+    Cox ask for some fifty segments.
+    """
+    triples = zip(references, hypotheses_a, hypotheses_b, strict=True)
+    differences = [each for triple in triples for each in segment_differences(*triple)]
+    count = len(differences)
+    mean = float(np.mean(differences)) if differences else 0.0
+    if count < 2:
+        reason = f"there must be at least 2 segments with errors, but there are {count}"
+        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+    error = float(np.std(differences, ddof=1)) / math.sqrt(count)
+    if error == 0 and mean != 0:
+        reason = f"segments must differ, but all {count} have the same difference, {mean:+g}"
+        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+    z = mean / error if error else 0.0
+    return Mapsswe(segment_count=count, mean=mean, z=z, p=math.erfc(abs(z) / math.sqrt(2)))
 
 
-def _segments(reference: str, one: str, other: str) -> Iterator[tuple[int, int]]:
-    """Yield the errors of both in each segment of an utterance that has any."""
-    first, second = errors_by_word(reference, one), errors_by_word(reference, other)
-    errors, good = [0, 0], GOOD_WORDS
-    for slot, (a, b) in enumerate(zip(first, second, strict=True)):
-        is_word = slot % 2 == 1
-        if a or b:
-            errors = [errors[0] + a, errors[1] + b]
-            good = 0
-        elif is_word:
-            good += 1
-        if good == GOOD_WORDS and any(errors):
-            yield errors[0], errors[1]
-            errors = [0, 0]
-    if any(errors):
-        yield errors[0], errors[1]
+def segment_differences(reference: str, hypothesis_a: str, hypothesis_b: str) -> list[int]:
+    """Return A's errors minus B's in every segment of one utterance that has an error."""
+    both = [_errors(reference.split(), each.split()) for each in (hypothesis_a, hypothesis_b)]
+    inserted, missed = (np.stack(each, axis=1) for each in zip(*both, strict=True))
+    differences: list[int] = []
+    errors, correct = np.zeros(2, dtype=np.int64), 0
+    for before, here in zip(inserted, missed, strict=True):
+        correct = 0 if here.any() else 1 if before.any() else correct + 1
+        errors += before + here
+        if correct == BOUNDARY_WORDS and errors.any():
+            differences.append(int(errors[0] - errors[1]))
+            errors[:] = 0
+    return [*differences, int(errors[0] - errors[1])] if errors.any() else differences
 
 
-def errors_by_word(reference: str, hypothesis: str) -> list[int]:
-    """Return the errors at each place: insertions before a word, the word, before the next, ..."""
-    words = reference.split()
-    errors = [0] * (2 * len(words) + 1)
-    aligned = jiwer.process_words(" ".join(words), " ".join(hypothesis.split())).alignments[0]
-    for chunk in aligned:
-        if chunk.type == "insert":
-            errors[2 * chunk.ref_start_idx] += chunk.hyp_end_idx - chunk.hyp_start_idx
-        elif chunk.type != "equal":
-            for word in range(chunk.ref_start_idx, chunk.ref_end_idx):
-                errors[2 * word + 1] += 1
-    return errors
+def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts, Counts]:
+    """Count the insertions before each word of the reference, and mark the words that are wrong.
+
+    Both (N + 1,) of N words: the last place is behind them all. Of equally cheap alignments it is
+    sclite's, which goes back from the end and pairs two words wherever that is cheapest: alignments
+    of jiwer have as many errors, but cut 86 segments where sc_stats has 90.
+    """
+    inserted, wrong = np.zeros((2, len(reference) + 1), dtype=np.int64)
+    if reference == hypothesis:
+        return inserted, wrong
+    costs = _costs(reference, hypothesis)
+    row, column = len(reference), len(hypothesis)
+    while row or column:
+        cost = costs[row][column]
+        is_wrong = bool(row and column) and reference[row - 1] != hypothesis[column - 1]
+        if row and column and cost == costs[row - 1][column - 1] + SUBSTITUTION * is_wrong:
+            row, column = row - 1, column - 1
+            wrong[row] = is_wrong
+        elif row and cost == costs[row - 1][column] + DELETION:
+            row -= 1
+            wrong[row] = 1
+        else:
+            column -= 1
+            inserted[row] += 1
+    return inserted, wrong
+
+
+def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> list[list[int]]:
+    """Return the least cost of aligning each beginning of the one with each of the other."""
+    rows = [[INSERTION * column for column in range(len(hypothesis) + 1)]]
+    for said in reference:
+        above, row = rows[-1], [rows[-1][0] + DELETION]
+        for column, heard in enumerate(hypothesis):
+            paired = above[column] + (0 if said == heard else SUBSTITUTION)
+            row.append(min(paired, above[column + 1] + DELETION, row[column] + INSERTION))
+        rows.append(row)
+    return rows

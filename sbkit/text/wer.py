@@ -76,7 +76,7 @@ class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
     greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known.
+    speaker: "" where it is not known; seconds: of audio, None where they are not known.
     """
 
     id: str
@@ -85,6 +85,7 @@ class Scored:
     scores: Scores
     greedy: Scores | None = None
     speaker: str = ""
+    seconds: float | None = None
 
 
 class Alignment(NamedTuple):
@@ -95,7 +96,9 @@ class Alignment(NamedTuple):
     marks: str
 
 
-def score(id: str, reference: str, hypothesis: str, speaker: str = "") -> Scored:
+def score(
+    id: str, reference: str, hypothesis: str, *, speaker: str = "", seconds: float | None = None
+) -> Scored:
     """Score one utterance."""
     return Scored(
         id=id,
@@ -103,6 +106,7 @@ def score(id: str, reference: str, hypothesis: str, speaker: str = "") -> Scored
         hypothesis=hypothesis,
         scores=count_errors(reference, hypothesis),
         speaker=speaker,
+        seconds=seconds,
     )
 
 

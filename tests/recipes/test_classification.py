@@ -17,10 +17,11 @@ import torch
 
 import train
 from recipes.classification.brain import ClassificationBrain
-from recipes.classification.confusion import Result, count
+from recipes.classification.confusion import count
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
+from sbkit.logs.accuracy_report import Answer
 from sbkit.logs.log import read_log
 from tests.runs import ROOT, last_parameters, one_thread, prompts, read_json
 
@@ -132,7 +133,7 @@ def test_a_run_is_scored_as_its_test_was(
     scored = read_json(tmp_path / "out/scores.json")["test"]["test"]
     trained = read_json(finished / "summary.json")["test"]["test"]
     assert scored == trained
-    right = f"({trained['right']} / {trained['utterances']})"
+    right = f"({trained['right']} / {trained['utterances']}; "
     assert right in capsys.readouterr().out
     head, *answers = (tmp_path / "out/answers_test.tsv").read_text().splitlines()
     assert head == "id\tright\tfound"
@@ -194,7 +195,7 @@ def test_what_cannot_be_is_one_sentence(
 
 
 def test_confusions_are_counted() -> None:
-    results = [Result("1", "a", "a"), Result("2", "a", "b"), Result("3", "b", "b")]
+    results = [Answer("1", "a", "a"), Answer("2", "a", "b"), Answer("3", "b", "b")]
     assert count(results, ["a", "b"]).tolist() == [[1, 1], [0, 1]]
 
 

@@ -1,0 +1,134 @@
+"""A comparison of two runs, for the screen and as plain data."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.printable import printable
+from sbkit.inference.compare import Changed, Comparison, RunComparison, TwoRates
+from sbkit.logs.intervals import describe_interval, describe_units, interval_figures
+from sbkit.text.interval import Interval
+from sbkit.text.mapsswe import Mapsswe
+from sbkit.text.wer import ErrorCounts
+
+LEVEL = 0.05  # below it a difference is called one
+
+
+def describe_comparison(compared: RunComparison, a: Path, b: Path) -> Iterator[str]:
+    """Yield the lines that say how two runs differ; ``a`` and ``b`` are their folders."""
+    for side, folder, only in (("A", a, compared.only_a), ("B", b, compared.only_b)):
+        yield f"{side}: {folder}{_describe_alone(only)}"
+    for comparison in compared.test:
+        yield from _describe_set(comparison)
+
+
+def _describe_alone(names: tuple[str, ...]) -> str:
+    return f" (not compared, because only here: {printable(', '.join(names))})" if names else ""
+
+
+def _describe_set(comparison: Comparison) -> Iterator[str]:
+    drawn = comparison.wer.difference_interval
+    words, characters = comparison.wer.a.total, comparison.cer.a.total
+    yield (
+        f"{comparison.name}: {comparison.utterances} utterances, {words} words, {characters} "
+        f"characters; 95 % intervals over {describe_units(drawn.unit, drawn.unit_count)}"
+    )
+    for name, rates in (("WER", comparison.wer), ("CER", comparison.cer)):
+        yield from _describe_rates(name, rates)
+    yield f"  MAPSSWE: {_describe_test(comparison.mapsswe)}"
+    if comparison.changed:
+        yield "  changed most, in word errors:"
+    for changed in comparison.changed:
+        yield from _describe_changed(changed)
+
+
+def _describe_rates(name: str, rates: TwoRates) -> Iterator[str]:
+    for side, counts, interval in (
+        ("A", rates.a, rates.interval_a),
+        ("B", rates.b, rates.interval_b),
+    ):
+        yield (
+            f"  {name} {side:<5} {100 * counts.rate:6.1f} % "
+            f"({counts.errors} / {counts.total}; {describe_interval(interval)})"
+        )
+    points, interval = 100 * rates.difference, rates.difference_interval
+    yield f"  {name} A - B {points:+6.1f} points ({describe_interval(interval)})"
+
+
+def _describe_test(test: Mapsswe) -> str:
+    if test.z is None or test.p is None:
+        return f"no test: {test.reason}"
+    p = f"p {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
+    found = (
+        f"{test.segment_count} segments, A - B {test.mean:+.3f} errors each, Z {test.z:.3f}, {p}"
+    )
+    if test.p >= LEVEL:
+        return f"{found}: no significant difference"
+    return f"{found}: {'B' if test.z > 0 else 'A'} makes fewer word errors"
+
+
+def _describe_changed(changed: Changed) -> Iterator[str]:
+    a, b = (each.scores.words.errors for each in (changed.a, changed.b))
+    yield f"    {printable(changed.a.id)}: {a} in A, {b} in B"
+    for name, text in (
+        ("reference", changed.a.reference),
+        ("A", changed.a.hypothesis),
+        ("B", changed.b.hypothesis),
+    ):
+        yield f"      {name:<9}  {printable(text)}".rstrip()
+
+
+def comparison_figures(compared: RunComparison, a: Path, b: Path) -> dict[str, Any]:
+    """Return how two runs differ as plain data; ``a`` and ``b`` are their folders."""
+    return {
+        "a": str(a),
+        "b": str(b),
+        "only_a": compared.only_a,
+        "only_b": compared.only_b,
+        "test": {each.name: _set_figures(each) for each in compared.test},
+    }
+
+
+def _set_figures(comparison: Comparison) -> dict[str, Any]:
+    test = comparison.mapsswe
+    return {
+        "utterances": comparison.utterances,
+        "WER": _rate_figures(comparison.wer),
+        "CER": _rate_figures(comparison.cer),
+        "MAPSSWE": {
+            "segments": test.segment_count,
+            "mean": test.mean,
+            "z": test.z,
+            "p": test.p,
+            **({"reason": test.reason} if test.reason else {}),
+        },
+        "changed": [
+            {
+                "id": each.a.id,
+                "reference": each.a.reference,
+                "a": each.a.hypothesis,
+                "b": each.b.hypothesis,
+                "word_errors_a": each.a.scores.words.errors,
+                "word_errors_b": each.b.scores.words.errors,
+            }
+            for each in comparison.changed
+        ],
+    }
+
+
+def _rate_figures(rates: TwoRates) -> dict[str, Any]:
+    return {
+        "total": rates.a.total,
+        "a": _side(rates.a, rates.interval_a),
+        "b": _side(rates.b, rates.interval_b),
+        "difference": rates.difference,
+        "difference_interval": interval_figures(rates.difference_interval),
+    }
+
+
+def _side(counts: ErrorCounts, interval: Interval) -> dict[str, Any]:
+    return {
+        "rate": counts.rate,
+        "errors": counts.errors,
+        "interval": interval_figures(interval),
+    }

@@ -1,0 +1,85 @@
+"""What was said and heard in every utterance of a test set, for programs: ``utterances_SET.jsonl``.
+
+A line for each utterance, sorted by id:
+
+    id, reference, hypothesis    text, as it was scored
+    words, characters            those of the reference
+    word_errors, character_errors    substitutions, deletions and insertions
+    seconds, speaker             null where they are not known
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.regular import read_regular
+from sbkit.text.wer import ErrorCounts, Scored, score
+
+LARGEST = 4 << 30  # bytes; a million long utterances have 1 GB
+
+
+def utterances_file(folder: Path, split: str) -> Path:
+    """Return where the utterances of a test set are written."""
+    return folder / f"utterances_{split}.jsonl"
+
+
+def write_utterances(path: Path, scored: Iterable[Scored]) -> None:
+    """Write a line for every utterance."""
+    ordered = sorted(scored, key=lambda each: each.id)
+    write_text_atomically(path, "".join(to_json(_row(each)) + "\n" for each in ordered))
+
+
+def read_utterances(path: Path) -> list[Scored]:
+    """Read what `write_utterances` wrote, and count the errors anew.
+
+    Raises:
+        SbkitError: it is missing, or holds anything else.
+    """
+    content = read_regular(path, largest=LARGEST, what="The utterances of a test set")
+    try:
+        return [_read_row(json.loads(line)) for line in content.decode().split("\n") if line]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SbkitError(
+            f"{path} must have an object with id, reference and hypothesis in every line, but has "
+            f"another ({error}). Write it again: sbkit score RUN DATA --out DIR."
+        ) from error
+
+
+def hash_references(scored: Iterable[Scored]) -> str:
+    """Return the SHA-256 of all ids and references, whatever their order."""
+    pairs = sorted((each.id, each.reference) for each in scored)
+    return hashlib.sha256(to_json(pairs).encode()).hexdigest()
+
+
+def _row(utterance: Scored) -> dict[str, Any]:
+    words, characters = utterance.scores.words, utterance.scores.characters
+    return {
+        "id": utterance.id,
+        "reference": utterance.reference,
+        "hypothesis": utterance.hypothesis,
+        "words": words.total,
+        "word_errors": edits(words),
+        "characters": characters.total,
+        "character_errors": edits(characters),
+        "seconds": utterance.seconds,
+        "speaker": utterance.speaker or None,
+    }
+
+
+def edits(counts: ErrorCounts) -> dict[str, int]:
+    """Return the three kinds of errors by their names."""
+    return {name: count for name, count in asdict(counts).items() if name != "total"}
+
+
+def _read_row(row: Mapping[str, Any]) -> Scored:
+    texts = (row["id"], row["reference"], row["hypothesis"], row.get("speaker") or "")
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError(f"the utterance {str(row['id'])[:40]!r} is not made of texts")
+    id, reference, hypothesis, speaker = texts
+    "".join(texts).encode()  # refuses half a surrogate pair, which could not be printed
+    return score(id, reference, hypothesis, speaker=speaker, seconds=row.get("seconds"))
