@@ -19,6 +19,7 @@ LAYERS = (
     "distributed",
     "logs",
     "models",
+    "decoding",
     "checkpoint",
     "data",
     "train",

@@ -1,0 +1,168 @@
+"""CTC prefix beam search over one utterance, exact where the beam is not bounded.
+
+Legend: U frames of 40 ms, V vocabulary.
+
+Each prefix carries two probabilities, of the alignments that end in a blank and of those that end
+in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks") and
+Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefix alone.
+"""
+
+from math import exp, inf, log1p
+from operator import attrgetter, itemgetter
+
+from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
+from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, NoScorer, Scorer
+
+NOTHING = NoScorer()
+
+
+class Prefix:
+    """A token sequence as a node of a tree, with its probabilities after the latest frame.
+
+    in_blank, in_token: ln of the alignments that end so, was_blank: in_blank one frame earlier,
+    total: ln of their sum; added: what the scorers add; score: total + added; frame: the latest
+    one at which it was in the beam; children: by token, of those that were in the beam once, so
+    that two prefixes are equal only where they are one object.
+    """
+
+    __slots__ = (
+        "added",
+        "children",
+        "frame",
+        "in_blank",
+        "in_token",
+        "parent",
+        "score",
+        "state",
+        "token",
+        "total",
+        "was_blank",
+    )
+
+    def __init__(
+        self, parent: "Prefix | None", token: int, state: AutomatonState, added: float
+    ) -> None:
+        self.parent, self.token, self.state, self.added = parent, token, state, added
+        self.in_blank = self.was_blank = self.in_token = self.total = self.score = -inf
+        self.children = dict[int, Prefix]()
+        self.frame = -1
+
+    def tokens(self) -> tuple[int, ...]:
+        """Return the tokens from the first to the last."""
+        prefix, tokens = self, list[int]()
+        while prefix.parent is not None:
+            tokens.append(prefix.token)
+            prefix = prefix.parent
+        return tuple(reversed(tokens))
+
+
+Extension = tuple[float, float, Prefix, int, tuple[float, AutomatonState] | None]
+"""Score, ln p, the prefix, the token appended, and the scorers' arc, None where the prefix stays."""
+
+
+class PrefixBeamSearch:
+    """Find the best token sequences of an utterance, scorers included."""
+
+    def __init__(self, *, settings: BeamSettings, scorer: Scorer = NOTHING) -> None:
+        self.settings = settings
+        self._automaton = LazyAutomaton(scorer)
+
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of natural log-probabilities (U, V), the best hypothesis first.
+
+        Hypotheses are distinct; impossible ones are left out. Raises SbkitError for another
+        vocabulary and for frames without a finite largest log-probability.
+        """
+        root = Prefix(None, -1, self._automaton.start(), 0.0)
+        root.in_blank = root.total = root.score = 0.0
+        beam = [root]
+        for place, frame in enumerate(make_frames(log_probs, self.settings)):
+            self._stay(beam, frame, place)
+            extensions = self._extend(beam, frame, place) if frame.candidates else []
+            beam = self._select(beam, extensions)
+        hypotheses = [self._hypothesis(prefix) for prefix in beam]
+        possible = [each for each in hypotheses if each.score > -inf]
+        return sorted(possible, key=attrgetter("score"), reverse=True)
+
+    def _stay(self, beam: list[Prefix], frame: Frame, place: int) -> None:
+        """Let each prefix read a blank or its last token again, which leaves it as it is."""
+        log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
+        for prefix in beam:
+            prefix.frame = place
+            prefix.was_blank, prefix.in_blank = prefix.in_blank, prefix.total + blank
+            if prefix.token >= 0:
+                prefix.in_token += log_probs[prefix.token]
+
+    def _extend(self, beam: list[Prefix], frame: Frame, place: int) -> list[Extension]:
+        """Append each candidate to each prefix; return those that lead out of the beam.
+
+        What leads to another prefix of the beam is added to it. A repeated token needs a blank
+        before it, or it would be merged.
+        """
+        expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
+        append, floor = extensions.append, self._floor(beam)
+        for prefix in beam:
+            last, total, blank, added = prefix.token, prefix.total, prefix.was_blank, prefix.added
+            children, state = prefix.children, prefix.state
+            arcs = state.arcs
+            for token, log_prob in candidates:
+                log_prob += blank if token == last else total
+                if token in children and (child := children[token]).frame == place:
+                    child.in_token = log_add(child.in_token, log_prob)
+                    continue
+                arc = arcs.get(token) or expand(state, token)
+                score = log_prob + added + arc[0]
+                if score > floor:
+                    append((score, log_prob, prefix, token, arc))
+        return extensions
+
+    def _floor(self, beam: list[Prefix]) -> float:
+        """Return a score that an extension must exceed to be in the next beam.
+
+        A full beam may stay as it is, so no extension below its worst prefix can enter.
+        """
+        if self.settings.beam_size is None or len(beam) < self.settings.beam_size:
+            return -inf
+        return min(log_add(each.in_blank, each.in_token) + each.added for each in beam)
+
+    def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
+        """Return the best of the beam's prefixes and their extensions."""
+        for prefix in beam:
+            prefix.total = log_add(prefix.in_blank, prefix.in_token)
+            prefix.score = prefix.total + prefix.added
+        size = self.settings.beam_size
+        room = [each for each in beam if each.score > -inf]
+        if not extensions and (size is None or len(room) <= size):
+            return room
+        extensions += [(each.score, each.total, each, each.token, None) for each in room]
+        extensions.sort(key=itemgetter(0), reverse=True)
+        return [_enter(each) for each in extensions[:size]]
+
+    def _hypothesis(self, prefix: Prefix) -> Hypothesis:
+        added = prefix.added + self._automaton.end(prefix.state)
+        return Hypothesis(
+            tokens=prefix.tokens(),
+            score=prefix.total + added,
+            ctc_score=prefix.total,
+            lm_score=added,
+        )
+
+
+def _enter(extension: Extension) -> Prefix:
+    """Return the prefix that an extension leads to: the one that was there, or a new one."""
+    score, log_prob, parent, token, arc = extension
+    if arc is None:
+        return parent
+    prefix = parent.children.get(token)
+    if prefix is None:
+        prefix = parent.children[token] = Prefix(parent, token, arc[1], parent.added + arc[0])
+    prefix.in_blank, prefix.in_token, prefix.total, prefix.score = -inf, log_prob, log_prob, score
+    return prefix
+
+
+def log_add(one: float, other: float) -> float:
+    """Return ln(exp(one) + exp(other)), also of minus infinity."""
+    if one < other:
+        one, other = other, one
+    return one if other == -inf else one + log1p(exp(other - one))

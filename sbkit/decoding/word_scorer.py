@@ -1,0 +1,125 @@
+"""A word n-gram model over spelled words, with look-ahead and an open vocabulary."""
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.lexicon import Entry, Lexicon, LexiconNode
+from sbkit.decoding.scorer import END, UNKNOWN, LanguageModel
+from sbkit.decoding.spelling import SPACE, Spelling
+
+History = tuple[int, ...]
+
+
+class WordState(NamedTuple):
+    """What was said and is being spelled.
+
+    history: the language model's state; node: of the word begun, the root between words, None
+    where a word has left the lexicon, whose price is then paid.
+    """
+
+    history: History
+    node: LexiconNode | None
+
+
+class WordScorer:
+    """Add lm_weight * ln P(words `</s>`) + word_bonus * words + unknown_word_score * unknown words.
+
+    A spelled word pays the best unigram of the words that begin so at once, and the difference to
+    its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney, 2000). A
+    spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it leaves: paying
+    at its end filled the beam with garbage (test WER 32.8 instead of 28.5). Added words, such as
+    hotwords, pay for `<unk>` and added_word_score instead.
+    """
+
+    def __init__(
+        self,
+        *,
+        lm: LanguageModel,
+        lexicon: Lexicon,
+        spelling: Spelling,
+        lm_weight: float = 0.5,
+        word_bonus: float = 0.0,
+        unknown_word_score: float = -10.0,
+        added_word_score: float = 0.0,
+        added_words: Iterable[str] = (),
+    ) -> None:
+        self._lm, self._texts = lm, spelling.texts
+        self._lm_weight, self._word_bonus = lm_weight, word_bonus
+        self._unknown_word_score, self._added_word_score = unknown_word_score, added_word_score
+        value = lm.score((), UNKNOWN)[0]
+        spelled = (spelling.letters(word) for word in added_words)
+        added = [Entry(letters, UNKNOWN, value) for letters in spelled if letters]
+        self._root = lexicon.extended(added).root
+
+    def start(self) -> Hashable:
+        """Return the state after `<s>`, before a word."""
+        return WordState(self._lm.start, self._root)
+
+    def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
+        """Return what the characters of a token add, and the state after them."""
+        total = 0.0
+        for letter in self._texts[token]:
+            score, state = self._close(state) if letter == SPACE else self._spell(state, letter)
+            total += score
+        return total, state
+
+    def end(self, state: WordState) -> float:
+        """Return what the end of the last word and `</s>` add."""
+        score, (history, _) = self._close(state)
+        return score + self._lm_weight * self._lm.score(history, END)[0]
+
+    def _spell(self, state: WordState, letter: str) -> tuple[float, WordState]:
+        history, node = state
+        if node is None:
+            return 0.0, state
+        child = node.children.get(letter)
+        if child is None:
+            return self._leave(history, node)
+        return self._promised(child) - self._promised(node), WordState(history, child)
+
+    def _close(self, state: WordState) -> tuple[float, WordState]:
+        """End a word; between words, another space changes nothing."""
+        history, node = state
+        if node is self._root:
+            return 0.0, state
+        score = 0.0
+        if node is None or node.word is None:
+            if node is not None:
+                score, (history, _) = self._leave(history, node)
+            return score, WordState(history, self._root)
+        log_prob, history = self._lm.score(history, node.word)
+        score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
+        score += self._added_word_score if node.word == UNKNOWN else 0.0
+        return score, WordState(history, self._root)
+
+    def _leave(self, history: History, node: LexiconNode) -> tuple[float, WordState]:
+        """Pay for an unknown word, and take back what was paid early."""
+        log_prob, history = self._lm.score(history, UNKNOWN)
+        price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score
+        return price - self._promised(node), WordState(history, None)
+
+    def _promised(self, node: LexiconNode) -> float:
+        """Return what was paid early for a word begun, nothing between words."""
+        if node is self._root:
+            return 0.0
+        return self._lm_weight * node.best + self._word_bonus
+
+
+def make_lexicon(lm: LanguageModel, spelling: Spelling) -> Lexicon:
+    """Return the words of a language model that the recognizer can spell.
+
+    Raises SbkitError where it can spell none.
+    """
+    spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    entries = [
+        Entry(letters, word, lm.score((), word)[0])
+        for letters, word in spelled
+        if letters and SPACE not in letters
+    ]
+    if not entries:
+        raise SbkitError(
+            "The language model must have words that the tokenizer can spell, but has none among "
+            f"{len(lm.words) - END - 1}. Train it on text normalized as the recognizer's."
+        )
+    return Lexicon(entries=entries)
