@@ -58,7 +58,7 @@ class Prefix:
 
 
 Extension = tuple[float, float, Prefix, int, tuple[float, AutomatonState] | None]
-"""Score, ln p, the prefix, the token appended, and the scorers' arc, None where the prefix stays."""
+"""Score, ln p, the prefix, the token appended, and the scorers' arc, None where it stays."""
 
 
 class PrefixBeamSearch:
