@@ -1,0 +1,108 @@
+"""Hotwords help where they are said, and change nothing where they are not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.hotwords import HotwordDecoder, HotwordScorer, spellable
+from sbkit.decoding.prefix_beam import PrefixBeamSearch
+from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
+
+SPELLING = spelling(CHARACTERS)
+IDS = {letter: number for number, letter in enumerate(CHARACTERS)}
+
+
+def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
+    """List reward and credit after each character and after the end."""
+    scorer = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
+    state, totals = scorer.start(), [0.0]
+    for letter in text.replace(" ", "▁"):
+        score, state = scorer.step(state, IDS[letter])
+        totals.append(totals[-1] + score)
+    return [*totals[1:], totals[-1] + scorer.end(state)]
+
+
+@pytest.mark.parametrize(
+    ("phrases", "text", "rewards"),
+    [
+        (["ab"], "ab", 1),
+        (["ab"], "a ab a", 1),
+        (["ab"], "ab  ab", 2),
+        (["ab"], "aab", 0),  # a word that ends so is another
+        (["ab"], "aba", 0),
+        (["ab"], "a b", 0),
+        (["abababab"], "abababab", 1),  # one reward however long
+        (["abababab"], "abababa", 0),  # none for a part
+        (["a b"], "a b", 1),
+        (["a b"], " a  b ", 1),
+        (["a b a"], "a b a b a", 2),  # overlapping
+        (["a b a", "b b"], "a b b", 1),  # found after the first has failed
+        (["ba", "a ba"], "a ba", 1),  # one end of a word, one reward
+        (["a", "a b"], "a b", 2),
+        (["bb"], "", 0),
+    ],
+)
+def test_only_whole_phrases_are_rewarded(phrases: list[str], text: str, rewards: int) -> None:
+    assert credits(phrases, text)[-1] == pytest.approx(10 * rewards)
+
+
+def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
+    assert credits(["abab"], "abaa") == pytest.approx([2.5, 5.0, 7.5, 0.0, 0.0])
+    assert credits(["abab"], "aba a") == pytest.approx([2.5, 5.0, 7.5, 0.0, 2.5, 0.0])
+    assert credits(["abab"], "abab a") == pytest.approx([2.5, 5.0, 7.5, 10.0, 10.0, 12.5, 10.0])
+
+
+def test_phrases_that_cannot_be_spelled_are_told_apart_and_refused() -> None:
+    split = spellable(["ab", "axe", "b a", ""], SPELLING)
+    assert (split.phrases, split.refused) == (("ab", "b a"), ("axe", ""))
+    with pytest.raises(SbkitError, match='but "axe" cannot'):
+        HotwordScorer(phrases=["ab", "axe"], spelling=SPELLING, reward=1.0)
+    with pytest.raises(SbkitError, match="but there is none"):
+        HotwordScorer(phrases=[], spelling=SPELLING, reward=1.0)
+
+
+def decoder(phrases: Sequence[str], reward: float) -> HotwordDecoder:
+    scorer = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
+    return HotwordDecoder(
+        unbiased=PrefixBeamSearch(settings=BEAM_OF_16),
+        biased=PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer),
+        phrases=phrases,
+        spelling=SPELLING,
+    )
+
+
+def heard(*frames: str) -> np.ndarray:
+    """Make frames of letters: the first is heard best, the second nearly."""
+    log_probs = np.full((len(frames), 4), np.log(0.002))
+    for place, frame in enumerate(frames):
+        for share, letter in zip((0.6, 0.394), frame, strict=False):
+            log_probs[place, IDS[letter.replace(" ", "▁")]] = np.log(share)
+    return log_probs
+
+
+def text_of(decoding: HotwordDecoder, log_probs: np.ndarray) -> str:
+    return " ".join(SPELLING.words(decoding.decode(log_probs)[0].tokens))
+
+
+def test_a_hotword_that_is_nearly_heard_is_found() -> None:
+    log_probs = heard("ab", "ba", " ", "ab", "a")
+    assert text_of(decoder(["ba"], 0.0), log_probs) == "ab a"
+    assert text_of(decoder(["ba"], 4.0), log_probs) == "ab ba"
+
+
+def test_a_list_that_is_not_said_changes_nothing() -> None:
+    log_probs = heard("ab", "b", " ", "ba", "b")
+    unbiased = PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
+    assert SPELLING.words(unbiased[0].tokens) == ["ab", "b"]
+    assert decoder(["aaaaa", "ba ba"], 6.0).decode(log_probs) == unbiased
+    assert decoder(["ab ab"], 6.0).decode(log_probs) != unbiased
+    assert decoder(["ab"], 6.0).decode(log_probs) == unbiased  # it says so once, as it did before
+
+
+def test_phrases_are_found_between_the_borders_of_words() -> None:
+    found = decoder(["ab", "a b", "b"], 1.0).find
+    assert found([IDS[each] for each in "ab"]) == {"ab"}
+    assert found([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
+    assert found([]) == frozenset()
