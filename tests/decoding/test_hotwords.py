@@ -87,7 +87,7 @@ def text_of(decoding: HotwordDecoder, log_probs: np.ndarray) -> str:
 
 
 def test_a_hotword_that_is_nearly_heard_is_found() -> None:
-    log_probs = heard("ab", "ba", " ", "ab", "a")
+    log_probs = heard("a", "b", " ", "ab", "a")
     assert text_of(decoder(["ba"], 0.0), log_probs) == "ab a"
     assert text_of(decoder(["ba"], 4.0), log_probs) == "ab ba"
 
