@@ -114,13 +114,13 @@ def sentence_log_prob(model: RandomModel, words: Sequence[str]) -> float:
     return total
 
 
-def count_rewards(words: Sequence[str], phrases: Sequence[str]) -> int:
-    """Count the words with which at least one phrase ends."""
-    cut = [phrase.split() for phrase in phrases]
-    return sum(
-        any(list(words[max(0, end - len(each)) : end]) == each for each in cut)
-        for end in range(1, len(words) + 1)
-    )
+def count_rewards(words: Sequence[str], phrases: Sequence[str]) -> float:
+    """Add up, for each word, the largest share that a phrase which ends with it earns."""
+    total = 0.0
+    for end in range(1, len(words) + 1):
+        texts = [" ".join(words[begin:end]) for begin in range(end)]
+        total += max((min(1, len(text) / 4) for text in texts if text in phrases), default=0.0)
+    return total
 
 
 def best_of(scores: dict[tuple[int, ...], float]) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.hotwords import HotwordDecoder, HotwordScorer, spellable
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, spellable
+from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
 
@@ -27,30 +28,35 @@ def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[flo
 @pytest.mark.parametrize(
     ("phrases", "text", "rewards"),
     [
-        (["ab"], "ab", 1),
-        (["ab"], "a ab a", 1),
-        (["ab"], "ab  ab", 2),
-        (["ab"], "aab", 0),  # a word that ends so is another
-        (["ab"], "aba", 0),
-        (["ab"], "a b", 0),
+        (["abab"], "abab", 1),
+        (["abab"], "a abab a", 1),
+        (["abab"], "abab  abab", 2),
+        (["abab"], "aabab", 0),  # a word that ends so is another
+        (["abab"], "ababa", 0),
+        (["abab"], "ab ab", 0),
         (["abababab"], "abababab", 1),  # one reward however long
         (["abababab"], "abababa", 0),  # none for a part
-        (["a b"], "a b", 1),
-        (["a b"], " a  b ", 1),
+        (["a", "bb", "aba"], "a", 0.25),  # of four characters or more
+        (["a", "bb", "aba"], "bb", 0.5),
+        (["a", "bb", "aba"], "bb aba", 1.25),
+        (["ab a"], "ab a", 1),
+        (["ab a"], " ab  a ", 1),
         (["a b a"], "a b a b a", 2),  # overlapping
-        (["a b a", "b b"], "a b b", 1),  # found after the first has failed
-        (["ba", "a ba"], "a ba", 1),  # one end of a word, one reward
-        (["a", "a b"], "a b", 2),
+        (["a b a", "b bb"], "a b bb", 1),  # found after the first has failed
+        (["ba", "a ba"], "a ba", 1),  # where two end, the larger
+        (["a", "ba a"], "ba a", 1),
+        (["a", "a bb"], "a bb", 1.25),
         (["bb"], "", 0),
     ],
 )
-def test_only_whole_phrases_are_rewarded(phrases: list[str], text: str, rewards: int) -> None:
+def test_only_whole_phrases_are_rewarded(phrases: list[str], text: str, rewards: float) -> None:
     assert credits(phrases, text)[-1] == pytest.approx(10 * rewards)
 
 
 def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
     assert credits(["abab"], "abaa") == pytest.approx([2.5, 5.0, 7.5, 0.0, 0.0])
     assert credits(["abab"], "aba a") == pytest.approx([2.5, 5.0, 7.5, 0.0, 2.5, 0.0])
+    assert credits(["ab"], "aa") == pytest.approx([2.5, 0.0, 0.0])
     assert credits(["abab"], "abab a") == pytest.approx([2.5, 5.0, 7.5, 10.0, 10.0, 12.5, 10.0])
 
 
@@ -63,13 +69,13 @@ def test_phrases_that_cannot_be_spelled_are_told_apart_and_refused() -> None:
         HotwordScorer(phrases=[], spelling=SPELLING, reward=1.0)
 
 
-def decoder(phrases: Sequence[str], reward: float) -> HotwordDecoder:
-    scorer = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
-    return HotwordDecoder(
+def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
+    hotwords = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
+    return decode_with_hotwords(
+        log_probs,
         unbiased=PrefixBeamSearch(settings=BEAM_OF_16),
-        biased=PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer),
-        phrases=phrases,
-        spelling=SPELLING,
+        biased=PrefixBeamSearch(settings=BEAM_OF_16, scorer=hotwords),
+        hotwords=hotwords,
     )
 
 
@@ -82,27 +88,23 @@ def heard(*frames: str) -> np.ndarray:
     return log_probs
 
 
-def text_of(decoding: HotwordDecoder, log_probs: np.ndarray) -> str:
-    return " ".join(SPELLING.words(decoding.decode(log_probs)[0].tokens))
-
-
 def test_a_hotword_that_is_nearly_heard_is_found() -> None:
     log_probs = heard("a", "b", " ", "ab", "a")
-    assert text_of(decoder(["ba"], 0.0), log_probs) == "ab a"
-    assert text_of(decoder(["ba"], 4.0), log_probs) == "ab ba"
+    assert SPELLING.words(decode(["ba"], 0.0, log_probs)[0].tokens) == ["ab", "a"]
+    assert SPELLING.words(decode(["ba"], 8.0, log_probs)[0].tokens) == ["ab", "ba"]
 
 
 def test_a_list_that_is_not_said_changes_nothing() -> None:
     log_probs = heard("ab", "b", " ", "ba", "b")
     unbiased = PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
     assert SPELLING.words(unbiased[0].tokens) == ["ab", "b"]
-    assert decoder(["aaaaa", "ba ba"], 6.0).decode(log_probs) == unbiased
-    assert decoder(["ab ab"], 6.0).decode(log_probs) != unbiased
-    assert decoder(["ab"], 6.0).decode(log_probs) == unbiased  # it says so once, as it did before
+    assert decode(["aaaaa", "ba ba"], 6.0, log_probs) == unbiased
+    assert decode(["ab ab"], 6.0, log_probs) != unbiased
+    assert decode(["ab"], 12.0, log_probs) == unbiased  # it says so once, as it did before
 
 
 def test_phrases_are_found_between_the_borders_of_words() -> None:
-    found = decoder(["ab", "a b", "b"], 1.0).find
-    assert found([IDS[each] for each in "ab"]) == {"ab"}
-    assert found([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
-    assert found([]) == frozenset()
+    hotwords = HotwordScorer(phrases=["ab", "a b", "b"], spelling=SPELLING, reward=1.0)
+    assert hotwords.find([IDS[each] for each in "ab"]) == {"ab"}
+    assert hotwords.find([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
+    assert hotwords.find([]) == frozenset()
