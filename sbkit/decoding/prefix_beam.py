@@ -20,10 +20,10 @@ NOTHING = NoScorer()
 class Prefix:
     """A token sequence as a node of a tree, with its probabilities after the latest frame.
 
-    in_blank, in_token: ln of the alignments that end so, was_blank: in_blank one frame earlier,
-    total: ln of their sum; added: what the scorers add; score: total + added; frame: the latest
-    one at which it was in the beam; children: by token, of those that were in the beam once, so
-    that two prefixes are equal only where they are one object.
+    in_blank, in_token: ln of the alignments that end so, total: ln of their sum; was_blank,
+    was_total: in_blank and total one frame earlier; added: what the scorers add; score: total +
+    added; frame: the latest one at which it was in the beam; children: by token, of those that
+    were in the beam once, so that two prefixes are equal only where they are one object.
     """
 
     __slots__ = (
@@ -38,13 +38,15 @@ class Prefix:
         "token",
         "total",
         "was_blank",
+        "was_total",
     )
 
     def __init__(
         self, parent: "Prefix | None", token: int, state: AutomatonState, added: float
     ) -> None:
         self.parent, self.token, self.state, self.added = parent, token, state, added
-        self.in_blank = self.was_blank = self.in_token = self.total = self.score = -inf
+        self.in_blank = self.in_token = self.total = self.score = -inf
+        self.was_blank = self.was_total = -inf
         self.children = dict[int, Prefix]()
         self.frame = -1
 
@@ -90,9 +92,12 @@ class PrefixBeamSearch:
         log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
         for prefix in beam:
             prefix.frame = place
-            prefix.was_blank, prefix.in_blank = prefix.in_blank, prefix.total + blank
+            prefix.was_blank, prefix.was_total = prefix.in_blank, prefix.total
+            prefix.in_blank = prefix.total + blank
             if prefix.token >= 0:
                 prefix.in_token += log_probs[prefix.token]
+            prefix.total = log_add(prefix.in_blank, prefix.in_token)
+            prefix.score = prefix.total + prefix.added
 
     def _extend(self, beam: list[Prefix], frame: Frame, place: int) -> list[Extension]:
         """Append each candidate to each prefix; return those that lead out of the beam.
@@ -103,13 +108,15 @@ class PrefixBeamSearch:
         expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
         append, floor = extensions.append, self._floor(beam)
         for prefix in beam:
-            last, total, blank, added = prefix.token, prefix.total, prefix.was_blank, prefix.added
+            last, total, blank, added = prefix.token, prefix.was_total, prefix.was_blank, prefix.added
             children, state = prefix.children, prefix.state
             arcs = state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
                 if token in children and (child := children[token]).frame == place:
                     child.in_token = log_add(child.in_token, log_prob)
+                    child.total = log_add(child.total, log_prob)
+                    child.score = child.total + child.added
                     continue
                 arc = arcs.get(token) or expand(state, token)
                 score = log_prob + added + arc[0]
@@ -124,13 +131,10 @@ class PrefixBeamSearch:
         """
         if self.settings.beam_size is None or len(beam) < self.settings.beam_size:
             return -inf
-        return min(log_add(each.in_blank, each.in_token) + each.added for each in beam)
+        return min(each.score for each in beam)
 
     def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
         """Return the best of the beam's prefixes and their extensions."""
-        for prefix in beam:
-            prefix.total = log_add(prefix.in_blank, prefix.in_token)
-            prefix.score = prefix.total + prefix.added
         size = self.settings.beam_size
         room = [each for each in beam if each.score > -inf]
         if not extensions and (size is None or len(room) <= size):
