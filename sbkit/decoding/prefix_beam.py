@@ -12,7 +12,7 @@ from operator import attrgetter, itemgetter
 
 from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
 from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, NoScorer, Scorer
+from sbkit.decoding.scorer import Arc, AutomatonState, LazyAutomaton, NoScorer, Scorer
 
 NOTHING = NoScorer()
 
@@ -59,7 +59,7 @@ class Prefix:
         return tuple(reversed(tokens))
 
 
-Extension = tuple[float, float, Prefix, int, tuple[float, AutomatonState] | None]
+Extension = tuple[float, float, Prefix, int, Arc | None]
 """Score, ln p, the prefix, the token appended, and the scorers' arc, None where it stays."""
 
 
@@ -108,9 +108,13 @@ class PrefixBeamSearch:
         expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
         append, floor = extensions.append, self._floor(beam)
         for prefix in beam:
-            last, total, blank, added = prefix.token, prefix.was_total, prefix.was_blank, prefix.added
-            children, state = prefix.children, prefix.state
-            arcs = state.arcs
+            last, total, blank, added = (
+                prefix.token,
+                prefix.was_total,
+                prefix.was_blank,
+                prefix.added,
+            )
+            children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
                 if token in children and (child := children[token]).frame == place:
@@ -141,7 +145,24 @@ class PrefixBeamSearch:
             return room
         extensions += [(each.score, each.total, each, each.token, None) for each in room]
         extensions.sort(key=itemgetter(0), reverse=True)
-        return [_enter(each) for each in extensions[:size]]
+        return [self._enter(each) for each in extensions[:size]]
+
+    def _enter(self, extension: Extension) -> Prefix:
+        """Return the prefix that an extension leads to: the one that was there, or a new one."""
+        score, log_prob, parent, token, arc = extension
+        if arc is None:
+            return parent
+        prefix = parent.children.get(token)
+        if prefix is None:
+            state = self._automaton.state(arc[1])
+            prefix = parent.children[token] = Prefix(parent, token, state, parent.added + arc[0])
+        prefix.in_blank, prefix.in_token, prefix.total, prefix.score = (
+            -inf,
+            log_prob,
+            log_prob,
+            score,
+        )
+        return prefix
 
     def _hypothesis(self, prefix: Prefix) -> Hypothesis:
         added = prefix.added + self._automaton.end(prefix.state)
@@ -151,18 +172,6 @@ class PrefixBeamSearch:
             ctc_score=prefix.total,
             lm_score=added,
         )
-
-
-def _enter(extension: Extension) -> Prefix:
-    """Return the prefix that an extension leads to: the one that was there, or a new one."""
-    score, log_prob, parent, token, arc = extension
-    if arc is None:
-        return parent
-    prefix = parent.children.get(token)
-    if prefix is None:
-        prefix = parent.children[token] = Prefix(parent, token, arc[1], parent.added + arc[0])
-    prefix.in_blank, prefix.in_token, prefix.total, prefix.score = -inf, log_prob, log_prob, score
-    return prefix
 
 
 def log_add(one: float, other: float) -> float:

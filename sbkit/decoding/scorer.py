@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 UNKNOWN, END = 0, 2  # ids of `<unk>` and `</s>` in a language model
-REMEMBERED = 1 << 18  # states, of about 500 bytes each
+REMEMBERED = 1 << 18  # states, of about 1 kB each with their arcs
 
 
 class LanguageModel(Protocol):
@@ -73,29 +73,37 @@ class SumOfScorers:
 
     def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
         """Return the sum of their scores, and their states."""
-        pairs = zip(self._scorers, state, strict=True)
-        answers = [scorer.step(each, token) for scorer, each in pairs]
-        return sum(score for score, _ in answers), tuple(after for _, after in answers)
+        total, after = 0.0, list[Hashable]()
+        for scorer, each in zip(self._scorers, state, strict=True):
+            score, reached = scorer.step(each, token)
+            total += score
+            after.append(reached)
+        return total, tuple(after)
 
     def end(self, state: Sequence[Any]) -> float:
         """Return the sum of their end scores."""
         return sum(scorer.end(each) for scorer, each in zip(self._scorers, state, strict=True))
 
 
+Arc = tuple[float, Hashable]
+"""What a token adds, and the scorer's state after it."""
+
+
 class AutomatonState:
-    """A scorer's state with the arcs that were asked for: token -> (score, next state)."""
+    """A scorer's state, with the arcs that were asked for by token."""
 
     __slots__ = ("arcs", "of_scorer")
 
     def __init__(self, of_scorer: Hashable) -> None:
         self.of_scorer = of_scorer
-        self.arcs = dict[int, tuple[float, AutomatonState]]()
+        self.arcs = dict[int, Arc]()
 
 
 class LazyAutomaton:
     """The states and arcs of a scorer, each made when it is first asked for.
 
-    One dictionary lookup by token takes the place of a call and of hashing a nested state.
+    A dictionary lookup by token takes the place of a call; and a state is hashed only where a
+    prefix enters the beam.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -106,20 +114,20 @@ class LazyAutomaton:
         """Return the start state; forget all others where there are too many."""
         if len(self._states) > REMEMBERED:
             self._states = {}
-        return self._state(self._scorer.start())
+        return self.state(self._scorer.start())
 
-    def expand(self, state: AutomatonState, token: int) -> tuple[float, AutomatonState]:
-        """Return what a token adds and the state after it, and keep the arc."""
-        score, after = self._scorer.step(state.of_scorer, token)
-        arc = state.arcs[token] = score, self._state(after)
+    def state(self, of_scorer: Hashable) -> AutomatonState:
+        """Return the one state of the automaton that stands for a scorer's."""
+        state = self._states.get(of_scorer)
+        if state is None:
+            state = self._states[of_scorer] = AutomatonState(of_scorer)
+        return state
+
+    def expand(self, state: AutomatonState, token: int) -> Arc:
+        """Ask the scorer for an arc, and keep it."""
+        arc = state.arcs[token] = self._scorer.step(state.of_scorer, token)
         return arc
 
     def end(self, state: AutomatonState) -> float:
         """Return what the end of the audio adds."""
         return self._scorer.end(state.of_scorer)
-
-    def _state(self, of_scorer: Hashable) -> AutomatonState:
-        state = self._states.get(of_scorer)
-        if state is None:
-            state = self._states[of_scorer] = AutomatonState(of_scorer)
-        return state

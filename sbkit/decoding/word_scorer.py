@@ -1,7 +1,6 @@
 """A word n-gram model over spelled words, with look-ahead and an open vocabulary."""
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.lexicon import Entry, Lexicon, LexiconNode
@@ -11,15 +10,9 @@ from sbkit.decoding.spelling import SPACE, Spelling
 History = tuple[int, ...]
 
 
-class WordState(NamedTuple):
-    """What was said and is being spelled.
-
-    history: the language model's state; node: of the word begun, the root between words, None
-    where a word has left the lexicon, whose price is then paid.
-    """
-
-    history: History
-    node: LexiconNode | None
+WordState = tuple[History, LexiconNode | None]
+"""The language model's state, and the node of the word begun: the root between words, None where a
+word has left the lexicon, whose price is then paid."""
 
 
 class WordScorer:
@@ -54,7 +47,7 @@ class WordScorer:
 
     def start(self) -> Hashable:
         """Return the state after `<s>`, before a word."""
-        return WordState(self._lm.start, self._root)
+        return self._lm.start, self._root
 
     def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
         """Return what the characters of a token add, and the state after them."""
@@ -76,7 +69,7 @@ class WordScorer:
         child = node.children.get(letter)
         if child is None:
             return self._leave(history, node)
-        return self._promised(child) - self._promised(node), WordState(history, child)
+        return self._promised(child) - self._promised(node), (history, child)
 
     def _close(self, state: WordState) -> tuple[float, WordState]:
         """End a word; between words, another space changes nothing."""
@@ -87,17 +80,17 @@ class WordScorer:
         if node is None or node.word is None:
             if node is not None:
                 score, (history, _) = self._leave(history, node)
-            return score, WordState(history, self._root)
+            return score, (history, self._root)
         log_prob, history = self._lm.score(history, node.word)
         score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
         score += self._added_word_score if node.word == UNKNOWN else 0.0
-        return score, WordState(history, self._root)
+        return score, (history, self._root)
 
     def _leave(self, history: History, node: LexiconNode) -> tuple[float, WordState]:
         """Pay for an unknown word, and take back what was paid early."""
         log_prob, history = self._lm.score(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score
-        return price - self._promised(node), WordState(history, None)
+        return price - self._promised(node), (history, None)
 
     def _promised(self, node: LexiconNode) -> float:
         """Return what was paid early for a word begun, nothing between words."""
