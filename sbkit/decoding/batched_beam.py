@@ -21,6 +21,7 @@ from sbkit.decoding.scorer_table import ScorerTable, tabulate
 # Of Knuth's MMIX generator. Only prefixes of one beam are compared, by 64 bits: two different ones
 # are taken for one by a chance of 1e-19 a pair.
 MULTIPLIER = 6364136223846793005
+NO_PARENT = -1  # of the empty prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,7 @@ class BatchedBeamSearch:
             state=zeros,
             last=zeros + self.settings.blank,
             key=zeros,
-            parent_key=zeros - 1,
+            parent_key=zeros + NO_PARENT,
         )
         return _forget_impossible(beam, in_blank)
 
@@ -184,22 +185,12 @@ def _select(
 
 
 def _hash(key: Tensor, token: Tensor) -> Tensor:
-    mixed = (key + token + 1) * MULTIPLIER
-    return mixed ^ (mixed >> 29)
+    return (key + token + 1) * MULTIPLIER  # modulo 2^64
 
 
 def _forget_impossible(beam: Beam, score: Tensor) -> Beam:
-    """Give what fills up a beam keys of its own, or it would come back as a second of another."""
-    size = score.shape[1]
-    own = -2 - 2 * torch.arange(size, device=score.device)
-    impossible = score == -inf
-    return replace(
-        beam,
-        in_blank=torch.where(impossible, -inf, beam.in_blank),
-        in_token=torch.where(impossible, -inf, beam.in_token),
-        key=torch.where(impossible, own, beam.key),
-        parent_key=torch.where(impossible, own - 1, beam.parent_key),
-    )
+    """Let what fills up a beam have no parent, or it would come back as the double of another."""
+    return replace(beam, parent_key=torch.where(score == -inf, NO_PARENT, beam.parent_key))
 
 
 def _hypotheses(beam: Beam, steps: list[Step], table: ScorerTable) -> list[list[Hypothesis]]:

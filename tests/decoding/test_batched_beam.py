@@ -42,7 +42,7 @@ def batch(seed: int, utterances: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", [NoScorer, token_model, with_hotwords])
-@pytest.mark.parametrize("size", [1, 3, 16])
+@pytest.mark.parametrize("size", [1, 3, 16, 100])
 @pytest.mark.parametrize("threshold", [None, -2.0])
 def test_it_is_the_plain_search(make: type[Scorer], size: int, threshold: float | None) -> None:
     settings = BeamSettings(

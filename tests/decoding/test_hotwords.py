@@ -46,6 +46,7 @@ def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[flo
         (["ba", "a ba"], "a ba", 1),  # where two end, the larger
         (["a", "ba a"], "ba a", 1),
         (["a", "a bb"], "a bb", 1.25),
+        (["b aaba a", "aaba"], "b aaba", 1),  # inside of another that has begun
         (["bb"], "", 0),
     ],
 )
@@ -56,6 +57,7 @@ def test_only_whole_phrases_are_rewarded(phrases: list[str], text: str, rewards:
 def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
     assert credits(["abab"], "abaa") == pytest.approx([2.5, 5.0, 7.5, 0.0, 0.0])
     assert credits(["abab"], "aba a") == pytest.approx([2.5, 5.0, 7.5, 0.0, 2.5, 0.0])
+    assert credits(["b abbbbbbb", "abab"], "b ab")[3] == pytest.approx(5.0)  # of the second
     assert credits(["ab"], "aa") == pytest.approx([2.5, 0.0, 0.0])
     assert credits(["abab"], "abab a") == pytest.approx([2.5, 5.0, 7.5, 10.0, 10.0, 12.5, 10.0])
 
