@@ -58,7 +58,8 @@ class Step:
 class BatchedBeamSearch:
     """Find what `PrefixBeamSearch` finds, for all utterances of a batch at once.
 
-    table: of a `TokenScorer` or another scorer with few states; None adds nothing.
+    table: of a `TokenScorer` or another scorer with few states, None to add nothing; it is copied
+    for each batch unless it is on the device, in float64.
     Raises SbkitError for an unbounded beam.
     """
 
@@ -131,7 +132,7 @@ class BatchedBeamSearch:
         extended = total[..., None] + tried[:, None]  # (B, K, V)
         repeated = beam.in_blank + tried.gather(1, beam.last)  # a blank lies between
         extended = extended.scatter(2, beam.last[..., None], repeated[..., None])
-        extended, gained = _merge(beam, extended)
+        extended, gained = _merge(beam, extended, self.settings.blank)
         stayed = replace(
             beam,
             in_blank=total + frame[:, self.settings.blank, None],
@@ -151,13 +152,13 @@ def _check(log_probs: Tensor) -> None:
         raise refuse_frame(frame, float(best[utterance, frame]))
 
 
-def _merge(beam: Beam, extended: Tensor) -> tuple[Tensor, Tensor]:
+def _merge(beam: Beam, extended: Tensor, blank: int) -> tuple[Tensor, Tensor]:
     """Take what leads to another prefix of the beam out of the extensions: (B, K, V), (B, K)."""
     parents = beam.key[:, :, None] == beam.parent_key[:, None, :]  # (B, K, K), of at most one
     last = beam.last[:, None, :].expand(parents.shape)
     gained = torch.where(parents, extended.gather(2, last), -inf).amax(1)
-    merged = torch.zeros_like(extended).scatter_add(2, last, parents.to(extended.dtype))
-    return torch.where(merged > 0, -inf, extended), gained
+    merged = torch.where(parents, last, blank)  # the blank is -inf as it is
+    return extended.scatter(2, merged, -inf), gained
 
 
 def _select(

@@ -31,9 +31,9 @@ class WordScorer:
         lm: LanguageModel,
         lexicon: Lexicon,
         spelling: Spelling,
-        lm_weight: float = 0.5,
+        lm_weight: float = 1.0,
         word_bonus: float = 0.0,
-        unknown_word_score: float = -10.0,
+        unknown_word_score: float = -12.0,
         added_word_score: float = 0.0,
         added_words: Iterable[str] = (),
     ) -> None:
