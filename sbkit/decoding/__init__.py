@@ -1,0 +1,1 @@
+"""CTC beam search with language models and hotwords."""

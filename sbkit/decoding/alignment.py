@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.prefix_beam import LogProbs
-from sbkit.decoding.word_scorer import SPACE
+from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.spelling import SPACE
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Legend: B utterances, U frames of 40 ms, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -13,15 +13,19 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE
-from sbkit.decoding.hotwords import HotwordScorer
+from sbkit.decoding.frames import BeamSettings, LogProbs
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import LanguageModels, load_language_models
-from sbkit.decoding.prefix_beam import LogProbs, NoScorer, PrefixBeam, Scorer
-from sbkit.decoding.sum_scorer import SumScorer
-from sbkit.decoding.word_scorer import TokenScorer, WordScorer
-from sbkit.lm.ngram import UNKNOWN, NgramModel
+from sbkit.decoding.prefix_beam import PrefixBeamSearch
+from sbkit.decoding.scorer import Scorer, SumOfScorers
+from sbkit.decoding.spelling import Spelling
+from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
+LIKELY = -6.0  # log-probability of tokens that are tried
+MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
@@ -77,20 +81,14 @@ class BeamDecoder:
         language_models: str | Path | LanguageModels,
         beam_size: int = 16,
         weights: Mapping[str, float] | Weights | None = None,
-        hotwords: Sequence[str] = (),
-        hotword_reward: float = HOTWORD_REWARD,
     ) -> None:
         self.tokenizer, self.beam_size = tokenizer, beam_size
-        self._hotwords: HotwordScorer | None = None
-        self._without: BeamDecoder | None = None
-        if hotwords:
-            self._hotwords = HotwordScorer(
-                phrases=hotwords, pieces=tokenizer.pieces(), reward=hotword_reward
-            )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
+        self._hotwords: HotwordScorer | None = None
+        self._biased: PrefixBeamSearch | None = None
 
     @cached_property
     def language_models(self) -> LanguageModels:
@@ -111,79 +109,78 @@ class BeamDecoder:
     def with_hotwords(
         self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
     ) -> "BeamDecoder":
-        """Return the same decoder, which expects some phrases; normalized ones, as `Hotwords`."""
-        decoder = BeamDecoder(
-            tokenizer=self.tokenizer,
-            language_models=self.language_models,
-            beam_size=self.beam_size,
-            weights=self.weights,
-            hotwords=phrases,
-            hotword_reward=reward,
-        )
-        decoder._without = self
+        """Return the same decoder, which expects some phrases that can be spelled.
+
+        Its transcript is another one only where one of them is then heard.
+        """
+        decoder = self.with_weights(self.weights)
+        decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
+        added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+        decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
         return decoder
 
     @cached_property
-    def beam(self) -> PrefixBeam:
-        """Make the search."""
+    def _spelling(self) -> Spelling:
         special = self.tokenizer.vocabulary
-        return PrefixBeam(
-            scorer=self._scorer(),
-            blank=special.blank,
-            skip=frozenset({special.unk, special.bos, special.eos}),
-            beam_size=self.beam_size,
+        return Spelling(
+            pieces=self.tokenizer.pieces(),
+            spell=self.tokenizer.encode,
+            special=(special.blank, special.unk, special.bos, special.eos),
         )
 
-    def _scorer(self) -> Scorer:
-        pieces, models, weights = self.tokenizer.pieces(), self.language_models, self.weights
-        scorers: list[Scorer] = [] if self._hotwords is None else [self._hotwords]
+    @cached_property
+    def search(self) -> PrefixBeamSearch:
+        """Make the search without hotwords."""
+        return self._search(self._scorers())
+
+    def _search(self, scorers: Sequence[Scorer]) -> PrefixBeamSearch:
+        special = self.tokenizer.vocabulary
+        settings = BeamSettings(
+            vocab_size=special.size,
+            blank=special.blank,
+            beam_size=self.beam_size,
+            token_threshold=LIKELY,
+            most_tokens=MOST_TOKENS,
+            excluded=(special.unk, special.bos, special.eos),
+        )
+        return PrefixBeamSearch(settings=settings, scorer=SumOfScorers(scorers=scorers))
+
+    def _scorers(self, added: Sequence[str] = ()) -> list[Scorer]:
+        """Return the language models with their weights; ``added`` words are known, too."""
+        models, weights, scorers = self.language_models, self.weights, list[Scorer]()
         if models.words is not None and weights.word:
             scorers.append(
                 WordScorer(
-                    model=models.words,
-                    pieces=pieces,
-                    weight=weights.word,
-                    bonus=weights.word_bonus,
-                    unknown=weights.unknown,
-                    more_words=self._more_words(models.words),
+                    lm=models.words,
+                    lexicon=make_lexicon(models.words, self._spelling),
+                    spelling=self._spelling,
+                    lm_weight=weights.word,
+                    word_bonus=weights.word_bonus,
+                    unknown_word_score=weights.unknown,
+                    added_words=[word for word in added if word not in models.words],
                 )
             )
         if models.tokens is not None and weights.token:
             scorers.append(
                 TokenScorer(
-                    model=models.tokens,
-                    pieces=pieces,
-                    weight=weights.token,
-                    bonus=weights.token_bonus,
+                    lm=models.tokens,
+                    pieces=self.tokenizer.pieces(),
+                    lm_weight=weights.token,
+                    token_bonus=weights.token_bonus,
+                    special=tuple(self._spelling.special),
                 )
             )
-        return reduce(SumScorer, scorers) if scorers else NoScorer()
+        return scorers
 
-    def _more_words(self, model: NgramModel) -> list[str]:
-        """List the words of hotwords that the model does not know."""
-        phrases = () if self._hotwords is None else self._hotwords.phrases
-        words = dict.fromkeys(word for phrase in phrases for word in phrase.split())
-        return [word for word in words if model.id_of(word) == UNKNOWN]
-
-    def nbest(self, log_probs: LogProbs, count: int) -> list[Hypothesis]:
-        """Return the best hypotheses of an utterance, (U, V), the best first."""
-        return self.beam.decode(log_probs, nbest=count)
+    def nbest(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of an utterance, (U, V), the best hypothesis first."""
+        if self._hotwords is None or self._biased is None:
+            return self.search.decode(log_probs)
+        return decode_with_hotwords(
+            log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
+        )
 
     def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
         rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [self._best(row[:frames]) for row, frames in rows]
-
-    def _best(self, log_probs: LogProbs) -> list[int]:
-        """Decode one utterance: with hotwords only where one of them is then heard.
-
-        So a list of what is not said leaves every transcript as it is.
-        """
-        best = list(self.beam.decode(log_probs)[0].tokens)
-        if self._without is None or self._hotwords is None:
-            return best
-        plain = self._without._best(log_probs)
-        heard, without = (
-            self._hotwords.count(self.tokenizer.decode(tokens)) for tokens in (best, plain)
-        )
-        return best if heard > without else plain
+        return [list(self.nbest(row[:frames])[0].tokens) for row, frames in rows]

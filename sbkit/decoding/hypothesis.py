@@ -1,18 +1,17 @@
-"""What a decoder takes an utterance for."""
+"""One answer of a beam search."""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """One reading of an utterance.
+    """A token sequence and its natural logarithmic scores; score = ctc_score + lm_score.
 
-    Attributes:
-        score: what the hypotheses of an utterance are compared by: the sum of all scores.
-        tokens: ids of the vocabulary.
-        ctc: the log-probability of the tokens by CTC, over the alignments that were followed.
+    tokens: ids without blanks; ctc_score: ln p(tokens | audio), of the alignments that the beam
+    kept; lm_score: all that the scorers add, weighted, hotword rewards among it.
     """
 
-    score: float
     tokens: tuple[int, ...]
-    ctc: float
+    score: float
+    ctc_score: float
+    lm_score: float

@@ -1,188 +1,181 @@
-"""CTC prefix beam search with scorers, for one utterance at a time.
+"""CTC prefix beam search over one utterance, exact where the beam is not bounded.
 
-A prefix is a node of a tree. With each goes the probability of the alignments that end in a blank,
-and of those that end in its last token (Hannun et al., "First-pass large vocabulary continuous
-speech recognition using bi-directional recurrent DNNs", 2014); scorers add to it what they think of
-the tokens. Without pruning the result is exact: every alignment is in the sum of its text.
+Legend: U frames of 40 ms, V vocabulary.
 
-Legend: U frames, V vocabulary.
+Each prefix carries two probabilities, of the alignments that end in a blank and of those that end
+in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks") and
+Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefix alone.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from heapq import nlargest
-from math import inf, log
-from typing import Any, Protocol
+from math import exp, inf, log1p
+from operator import attrgetter, itemgetter
 
-import numpy as np
-import numpy.typing as npt
-
-from sbkit.base.errors import SbkitError
+from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
 from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.scorer import Arc, AutomatonState, LazyAutomaton, NoScorer, Scorer
 
-LogProbs = npt.NDArray[np.floating[Any]]
-
-
-class Scorer(Protocol):
-    """What judges the tokens of a hypothesis one by one, as a language model does."""
-
-    def start(self) -> Hashable:
-        """Return the state before the first token."""
-        ...
-
-    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
-        """Return what a token adds to the score after a state, and the state after it."""
-        ...
-
-    def end(self, state: Any) -> float:
-        """Return what the end of the utterance adds."""
-        ...
+NOTHING = NoScorer()
 
 
-@dataclass(frozen=True)
-class NoScorer:
-    """Leaves everything to CTC."""
+class Prefix:
+    """A token sequence as a node of a tree, with its probabilities after the latest frame.
 
-    def start(self) -> None:
-        """Return no state."""
-
-    def step(self, state: None, token: int) -> tuple[float, None]:
-        """Add nothing."""
-        return 0.0, None
-
-    def end(self, state: None) -> float:
-        """Add nothing."""
-        return 0.0
-
-
-class _Prefix:
-    """A node of the tree of prefixes: its last token, its parent, and what the scorer says of it.
-
-    blank, token: the probability of the alignments that end so, scaled; of this frame.
+    in_blank, in_token: ln of the alignments that end so, total: ln of their sum; was_blank,
+    was_total: in_blank and total one frame earlier; added: what the scorers add; score: total +
+    added; frame: the latest one at which it was in the beam; children: by token, of those that
+    were in the beam once, so that two prefixes are equal only where they are one object.
     """
 
-    __slots__ = ("blank", "children", "last", "parent", "score", "state", "token")
+    __slots__ = (
+        "added",
+        "children",
+        "frame",
+        "in_blank",
+        "in_token",
+        "parent",
+        "score",
+        "state",
+        "token",
+        "total",
+        "was_blank",
+        "was_total",
+    )
 
-    def __init__(self, parent: "_Prefix | None", last: int, score: float, state: Any) -> None:
-        self.parent, self.last, self.score, self.state = parent, last, score, state
-        self.children: dict[int, _Prefix] = {}
-        self.blank = self.token = 0.0
+    def __init__(
+        self, parent: "Prefix | None", token: int, state: AutomatonState, added: float
+    ) -> None:
+        self.parent, self.token, self.state, self.added = parent, token, state, added
+        self.in_blank = self.in_token = self.total = self.score = -inf
+        self.was_blank = self.was_total = -inf
+        self.children = dict[int, Prefix]()
+        self.frame = -1
 
     def tokens(self) -> tuple[int, ...]:
-        tokens = []
-        node: _Prefix = self
-        while node.parent is not None:
-            tokens.append(node.last)
-            node = node.parent
+        """Return the tokens from the first to the last."""
+        prefix, tokens = self, list[int]()
+        while prefix.parent is not None:
+            tokens.append(prefix.token)
+            prefix = prefix.parent
         return tuple(reversed(tokens))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefixBeam:
-    """CTC prefix beam search.
+Extension = tuple[float, float, Prefix, int, Arc | None]
+"""Score, ln p, the prefix, the token appended, and the scorers' arc, None where it stays."""
 
-    Attributes:
-        scorer: what is added to the score of CTC.
-        blank: the id of the blank.
-        skip: ids that are never written, such as ``<unk>``.
-        beam_size: prefixes that are kept after each frame; None: all.
-        max_candidates: tokens of a frame that are tried, the most likely ones; None: all.
-        min_log_prob: tokens of a frame below it are not tried; None: all are.
-    """
 
-    scorer: Scorer
-    blank: int
-    skip: frozenset[int] = frozenset()
-    beam_size: int | None = 16
-    max_candidates: int | None = 12
-    min_log_prob: float | None = -6.0
+class PrefixBeamSearch:
+    """Find the best token sequences of an utterance, scorers included."""
 
-    def __post_init__(self) -> None:
-        """Refuse a beam that holds nothing."""
-        if self.beam_size is not None and self.beam_size < 1:
-            raise SbkitError(f"`beam_size` must be at least 1, but is {self.beam_size}. Take 16.")
+    def __init__(self, *, settings: BeamSettings, scorer: Scorer = NOTHING) -> None:
+        self.settings = settings
+        self._automaton = LazyAutomaton(scorer)
 
-    def decode(self, log_probs: LogProbs, *, nbest: int = 1) -> list[Hypothesis]:
-        """Return the best hypotheses of an utterance, the best first: (U, V) -> at most ``nbest``.
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of natural log-probabilities (U, V), the best hypothesis first.
 
-        Raises:
-            SbkitError: a log-probability is not a number, or nothing at all can be said.
+        Hypotheses are distinct; impossible ones are left out. Raises SbkitError for another
+        vocabulary and for frames without a finite largest log-probability.
         """
-        if np.isnan(log_probs).any() or (len(log_probs) and (log_probs.max(1) == -inf).any()):
-            raise SbkitError(
-                "Every frame must have a token that is possible, but one has none: the model's "
-                "output is not a number. Look at its weights."
-            )
-        root = _Prefix(None, -1, 0.0, self.scorer.start())
-        root.blank = 1.0
-        beam, scale = [root], 0.0
-        for candidates, blank in self._candidates(log_probs):
-            active = self._step(beam, candidates, blank)
-            largest = max(node.blank + node.token for node in active)
-            beam = self._prune(active)
-            for node in beam:
-                node.blank /= largest
-                node.token /= largest
-            scale += log(largest)
-        return self._finish(beam, scale, nbest)
+        root = Prefix(None, -1, self._automaton.start(), 0.0)
+        root.in_blank = root.total = root.score = 0.0
+        beam = [root]
+        for place, frame in enumerate(make_frames(log_probs, self.settings)):
+            self._stay(beam, frame, place)
+            extensions = self._extend(beam, frame, place) if frame.candidates else []
+            beam = self._select(beam, extensions)
+        hypotheses = [self._hypothesis(prefix) for prefix in beam]
+        possible = [each for each in hypotheses if each.score > -inf]
+        return sorted(possible, key=attrgetter("score"), reverse=True)
 
-    def _candidates(self, log_probs: LogProbs) -> list[tuple[list[tuple[int, float]], float]]:
-        """Return for each frame the tokens to try, with their probabilities, and the blank's."""
-        probs = np.exp(log_probs.astype(np.float64))
-        tried = probs > 0 if self.min_log_prob is None else log_probs > self.min_log_prob
-        tried[:, [self.blank, *self.skip]] = False
-        if self.max_candidates is not None and self.max_candidates < probs.shape[1]:
-            allowed = np.where(tried, probs, 0.0)
-            least = np.partition(allowed, -self.max_candidates, axis=1)[:, -self.max_candidates]
-            tried &= allowed >= least[:, None]
-        frames, tokens = np.nonzero(tried)
-        starts = np.searchsorted(frames, np.arange(len(probs) + 1)).tolist()
-        pairs = list(zip(tokens.tolist(), probs[frames, tokens].tolist(), strict=True))
-        return [
-            (pairs[first:last], blank)
-            for first, last, blank in zip(
-                starts, starts[1:], probs[:, self.blank].tolist(), strict=False
-            )
-        ]
+    def _stay(self, beam: list[Prefix], frame: Frame, place: int) -> None:
+        """Let each prefix read a blank or its last token again, which leaves it as it is."""
+        log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
+        for prefix in beam:
+            prefix.frame = place
+            prefix.was_blank, prefix.was_total = prefix.in_blank, prefix.total
+            prefix.in_blank = prefix.total + blank
+            if prefix.token >= 0:
+                prefix.in_token += log_probs[prefix.token]
+            prefix.total = log_add(prefix.in_blank, prefix.in_token)
+            prefix.score = prefix.total + prefix.added
 
-    def _step(
-        self, beam: Sequence[_Prefix], candidates: Sequence[tuple[int, float]], blank: float
-    ) -> list[_Prefix]:
-        """Follow all alignments by one frame; return the prefixes that some of them reach."""
-        before = [(node, node.blank, node.token) for node in beam]
-        probs = dict(candidates)
-        for node, ends_in_blank, ends_in_token in before:
-            node.blank = (ends_in_blank + ends_in_token) * blank
-            node.token = ends_in_token * probs.get(node.last, 0.0)
-        active = dict.fromkeys(beam)
-        for node, ends_in_blank, ends_in_token in before:
-            both, last, children = ends_in_blank + ends_in_token, node.last, node.children
-            for token, prob in candidates:
-                reached = (ends_in_blank if token == last else both) * prob
-                if reached == 0.0:
+    def _extend(self, beam: list[Prefix], frame: Frame, place: int) -> list[Extension]:
+        """Append each candidate to each prefix; return those that lead out of the beam.
+
+        What leads to another prefix of the beam is added to it. A repeated token needs a blank
+        before it, or it would be merged.
+        """
+        expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
+        append, floor = extensions.append, self._floor(beam)
+        for prefix in beam:
+            last, total, blank, added = (
+                prefix.token,
+                prefix.was_total,
+                prefix.was_blank,
+                prefix.added,
+            )
+            children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
+            for token, log_prob in candidates:
+                log_prob += blank if token == last else total
+                if token in children and (child := children[token]).frame == place:
+                    child.in_token = log_add(child.in_token, log_prob)
+                    child.total = log_add(child.total, log_prob)
+                    child.score = child.total + child.added
                     continue
-                child = children.get(token)
-                if child is None:
-                    added, state = self.scorer.step(node.state, token)
-                    child = children[token] = _Prefix(node, token, node.score + added, state)
-                if child in active:
-                    child.token += reached
-                else:
-                    active[child] = None
-                    child.blank, child.token = 0.0, reached
-        return [node for node in active if node.blank or node.token]
+                arc = arcs.get(token) or expand(state, token)
+                score = log_prob + added + arc[0]
+                if score > floor:
+                    append((score, log_prob, prefix, token, arc))
+        return extensions
 
-    def _prune(self, active: list[_Prefix]) -> list[_Prefix]:
-        if self.beam_size is None or len(active) <= self.beam_size:
-            return active
-        return nlargest(
-            self.beam_size, active, key=lambda node: log(node.blank + node.token) + node.score
+    def _floor(self, beam: list[Prefix]) -> float:
+        """Return a score that an extension must exceed to be in the next beam.
+
+        A full beam may stay as it is, so no extension below its worst prefix can enter.
+        """
+        if self.settings.beam_size is None or len(beam) < self.settings.beam_size:
+            return -inf
+        return min(each.score for each in beam)
+
+    def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
+        """Return the best of the beam's prefixes and their extensions."""
+        size = self.settings.beam_size
+        room = [each for each in beam if each.score > -inf]
+        if not extensions and (size is None or len(room) <= size):
+            return room
+        extensions += [(each.score, each.total, each, each.token, None) for each in room]
+        extensions.sort(key=itemgetter(0), reverse=True)
+        return [self._enter(each) for each in extensions[:size]]
+
+    def _enter(self, extension: Extension) -> Prefix:
+        """Return the prefix that an extension leads to: the one that was there, or a new one."""
+        score, log_prob, parent, token, arc = extension
+        if arc is None:
+            return parent
+        prefix = parent.children.get(token)
+        if prefix is None:
+            state = self._automaton.state(arc[1])
+            prefix = parent.children[token] = Prefix(parent, token, state, parent.added + arc[0])
+        prefix.in_blank, prefix.in_token, prefix.total, prefix.score = (
+            -inf,
+            log_prob,
+            log_prob,
+            score,
+        )
+        return prefix
+
+    def _hypothesis(self, prefix: Prefix) -> Hypothesis:
+        added = prefix.added + self._automaton.end(prefix.state)
+        return Hypothesis(
+            tokens=prefix.tokens(),
+            score=prefix.total + added,
+            ctc_score=prefix.total,
+            lm_score=added,
         )
 
-    def _finish(self, beam: Sequence[_Prefix], scale: float, nbest: int) -> list[Hypothesis]:
-        found = []
-        for node in beam:
-            ctc = log(node.blank + node.token) + scale
-            score = ctc + node.score + self.scorer.end(node.state)
-            found.append(Hypothesis(score, node.tokens(), ctc))
-        return nlargest(nbest, found)
+
+def log_add(one: float, other: float) -> float:
+    """Return ln(exp(one) + exp(other)), also of minus infinity."""
+    if one < other:
+        one, other = other, one
+    return one if other == -inf else one + log1p(exp(other - one))

@@ -36,7 +36,7 @@ from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
 from sbkit.decoding.alignment import time_words
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.hotwords import Hotwords, read_hotwords
+from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
 from sbkit.inference.budget import within_budget
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
@@ -178,8 +178,8 @@ class Bundle:
                 "Export a run that has them, and do not pass --decoder greedy."
             )
         spell = partial(normalize, language=self.config.language or "und")
-        found = Hotwords.of(read_hotwords(named), normalize=spell, pieces=tokenizer.pieces())
-        for phrase in found.unspellable:
+        found = normalize_hotwords(read_hotwords(named), normalize=spell, tokenizer=tokenizer)
+        for phrase in found.refused:
             what = f"the hotword {printable(phrase)[:100]} is left out"
             print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
         if not found.phrases:

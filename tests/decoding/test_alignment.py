@@ -9,8 +9,17 @@ import torchaudio
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import TimedWord, align, time_words
-from sbkit.decoding.prefix_beam import LogProbs
-from tests.decoding.test_prefix_beam import PIECES, matrix
+from sbkit.decoding.frames import LogProbs
+
+PIECES = ["<blank>", "a", "b", "▁"]
+
+
+def matrix(seed: int) -> LogProbs:
+    """Draw the log-probabilities of 1 to 6 frames over 4 tokens."""
+    random = np.random.default_rng(seed)
+    logits = 2 * random.standard_normal((random.integers(1, 7), len(PIECES)))
+    scores: LogProbs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    return scores
 
 
 def best_by_enumeration(log_probs: LogProbs, tokens: list[int]) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
     Declared,
     ensure_language_models,
@@ -16,7 +17,7 @@ from sbkit.decoding.language_models import (
 from sbkit.decoding.tune import Heard, tune, used_weights
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.wer import Scores, count_errors
-from tests.decoding.test_hotwords import spoken
+from tests.decoding.spoken import heard, spoken
 
 TEXTS = [
     "call the north office",
@@ -58,7 +59,7 @@ def misheard(tokenizer: Tokenizer, count: int = 12) -> list[Heard]:
 
 
 def errors(decoder: BeamDecoder, heard: list[Heard]) -> Scores:
-    best = (decoder.nbest(each.log_probs, 1)[0].tokens for each in heard)
+    best = (decoder.nbest(each.log_probs)[0].tokens for each in heard)
     pairs = zip(heard, map(decoder.tokenizer.decode, best), strict=True)
     return sum((count_errors(each.text, text) for each, text in pairs), Scores())
 
@@ -98,7 +99,7 @@ def test_only_weights_of_models_that_are_there_are_chosen(
         file = trained(tmp_path, tokenizer, words=words, tokens=tokens)
         decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
         assert set(used_weights(decoder)) == names
-        assert decoder.nbest(misheard(tokenizer, 1)[0].log_probs, 1)
+        assert decoder.nbest(misheard(tokenizer, 1)[0].log_probs)
 
 
 def test_an_empty_set_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -136,3 +137,39 @@ def test_models_of_another_tokenizer_are_refused(tmp_path: Path, tokenizer: Toke
     )
     with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
         load_language_models(file, other)
+
+
+def test_a_hotword_that_no_text_had_is_heard(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """What was said is "call sam"; the s sounds a little more like an h."""
+    file = trained(tmp_path, tokenizer, tokens=0)
+    plain = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={"token": 0})
+    log_probs = spoken(tokenizer, "call lam", {5: "t"})
+    assert heard(plain.with_hotwords(["lam"]), log_probs) == "call lam"
+    assert heard(plain, log_probs) != "call lam"
+
+
+def test_a_list_that_is_not_spoken_changes_nothing(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    plain = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
+    expecting = plain.with_hotwords(["trondheim", "the lord of the land", "nordic"])
+    for text in TEXTS:
+        log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
+        assert heard(expecting, log_probs) == heard(plain, log_probs)
+
+
+def test_what_cannot_be_spelled_is_named(tokenizer: Tokenizer) -> None:
+    named = ["Sam", " sam ", "日本", "", "!", "the café"]
+    found = normalize_hotwords(
+        named, normalize=lambda text: text.strip(" !").lower(), tokenizer=tokenizer
+    )
+    assert found.phrases == ("sam",)
+    assert found.refused == ("日本", "!", "the café")
+
+
+def test_a_list_is_a_file_or_words_with_commas(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("new york\n\nzoe\n", encoding="utf-8")
+    assert list(read_hotwords(str(file))) == ["new york", "", "zoe", ""]
+    assert list(read_hotwords("new york,zoe")) == ["new york", "zoe"]
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SbkitError, match="must be a UTF-8 text with a phrase on each line"):
+        list(read_hotwords(str(file)))

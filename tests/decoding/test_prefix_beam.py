@@ -1,167 +1,209 @@
-"""The prefix beam finds what an enumeration of all alignments finds."""
+"""A beam without bounds finds what adding up all paths finds, whatever scores it adds."""
 
-import itertools
-import math
-from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.prefix_beam import LogProbs, NoScorer, PrefixBeam, Scorer
-from sbkit.decoding.sum_scorer import SumScorer
-from sbkit.decoding.word_scorer import TokenScorer, WordScorer
-from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import END, NgramModel
-from sbkit.lm.ngram import UNKNOWN as UNKNOWN_WORD
+from sbkit.decoding.frames import BeamSettings, make_frames
+from sbkit.decoding.hotwords import HotwordScorer
+from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
+from sbkit.decoding.scorer import NoScorer, Scorer, SumOfScorers
+from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.word_scorer import WordScorer, make_lexicon
+from tests.decoding.by_definition import (
+    BEAM_OF_16,
+    CHARACTERS,
+    PIECES,
+    SETTINGS,
+    best_of,
+    count_rewards,
+    enumerate_paths,
+    random_matrices,
+    random_model,
+    sentence_log_prob,
+    spelling,
+    words_of,
+)
 
-PIECES = ["<blank>", "a", "b", "▁"]
-SENTENCES = ["a b", "ab a", "ab ab b", "b a a", "ba ab a", "a ab"]
-WORDS = train([each.split() for each in SENTENCES], order=3).model
-TOKENS = train([list(each.replace(" ", "▁")) for each in SENTENCES], order=3).model
-WEIGHT, BONUS, UNKNOWN = 0.7, 0.4, -1.5
-
-
-def words_score(tokens: tuple[int, ...]) -> float:
-    """Score a text by the model of words, as a whole."""
-    words = "".join(PIECES[token] for token in tokens).replace("▁", " ").split()
-    ids = [WORDS.id_of(word) for word in words]
-    total, state = 0.0, WORDS.start
-    for word in (*ids, END):
-        log_prob, state = WORDS.score(state, word)
-        total += WEIGHT * log_prob
-    return total + BONUS * len(words) + UNKNOWN * ids.count(UNKNOWN_WORD)
-
-
-def tokens_score(tokens: tuple[int, ...]) -> float:
-    sentence = [PIECES[token] for token in tokens]
-    return WEIGHT * TOKENS.sentence_log_prob(sentence) + BONUS * len(tokens)
+Definition = Callable[[Sequence[int]], float]
+WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
 
-def scorer_of(name: str) -> Scorer:
-    by_words = WordScorer(model=WORDS, pieces=PIECES, weight=WEIGHT, bonus=BONUS, unknown=UNKNOWN)
-    by_tokens = TokenScorer(model=TOKENS, pieces=PIECES, weight=WEIGHT, bonus=BONUS)
-    both = SumScorer(by_words, by_tokens)
-    return {"none": NoScorer(), "words": by_words, "tokens": by_tokens, "both": both}[name]
+def nothing(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+    return NoScorer(), lambda tokens: 0.0
 
 
-SCORES = {
-    "none": lambda tokens: 0.0,
-    "words": words_score,
-    "tokens": tokens_score,
-    "both": lambda tokens: words_score(tokens) + tokens_score(tokens),
-}
+def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+    model = random_model(pieces[1:], seed=1)
+    scorer = TokenScorer(lm=model, pieces=pieces, lm_weight=0.7, token_bonus=0.4, special=(0,))
+
+    def definition(tokens: Sequence[int]) -> float:
+        spoken = [pieces[token] for token in tokens]
+        return 0.7 * sentence_log_prob(model, spoken) + 0.4 * len(spoken)
+
+    return scorer, definition
 
 
-def enumerate_all(log_probs: LogProbs, name: str) -> dict[tuple[int, ...], float]:
-    """Score every text by all of its alignments."""
-    alignments: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    frames, size = log_probs.shape
-    for path in itertools.product(range(size), repeat=frames):
-        merged = tuple(token for token, _ in itertools.groupby(path) if token)
-        alignments[merged].append(sum(log_probs[frame, token] for frame, token in enumerate(path)))
-    return {
-        tokens: float(np.logaddexp.reduce(values)) + SCORES[name](tokens)
-        for tokens, values in alignments.items()
-    }
-
-
-def matrix(seed: int) -> LogProbs:
-    """Draw the log-probabilities of 1 to 6 frames over 4 tokens."""
-    random = np.random.default_rng(seed)
-    logits = 2 * random.standard_normal((random.integers(1, 7), len(PIECES)))
-    scores: LogProbs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    return scores
-
-
-def beam_of(name: str, size: int | None) -> PrefixBeam:
-    return PrefixBeam(
-        scorer=scorer_of(name), blank=0, beam_size=size, max_candidates=None, min_log_prob=None
+def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+    model = random_model(WORDS, seed=2)
+    scorer = WordScorer(
+        lm=model,
+        lexicon=make_lexicon(model, spelling(pieces)),
+        spelling=spelling(pieces),
+        lm_weight=0.8,
+        word_bonus=0.5,
+        unknown_word_score=-1.5,
+        added_words=["bb"],
+        added_word_score=-0.3,
     )
 
+    def definition(tokens: Sequence[int]) -> float:
+        words = words_of(tokens, pieces)
+        prices = [
+            0.5 + (word == "bb") * -0.3 + (word not in (*WORDS, "bb")) * -1.5 for word in words
+        ]
+        return 0.8 * sentence_log_prob(model, words) + sum(prices)
 
-@pytest.mark.parametrize("name", SCORES)
-def test_without_pruning_it_is_exact(name: str) -> None:
-    for seed in range(200):
-        log_probs = matrix(seed)
-        every = enumerate_all(log_probs, name)
-        found = beam_of(name, None).decode(log_probs, nbest=len(every))
-        assert len(found) == len(every)
-        assert [each.score for each in found] == sorted((e.score for e in found), reverse=True)
-        for each in found:
-            assert each.score == pytest.approx(every[each.tokens], abs=1e-9)
+    return scorer, definition
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_a_small_beam_mostly_finds_the_best(name: str) -> None:
+def hotwords(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+    phrases = [each for each in PHRASES if spelling(pieces).letters(each)]
+    scorer = HotwordScorer(phrases=phrases, spelling=spelling(pieces), reward=2.5)
+    return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
+
+
+def all_at_once(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
+    parts = [token_model(pieces), word_model(pieces), hotwords(pieces)]
+    scorer = SumOfScorers(scorers=[scorer for scorer, _ in parts])
+    return scorer, lambda tokens: sum(definition(tokens) for _, definition in parts)
+
+
+MODELS = [nothing, token_model, word_model, hotwords, all_at_once]
+
+
+@pytest.mark.parametrize("pieces", [CHARACTERS, PIECES], ids=["characters", "pieces"])
+@pytest.mark.parametrize("model", MODELS)
+def test_without_bounds_it_is_enumeration_and_with_16_nearly(
+    model: Callable[[tuple[str, ...]], tuple[Scorer, Definition]], pieces: tuple[str, ...]
+) -> None:
+    scorer, definition = model(pieces)
+    exact = PrefixBeamSearch(settings=SETTINGS, scorer=scorer)
+    bounded = PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer)
+    matrices = random_matrices(200 if pieces == CHARACTERS else 50)
     found = 0
-    for seed in range(50):
-        log_probs = matrix(1000 + seed)
-        every = enumerate_all(log_probs, name)
-        best = beam_of(name, 16).decode(log_probs)[0]
-        found += every[best.tokens] == pytest.approx(max(every.values()), abs=1e-9)
-    assert found >= 45
+    for log_probs in matrices:
+        ctc_scores = enumerate_paths(log_probs)
+        added = {tokens: definition(tokens) for tokens in ctc_scores}
+        scores = {tokens: ctc_scores[tokens] + added[tokens] for tokens in ctc_scores}
+        answer = exact.decode(log_probs)
+        assert {each.tokens for each in answer} == scores.keys()
+        assert len(answer) == len(scores)
+        for each in answer:
+            assert each.score == pytest.approx(scores[each.tokens], abs=1e-9)
+            assert each.ctc_score == pytest.approx(ctc_scores[each.tokens], abs=1e-9)
+            assert each.lm_score == pytest.approx(added[each.tokens], abs=1e-9)
+        ordered = [each.score for each in answer]
+        assert ordered == sorted(ordered, reverse=True)
+        found += bounded.decode(log_probs)[0].tokens == best_of(scores)
+    assert found >= 0.9 * len(matrices)
 
 
-def test_impossible_tokens_are_not_written() -> None:
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_a_bounded_beam_is_sorted_distinct_and_never_better_than_all_paths(size: int) -> None:
+    search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size))
+    for log_probs in random_matrices(50, seed=4):
+        answer = search.decode(log_probs)
+        scores = [each.score for each in answer]
+        assert len(answer) <= size and scores == sorted(scores, reverse=True)
+        assert len({each.tokens for each in answer}) == len(answer)
+        totals = enumerate_paths(log_probs)
+        assert all(each.ctc_score <= totals[each.tokens] + 1e-9 for each in answer)
+
+
+def certain(*path: int) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        log_probs = np.log(np.array([[0.5, 0.5, 0, 0], [0.1, 0.9, 0, 0], [1.0, 0, 0, 0]]))
-    found = beam_of("none", None).decode(log_probs, nbest=9)
-    assert {each.tokens for each in found} == {(), (1,)}
-    assert math.exp(found[0].score) == pytest.approx(0.95)
-
-
-def test_no_frame_is_an_empty_text() -> None:
-    (best,) = beam_of("words", 16).decode(np.empty((0, 4)))
-    assert best.tokens == ()
-    assert best.score == pytest.approx(words_score(()))
-
-
-def test_pruning_of_tokens_keeps_the_likely_ones() -> None:
-    log_probs = matrix(3)
-    beam = replace(beam_of("none", None), max_candidates=1)
-    written = {token for each in beam.decode(log_probs, nbest=99) for token in each.tokens}
-    likely = {int(row[1:].argmax()) + 1 for row in log_probs}
-    assert written <= likely
+        return np.log(np.eye(4)[list(path)].reshape(-1, 4))
 
 
 @pytest.mark.parametrize(
-    ("log_probs", "what"),
+    ("path", "tokens"),
+    [((), ()), ((0, 0), ()), ((1, 1), (1,)), ((1, 0, 1), (1, 1)), ((2, 3, 3, 0, 3), (2, 3, 3))],
+)
+def test_one_possible_path_has_one_hypothesis(
+    path: tuple[int, ...], tokens: tuple[int, ...]
+) -> None:
+    answers = [
+        (each.tokens, each.score)
+        for each in PrefixBeamSearch(settings=BEAM_OF_16).decode(certain(*path))
+    ]
+    assert answers == [(tokens, 0.0)]
+
+
+def test_a_prefix_that_left_the_beam_and_returns_is_still_the_same_prefix() -> None:
+    """With a beam of 2, (2,) leaves when (2, 3) enters, and comes back from the empty prefix."""
+    search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=2))
+    for log_probs in random_matrices(300, seed=9):
+        tokens = [each.tokens for each in search.decode(log_probs)]
+        assert len(set(tokens)) == len(tokens)
+
+
+def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:
+    log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
+    some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))
+    assert [[token for token, _ in frame.candidates] for frame in some] == [[2, 3], [1, 2, 3]]
+    without = make_frames(log_probs, replace(SETTINGS, token_threshold=0.0, excluded=(2,)))
+    assert [[token for token, _ in frame.candidates] for frame in without] == [[3], [1, 3]]
+
+
+def test_excluded_tokens_are_in_no_hypothesis() -> None:
+    search = PrefixBeamSearch(settings=replace(SETTINGS, excluded=(2,)))
+    answers = [search.decode(log_probs) for log_probs in random_matrices(30)]
+    assert not any(2 in each.tokens for answer in answers for each in answer)
+
+
+def test_what_was_decoded_before_changes_nothing() -> None:
+    scorer, _ = all_at_once(CHARACTERS)
+    search = PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer)
+    matrices = random_matrices(30, seed=3)
+    together = [search.decode(each) for each in matrices]
+    alone = [PrefixBeamSearch(settings=BEAM_OF_16, scorer=scorer).decode(each) for each in matrices]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
     [
-        (np.full((2, 4), np.nan), "its output is not a number".replace("its", "model's")),
-        (np.full((2, 4), -np.inf), "must have a token that is possible"),
+        ({"beam_size": 0}, "`beam_size` must be at least 1, but is 0. Try --beam_size=16."),
+        ({"blank": 4}, "The blank and excluded tokens must be ids from 0 to 3, but one is 4."),
+        ({"excluded": (-1,)}, "The blank and excluded tokens must be ids from 0 to 3, but one is"),
     ],
 )
-def test_a_matrix_without_meaning_is_refused(log_probs: LogProbs, what: str) -> None:
-    with pytest.raises(SbkitError, match=what):
-        beam_of("none", 16).decode(log_probs)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, int], sentence: str) -> None:
+    with pytest.raises(SbkitError, match="^" + sentence):
+        BeamSettings(vocab_size=4, **settings)
 
 
-def test_a_beam_of_nothing_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`beam_size` must be at least 1, but is 0"):
-        beam_of("none", 0)
+@pytest.mark.parametrize(
+    ("log_probs", "sentence"),
+    [
+        (np.zeros((3, 5)), r"as many columns as the tokenizer has tokens \(4\), but have 5"),
+        (np.zeros((1, 3, 4)), r"must have the two axes .* but have the shape \(1, 3, 4\)"),
+        (np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "that of frame 1 is nan"),
+        (np.array([[0, 0, np.inf, 0]]), "that of frame 0 is inf"),
+        (np.full((1, 4), -np.inf), "that of frame 0 is -inf"),
+    ],
+)
+def test_what_is_no_log_probability_is_refused(log_probs: np.ndarray, sentence: str) -> None:
+    with pytest.raises(SbkitError, match=sentence):
+        PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
 
 
-def test_pieces_of_words_and_letters_spell_alike() -> None:
-    """What a token is made of does not matter: "▁ab", or "▁", "a", "b"."""
-    pieces = ["<blank>", "▁ab", "▁a", "a", "b", "▁"]
-    scorer = WordScorer(model=WORDS, pieces=pieces, weight=WEIGHT, bonus=BONUS, unknown=UNKNOWN)
-
-    def total(tokens: list[int]) -> float:
-        score, state = 0.0, scorer.start()
-        for token in tokens:
-            added, state = scorer.step(state, token)
-            score += added
-        return score + scorer.end(state)
-
-    spelled = [[1, 1], [5, 3, 4, 5, 2, 4], [2, 4, 5, 3, 4], [3, 4, 1, 5]]
-    scores = [total(tokens) for tokens in spelled]
-    assert scores == pytest.approx([scores[0]] * 4)
-
-
-def test_a_model_of_one_word_order_works_too() -> None:
-    model: NgramModel = train([["a"], ["b", "a"]], order=1).model
-    scorer = WordScorer(model=model, pieces=PIECES, weight=1.0, bonus=0.0, unknown=0.0)
-    beam = replace(beam_of("none", None), scorer=scorer)
-    assert len(beam.decode(matrix(1), nbest=5)) == 5
+def test_the_sum_of_two_logarithms_knows_nothing_from_zero() -> None:
+    assert log_add(-inf, -inf) == -inf
+    assert log_add(-inf, -3.0) == log_add(-3.0, -inf) == -3.0
+    assert log_add(-800.0, -801.0) == pytest.approx(-800 + np.log1p(np.exp(-1)), abs=1e-12)

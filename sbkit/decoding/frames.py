@@ -1,0 +1,112 @@
+"""What a beam search takes: log-probabilities that are checked, and the tokens worth a try.
+
+Legend: U frames of 40 ms, V vocabulary.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.base.errors import SbkitError
+
+LogProbs = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSettings:
+    """How a beam search prunes, and which tokens it knows.
+
+    vocab_size: V; beam_size: hypotheses kept after each frame, None for all; token_threshold:
+    natural log-probability that a token must exceed to be appended at a frame, None for all (the
+    best token of a frame is always tried; blanks and repeats always count); most_tokens: of a frame
+    that may be appended, the likeliest, None for all; excluded: tokens that are never appended,
+    such as `<unk>`.
+    Raises SbkitError for a beam without hypotheses, or a blank or token outside the vocabulary.
+    """
+
+    vocab_size: int
+    blank: int = 0
+    beam_size: int | None = 16
+    token_threshold: float | None = None
+    most_tokens: int | None = None
+    excluded: Collection[int] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot be."""
+        if self.beam_size is not None and self.beam_size < 1:
+            raise SbkitError(
+                f"`beam_size` must be at least 1, but is {self.beam_size}. Try --beam_size=16."
+            )
+        for token in (self.blank, *self.excluded):
+            if not 0 <= token < self.vocab_size:
+                raise SbkitError(
+                    f"The blank and excluded tokens must be ids from 0 to {self.vocab_size - 1}, "
+                    f"but one is {token}. Take them from the tokenizer of this model."
+                )
+
+    def check_size(self, vocab_size: int) -> None:
+        """Refuse log-probabilities of another vocabulary."""
+        if vocab_size != self.vocab_size:
+            raise SbkitError(
+                f"Log-probabilities must have as many columns as the tokenizer has tokens "
+                f"({self.vocab_size}), but have {vocab_size}. Decode with this model's own "
+                "tokenizer."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: log_probs (V,) of all tokens; candidates: (token, log-probability) to append."""
+
+    log_probs: list[float]
+    candidates: list[tuple[int, float]]
+
+
+def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
+    """Check log-probabilities (U, V) and list what may be appended at each frame.
+
+    Raises SbkitError for another shape, for what is no number, and for an impossible frame.
+    """
+    if log_probs.ndim != 2:
+        raise SbkitError(
+            f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
+            f"{log_probs.shape}. Pass one utterance at a time."
+        )
+    settings.check_size(log_probs.shape[1])
+    log_probs = log_probs.astype(np.float64)
+    best = log_probs.max(1, initial=-np.inf)  # NaN where one is
+    if not np.isfinite(best).all():
+        place = int(np.flatnonzero(~np.isfinite(best))[0])
+        raise refuse_frame(place, float(best[place]))
+    tried = _tried(log_probs, settings)
+    ends = np.cumsum(tried.sum(1))[:-1]
+    tokens = [each.tolist() for each in np.split(np.nonzero(tried)[1], ends)]
+    values = [each.tolist() for each in np.split(log_probs[tried], ends)]
+    rows = zip(log_probs.tolist(), tokens, values, strict=False)  # of no frames, split makes one
+    return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
+
+
+def refuse_frame(place: int, best: float) -> SbkitError:
+    """Return the error of a frame whose largest log-probability is no finite number."""
+    return SbkitError(
+        "Each frame's largest log-probability must be a finite number, but that of frame "
+        f"{place} is {best}. Look for NaN or infinity in the audio or the model's weights."
+    )
+
+
+def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]:
+    """Return which tokens may be appended: (U, V)."""
+    allowed = np.ones(settings.vocab_size, dtype=bool)
+    allowed[[settings.blank, *settings.excluded]] = False
+    log_probs = np.where(allowed, log_probs, -np.inf)
+    tried = log_probs > -np.inf
+    if settings.token_threshold is not None and allowed.any():
+        best = log_probs == log_probs.max(1, keepdims=True)
+        tried &= best | (log_probs > settings.token_threshold)
+    if settings.most_tokens is not None and settings.most_tokens < log_probs.shape[1]:
+        kept = np.where(tried, log_probs, -np.inf)
+        least = np.partition(kept, -settings.most_tokens, axis=1)[:, -settings.most_tokens]
+        tried &= kept >= least[:, None]
+    return tried

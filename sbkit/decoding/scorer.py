@@ -1,0 +1,133 @@
+"""What a beam search adds to the CTC score of a token sequence, token by token.
+
+A scorer is a deterministic weighted automaton over tokens. A beam search asks the same questions
+again and again, so `LazyAutomaton` keeps the answers.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+UNKNOWN, END = 0, 2  # ids of `<unk>` and `</s>` in a language model
+REMEMBERED = 1 << 18  # states, of about 1 kB each with their arcs
+
+
+class LanguageModel(Protocol):
+    """An n-gram model in natural logarithms; the state () is that of no history.
+
+    words: by id, of which 0 is `<unk>`, 1 `<s>` and 2 `</s>`.
+    """
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the words by id."""
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """Return the state after `<s>`."""
+
+    def id_of(self, word: str) -> int:
+        """Return the id of a word, 0 where it is unknown."""
+
+    def score(self, state: tuple[int, ...], word: int) -> tuple[float, tuple[int, ...]]:
+        """Return ln P(word | state) and the state after it."""
+
+
+class Scorer(Protocol):
+    """Scores of token sequences; equal states have equal futures."""
+
+    def start(self) -> Hashable:
+        """Return the state of the empty sequence."""
+
+    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
+        """Return what a token adds after a state, and the state after it."""
+
+    def end(self, state: Any) -> float:
+        """Return what the end of the audio adds."""
+
+
+class NoScorer:
+    """Add nothing."""
+
+    def start(self) -> Hashable:
+        """Return the only state."""
+        return None
+
+    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
+        """Return zero."""
+        return 0.0, None
+
+    def end(self, state: Any) -> float:
+        """Return zero."""
+        return 0.0
+
+
+class SumOfScorers:
+    """Add up what several scorers add."""
+
+    def __init__(self, *, scorers: Sequence[Scorer]) -> None:
+        self._scorers = tuple(scorers)
+
+    def start(self) -> Hashable:
+        """Return the states of all."""
+        return tuple(scorer.start() for scorer in self._scorers)
+
+    def step(self, state: Sequence[Any], token: int) -> tuple[float, Hashable]:
+        """Return the sum of their scores, and their states."""
+        total, after = 0.0, list[Hashable]()
+        for scorer, each in zip(self._scorers, state, strict=True):
+            score, reached = scorer.step(each, token)
+            total += score
+            after.append(reached)
+        return total, tuple(after)
+
+    def end(self, state: Sequence[Any]) -> float:
+        """Return the sum of their end scores."""
+        return sum(scorer.end(each) for scorer, each in zip(self._scorers, state, strict=True))
+
+
+Arc = tuple[float, Hashable]
+"""What a token adds, and the scorer's state after it."""
+
+
+class AutomatonState:
+    """A scorer's state, with the arcs that were asked for by token."""
+
+    __slots__ = ("arcs", "of_scorer")
+
+    def __init__(self, of_scorer: Hashable) -> None:
+        self.of_scorer = of_scorer
+        self.arcs = dict[int, Arc]()
+
+
+class LazyAutomaton:
+    """The states and arcs of a scorer, each made when it is first asked for.
+
+    A dictionary lookup by token takes the place of a call; and a state is hashed only where a
+    prefix enters the beam.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._states = dict[Hashable, AutomatonState]()
+
+    def start(self) -> AutomatonState:
+        """Return the start state; forget all others where there are too many."""
+        if len(self._states) > REMEMBERED:
+            self._states = {}
+        return self.state(self._scorer.start())
+
+    def state(self, of_scorer: Hashable) -> AutomatonState:
+        """Return the one state of the automaton that stands for a scorer's."""
+        state = self._states.get(of_scorer)
+        if state is None:
+            state = self._states[of_scorer] = AutomatonState(of_scorer)
+        return state
+
+    def expand(self, state: AutomatonState, token: int) -> Arc:
+        """Ask the scorer for an arc, and keep it."""
+        arc = state.arcs[token] = self._scorer.step(state.of_scorer, token)
+        return arc
+
+    def end(self, state: AutomatonState) -> float:
+        """Return what the end of the audio adds."""
+        return self._scorer.end(state.of_scorer)
