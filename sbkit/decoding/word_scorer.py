@@ -20,9 +20,10 @@ class WordScorer:
 
     A spelled word pays the best unigram of the words that begin so at once, and the difference to
     its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney, 2000). A
-    spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it leaves: paying
-    at its end filled the beam with garbage (test WER 32.8 instead of 28.5). Added words, such as
-    hotwords, pay for `<unk>` and added_word_score instead.
+    spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it leaves: with
+    these defaults, paying at its end fills the beam with what is no word (WER of the demo's dev
+    clips 78.9 instead of 41.8). Added words, such as hotwords, pay for `<unk>` and added_word_score
+    instead.
     """
 
     def __init__(
