@@ -79,7 +79,7 @@ class BeamDecoder:
         *,
         tokenizer: Tokenizer,
         language_models: str | Path | LanguageModels,
-        beam_size: int = 16,
+        beam_size: int = 32,
         weights: Mapping[str, float] | Weights | None = None,
     ) -> None:
         self.tokenizer, self.beam_size = tokenizer, beam_size
@@ -97,12 +97,12 @@ class BeamDecoder:
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
 
-    def with_weights(self, weights: Weights) -> "BeamDecoder":
-        """Return the same decoder with other weights."""
+    def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
+        """Return the same decoder with other weights, and perhaps another beam."""
         return BeamDecoder(
             tokenizer=self.tokenizer,
             language_models=self.language_models,
-            beam_size=self.beam_size,
+            beam_size=beam_size or self.beam_size,
             weights=weights,
         )
 

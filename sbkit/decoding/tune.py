@@ -26,6 +26,7 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
 BASES = (2, 3, 5, 7, 11)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
+NARROW = 16  # the beam that they are tried with: in half the time of 32
 RIDGE = 1.0
 ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes for all of them
 
@@ -80,7 +81,8 @@ def tune(
     names = list(used_weights(decoder))
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
     tried = [_weights_at(names, point) for point in points]
-    found = add([_errors(decoder.with_weights(each), heard) for each in tried])
+    narrow = min(decoder.beam_size, NARROW)
+    found = add([_errors(decoder.with_weights(each, beam_size=narrow), heard) for each in tried])
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "

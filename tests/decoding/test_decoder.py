@@ -1,5 +1,6 @@
 """A decoder's weights are chosen on what was heard, its models kept and refused with a reason."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,17 +80,21 @@ def test_ranks_that_share_a_set_choose_alike(tmp_path: Path, tokenizer: Tokenize
     """What one rank would find of all, two find of their halves, with the sums of both."""
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
     heard = misheard(tokenizer)
+    every = tune(decoder, heard)
     other: list[Scores] = []
 
-    def note(scores):  # type: ignore[no-untyped-def]
-        other.extend(scores)
+    def note(scores: Sequence[Scores]) -> list[Scores]:
+        """Keep what the other rank has found with the weights that are tried."""
+        other[:] = other or scores
         return list(scores)
 
+    def add(own: Sequence[Scores]) -> list[Scores]:
+        if len(own) == 1:  # the errors with the weights that were chosen
+            return list(own)
+        return [a + b for a, b in zip(own, other, strict=True)]
+
     tune(decoder, heard[1::2], add=note)
-    shared = tune(
-        decoder, heard[::2], add=lambda own: [a + b for a, b in zip(own, other, strict=True)]
-    )
-    assert shared.weights == tune(decoder, heard).weights
+    assert tune(decoder, heard[::2], add=add).weights == every.weights
 
 
 def test_only_weights_of_models_that_are_there_are_chosen(
