@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(export)
     export.set_defaults(command=_export)
 
+    _add_tune(commands)
     _add_score(commands)
     _add_compare(commands)
 
@@ -142,6 +143,18 @@ def _add_score(commands: Any) -> None:
     score.set_defaults(command=_score)
 
 
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune", help="choose the weights of a run's decoder again, on its validation sets"
+    )
+    tune.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
+    tune.add_argument("--lm-text", type=Path, metavar="TEXT", help="of the language models")
+    tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
+    tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
+    tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
+    tune.set_defaults(command=_tune)
+
+
 def _add_compare(commands: Any) -> None:
     compare = commands.add_parser("compare", help="test whether two runs differ")
     for name in ("a", "b"):
@@ -193,6 +206,20 @@ def _prepare(options: argparse.Namespace) -> int:
     from sbkit.training import prepare_data
 
     prepare_data([str(options.yaml), *options.overrides], options.report)
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from sbkit.training import tune_run
+
+    given = {
+        "lm_text": options.lm_text,
+        "word_lm_order": options.word_lm_order,
+        "token_lm_order": options.token_lm_order,
+        "beam_size": options.beam_size,
+        "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
+    }
+    tune_run(options.run, {key: value for key, value in given.items() if value is not None})
     return 0
 
 

@@ -1,11 +1,12 @@
 """A training run from its YAML to its results: the list of steps that train.py starts."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
@@ -22,6 +23,8 @@ from sbkit.logs.text_log import TextLog
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
+
+RESOLVED = "hyperparams.yaml"  # of a run: its YAML with its overrides
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -55,7 +58,7 @@ def train_run(run: Run, log: TextLog) -> None:
         with main_rank_first():
             log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
-            save_resolved(run.folder / "hyperparams.yaml", run.yaml_file, run.overrides)
+            save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
             if rank() == 0:
                 report_data(run, run.loaders.splits, run.folder)
         brain = run.make_brain()
@@ -107,6 +110,33 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     say(f"prepared audio: {default_cache()}")
     if report is not None:
         say(f"report: {report_data(run, splits, report)}")
+
+
+def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
+    """Choose the weights of a trained run's decoder again, with changes to its decoder.
+
+    Raises:
+        SbkitError: the folder holds no trained run, or was moved.
+    """
+    yaml_file = folder / RESOLVED
+    if newest_described(folder / CHECKPOINTS) is None or not yaml_file.is_file():
+        raise SbkitError(
+            f"A run must be trained before its decoder is tuned, but {folder} holds no checkpoint. "
+            "Name a run folder, as training printed it."
+        )
+    options = [f"--{key}={value}" for key, value in changes.items()]
+    run = Run(*parse_command([str(yaml_file), *options, "--check=False"]))
+    if not run.folder.is_dir() or not run.folder.samefile(folder):
+        raise SbkitError(
+            f"A run must be where it was trained to be tuned, but {folder} was trained as "
+            f"{run.folder}. Move it back, or call sbkit from the folder that it was trained from."
+        )
+    with process_group(run.placement.device):
+        prepare(run)
+        declare(run)
+        brain = run.make_brain()
+        brain.loaders = run.loaders
+        brain.load_best(run.loaders.valid)
 
 
 def declare(run: Run) -> Declaration:

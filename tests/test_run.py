@@ -21,6 +21,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
+from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
 from sbkit.logs.utterances import hash_references, read_utterances
@@ -35,6 +36,7 @@ from tests.runs import (
     Workplace,
     last_parameters,
     make_workplace,
+    one_thread,
     read_json,
     rows_of,
 )
@@ -292,6 +294,34 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)
+
+
+@pytest.mark.slow
+def test_a_trained_run_gets_another_decoder(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Language models are made, weights chosen on dev, and the export has both."""
+    run = tmp_path / "run"
+    assert workplace.train_here(run, "--number_of_epochs=1") == 0
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    with one_thread():
+        assert sbkit(["tune", str(run), "--word-lm-order=2", "--beam-size=4"]) == 0
+    decoder = read_json(run / "decoder.json")
+    assert decoder["chosen_on"] == ["dev"]
+    assert decoder["beam_size"] == 4
+    assert 0 <= decoder["CER"] <= 1
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.decoder is not None
+    assert bundle.decoder.weights.plain() == decoder["weights"]
+    models = bundle.decoder.language_models
+    assert models.words is not None
+    assert (models.words.order, models.tokens) == (2, None)
+    with pytest.raises(SbkitError, match="holds no checkpoint"):
+        sbkit(["tune", str(tmp_path / "bundle")])
+    run.rename(tmp_path / "moved")
+    with pytest.raises(SbkitError, match="must be where it was trained"):
+        sbkit(["tune", str(tmp_path / "moved")])
 
 
 @pytest.mark.slow

@@ -154,6 +154,13 @@ class Brain(StepBrain):
         with self.signals, self._watchdog() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
 
+    def load_best(self, valid_set: Any) -> None:
+        """Load what a test would be run with, without training or testing anything."""
+        self._valid_set = self._loaders(valid_set, Stage.VALID, None)
+        max_key, min_key = best_key(self.metrics)
+        with self._watchdog() as self.watchdog:
+            self.on_evaluate_start(max_key=max_key, min_key=min_key)
+
     # -- training -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
