@@ -311,6 +311,7 @@ def test_a_trained_run_gets_another_decoder(
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.decoder is not None
     assert bundle.decoder.weights.plain() == decoder["weights"]

@@ -21,9 +21,10 @@ from sbkit.base.files import fsync_tree, naming
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS
+from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, LARGEST, TOKENIZER, WEIGHTS
 
-FILES = (CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS)
+FILES = (CONFIG, WEIGHTS, TOKENIZER, LANGUAGE_MODELS, CHECKSUMS)
 FORMATS = (1, 2)  # of bundles that sbkit wrote
 
 
