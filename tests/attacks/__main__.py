@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.attacks.audio import all_audio
 from tests.attacks.bundles import all_bundles
 from tests.attacks.case import Case
+from tests.attacks.decoders import all_decoders
 from tests.attacks.inputs import all_inputs
 from tests.attacks.resumes import all_resumes
 from tests.attacks.runner import GOOD, HARMLESS, REFUSED, Outcome, attack, prepare
@@ -22,7 +23,15 @@ from tests.attacks.yamls import all_yamls
 
 def all_cases() -> list[Case]:
     """List every attack."""
-    return [*all_bundles(), *all_yamls(), *all_runs(), *all_audio(), *all_inputs(), *all_resumes()]
+    return [
+        *all_bundles(),
+        *all_decoders(),
+        *all_yamls(),
+        *all_runs(),
+        *all_audio(),
+        *all_inputs(),
+        *all_resumes(),
+    ]
 
 
 def try_all(cases: Sequence[Case], folder: Path) -> list[tuple[Case, Outcome]]:
