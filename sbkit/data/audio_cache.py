@@ -17,7 +17,7 @@ from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import share_lock, try_lock
 from sbkit.data.clips import Paths
-from sbkit.data.fill import DISK_FULL, disk_full, fill
+from sbkit.data.fill import DISK_FULL, Place, disk_full, fill
 from sbkit.data.shard import (
     CORPUS_FILE,
     ClipKey,
@@ -44,13 +44,8 @@ def default_cache() -> Path:
 
 
 @dataclass(frozen=True)
-class AudioCache:
+class AudioCache(Place):
     """The shards of one corpus folder at one sample rate."""
-
-    corpus: Path
-    sample_rate: int
-    store: str
-    folder: Path
 
     @staticmethod
     def of(paths: Paths, sample_rate: int, cache_folder: Path, store: str = "pcm") -> "AudioCache":

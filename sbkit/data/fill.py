@@ -12,8 +12,8 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
@@ -29,28 +29,18 @@ TRIED = 100  # clips, by which the room for all others is estimated
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Place(Protocol):
-    """Where clips lie, and where and as what their audio is kept."""
+@dataclass(frozen=True)
+class Place:
+    """Where the clips of a corpus lie, and where and as what their audio is kept.
 
-    @property
-    def corpus(self) -> Path:
-        """Return the folder that the paths of clips are relative to."""
-        ...
+    corpus: the folder that their paths are relative to; sample_rate: in Hz; store: as
+    `sbkit.data.audio_store` names it; folder: of the shards.
+    """
 
-    @property
-    def sample_rate(self) -> int:
-        """Return the rate in Hz."""
-        ...
-
-    @property
-    def store(self) -> str:
-        """Return what is kept, as `sbkit.data.audio_store` names it."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the shards."""
-        ...
+    corpus: Path
+    sample_rate: int
+    store: str
+    folder: Path
 
 
 def fill(place: Place, search: ShardSearch, *, title: str) -> None:

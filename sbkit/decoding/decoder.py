@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -50,16 +50,16 @@ class Weights:
     def of(cls, values: object) -> Self:
         """Read weights from plain data; raises SbkitError where they are none."""
         names = [field.name for field in fields(cls)]
-        good = isinstance(values, Mapping) and all(
+        given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
+        if not all(
             name in names and isinstance(value, int | float) and abs(value) < 1e3
-            for name, value in values.items()
-        )
-        if not good:
+            for name, value in given.items()
+        ):
             raise SbkitError(
                 f"The weights of a decoder must be numbers named {', '.join(names)}, but are "
                 f"{str(values)[:100]}. Correct them, or write null to have them chosen."
             )
-        return cls(**{str(name): float(value) for name, value in dict(values).items()})  # type: ignore[call-overload]
+        return cls(**{name: float(value) for name, value in given.items()})
 
     def plain(self) -> dict[str, float]:
         """Return them as plain data."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import Protocol
+
+from sbkit.inference.bundle import Word
 
 WIDTH = 42  # characters of a line, as broadcasters have it
 LINES = 2
@@ -10,28 +11,9 @@ LONGEST = 6.0  # seconds that a subtitle stands
 PAUSE = 1.0  # seconds between words, after which a new one begins
 
 
-class TimedText(Protocol):
-    """A word, and when it is said, in seconds."""
-
-    @property
-    def text(self) -> str:
-        """Return the word."""
-        ...
-
-    @property
-    def start(self) -> float:
-        """Return its begin."""
-        ...
-
-    @property
-    def end(self) -> float:
-        """Return its end."""
-        ...
-
-
-def cues(words: Sequence[TimedText]) -> Iterator[list[TimedText]]:
+def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
     """Cut words into subtitles by width, duration and pauses."""
-    cue: list[TimedText] = []
+    cue: list[Word] = []
     for word in words:
         lines = wrap(" ".join(each.text for each in (*cue, word)), WIDTH)
         if cue and (
@@ -46,7 +28,7 @@ def cues(words: Sequence[TimedText]) -> Iterator[list[TimedText]]:
         yield cue
 
 
-def to_srt(words: Sequence[TimedText]) -> str:
+def to_srt(words: Sequence[Word]) -> str:
     """Write SubRip."""
     blocks = (
         f"{number}\n{_time(cue, ',')}\n{_lines(cue)}\n"
@@ -55,13 +37,13 @@ def to_srt(words: Sequence[TimedText]) -> str:
     return "\n".join(blocks)
 
 
-def to_vtt(words: Sequence[TimedText]) -> str:
+def to_vtt(words: Sequence[Word]) -> str:
     """Write WebVTT, in which three characters mean something."""
     blocks = (f"{_time(cue, '.')}\n{_escaped(_lines(cue))}\n" for cue in cues(words))
     return "\n".join(["WEBVTT\n", *blocks])
 
 
-def _lines(cue: Sequence[TimedText]) -> str:
+def _lines(cue: Sequence[Word]) -> str:
     return "\n".join(wrap(" ".join(word.text for word in cue), WIDTH))
 
 
@@ -69,7 +51,7 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _time(cue: Sequence[TimedText], mark: str) -> str:
+def _time(cue: Sequence[Word], mark: str) -> str:
     return f"{_clock(cue[0].start, mark)} --> {_clock(cue[-1].end, mark)}"
 
 

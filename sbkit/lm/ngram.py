@@ -185,7 +185,7 @@ class NgramModel:
 
     @cached_property
     def _followed(self) -> tuple[memoryview, ...]:
-        """Tell of each n-gram, below the highest order, whether a longer one begins with it."""
+        """Mark each n-gram, below the highest order, with which a longer one begins."""
         marks = []
         for lower, higher in zip(self.grams, self.grams[1:], strict=False):
             mark = np.zeros(len(lower), np.uint8)

@@ -26,7 +26,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class UnfitError(Exception):
-    """Tell what must hold of a file, and what came."""
+    """What must hold of a file, and what came."""
 
 
 def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:

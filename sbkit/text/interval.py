@@ -74,7 +74,14 @@ def rate_interval(
     the kind, or None: every utterance is its own unit, a clip. The same input gives the same
     interval; with groups also in another order.
     """
-    return _interval((errors, totals), groups, unit, draws, seed)
+    if groups is not None:
+        errors, totals = _by_unit((errors, totals), groups)
+    unit, count = "clip" if groups is None else unit, len(totals)
+    if reason := _why_none(totals, unit):
+        return Interval(low=None, high=None, unit=unit, unit_count=count, reason=reason)
+    rates = np.concatenate([*_resampled(errors, totals, draws, seed)])
+    low, high = np.quantile(rates, (0.025, 0.975)).tolist()
+    return Interval(low=low, high=high, unit=unit, unit_count=count)
 
 
 def difference_interval(
@@ -91,23 +98,7 @@ def difference_interval(
 
     Both rates of a draw are of the same units, so that what is hard for A and for B cancels out.
     """
-    return _interval((errors_a - errors_b, totals), groups, unit, draws, seed)
-
-
-def _interval(
-    counts: tuple[Counts, Counts],
-    groups: Sequence[str] | None,
-    unit: str,
-    draws: int,
-    seed: int,
-) -> Interval:
-    errors, totals = counts if groups is None else _by_unit(counts, groups)
-    unit, count = "clip" if groups is None else unit, len(totals)
-    if reason := _why_none(totals, unit):
-        return Interval(low=None, high=None, unit=unit, unit_count=count, reason=reason)
-    rates = np.concatenate([*_resampled(errors, totals, draws, seed)])
-    low, high = np.quantile(rates, (0.025, 0.975)).tolist()
-    return Interval(low=low, high=high, unit=unit, unit_count=count)
+    return rate_interval(errors_a - errors_b, totals, groups, unit=unit, draws=draws, seed=seed)
 
 
 def _by_unit(counts: tuple[Counts, Counts], groups: Sequence[str]) -> tuple[Counts, Counts]:
