@@ -12,10 +12,13 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
 from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers
@@ -27,17 +30,19 @@ from sbkit.text.tokenizer import Tokenizer
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
+ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the language models weigh beside CTC.
+    """What the language models and the attention decoder weigh beside CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
         word_bonus, token_bonus: for each word and each token.
         unknown: for each word that the model of words does not know.
+        attention: factor of the attention decoder's log-probabilities, where it takes part.
     """
 
     word: float = 0.6
@@ -45,6 +50,7 @@ class Weights:
     unknown: float = -5.0
     token: float = 0.3
     token_bonus: float = 0.5
+    attention: float = 1.0
 
     @classmethod
     def of(cls, values: object) -> Self:
@@ -67,9 +73,12 @@ class Weights:
 
 
 class BeamDecoder:
-    """Prefix beam search with the language models of a run.
+    """Prefix beam search with the language models of a run, and its attention decoder.
 
     ``weights`` are chosen on the validation set at the end of training where they are null.
+    ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
+    "joint" searches token by token with it, None does without.
+    Raises SbkitError for another one, and for weights that are none.
     """
 
     RANGES: ClassVar = {"beam_size": AT_LEAST_ONE}
@@ -81,8 +90,14 @@ class BeamDecoder:
         language_models: str | Path | LanguageModels,
         beam_size: int = 32,
         weights: Mapping[str, float] | Weights | None = None,
+        attention: str | None = None,
     ) -> None:
-        self.tokenizer, self.beam_size = tokenizer, beam_size
+        self.tokenizer, self.beam_size, self.attention = tokenizer, beam_size, attention
+        if attention not in (None, *ATTENTION):
+            raise SbkitError(
+                f"The decoder's `attention` must be {' or '.join(ATTENTION)}, or null, but is "
+                f"{printable(str(attention))[:100]}. Correct it."
+            )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
@@ -104,6 +119,17 @@ class BeamDecoder:
             language_models=self.language_models,
             beam_size=beam_size or self.beam_size,
             weights=weights,
+            attention=self.attention,
+        )
+
+    def with_attention(self, attention: str | None) -> "BeamDecoder":
+        """Return the same decoder, in which the attention decoder takes part in another way."""
+        return BeamDecoder(
+            tokenizer=self.tokenizer,
+            language_models=self._source,
+            beam_size=self.beam_size,
+            weights=None if self.is_open else self.weights,
+            attention=attention,
         )
 
     def with_hotwords(

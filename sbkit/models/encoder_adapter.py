@@ -104,8 +104,9 @@ class Encoder:
                 f"1.0, but {type(self._part).__name__} has none. Add it, or set --ctc_weight=1.0 "
                 "to train CTC alone."
             )
-        decoded: Tensor = self._part.decode(tokens, states, frame_lengths)
-        return decoded
+        lengths = frame_lengths.to(states.device, non_blocking=True) if self._pads else frame_lengths
+        decoded = self._part.decode(tokens, states, lengths)
+        return decoded[0] if isinstance(decoded, tuple) else decoded  # SpeechBrain's: attentions
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
         """Return the children that only decoding runs."""
