@@ -102,6 +102,7 @@ class BeamDecoder:
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
+        self.expected = frozenset[str]()  # words of hotwords
         self._hotwords: HotwordScorer | None = None
         self._biased: PrefixBeamSearch | None = None
 
@@ -142,17 +143,13 @@ class BeamDecoder:
         decoder = self.with_weights(self.weights)
         decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+        decoder.expected = frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
         return decoder
 
     @cached_property
     def _spelling(self) -> Spelling:
-        special = self.tokenizer.vocabulary
-        return Spelling(
-            pieces=self.tokenizer.pieces(),
-            spell=self.tokenizer.encode,
-            special=(special.blank, special.unk, special.bos, special.eos),
-        )
+        return Spelling.of(self.tokenizer)
 
     @cached_property
     def search(self) -> PrefixBeamSearch:
@@ -206,7 +203,11 @@ class BeamDecoder:
             log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
         )
 
+    def beams(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[Hypothesis]]:
+        """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
+        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
+        return [self.nbest(row[:frames]) for row, frames in rows]
+
     def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
-        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [list(self.nbest(row[:frames])[0].tokens) for row, frames in rows]
+        return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]

@@ -79,7 +79,7 @@ def tune(
     Raises:
         SbkitError: no rank has heard anything.
     """
-    heard = list(_enough(heard))
+    heard = list(take_enough(heard))
     names = list(used_weights(decoder))
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
     tried = [_weights_at(names, point) for point in points]
@@ -144,7 +144,7 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield from ("token", "token_bonus")
 
 
-def _enough(heard: Sequence[Heard]) -> Iterator[Heard]:
+def take_enough(heard: Sequence[Heard]) -> Iterator[Heard]:
     """Take utterances evenly over the set, as many as are needed."""
     tokens = sum(int((each.log_probs > LIKELY).sum()) for each in heard)
     yield from islice(heard, 0, None, max(1, -(-tokens // ENOUGH)))
