@@ -37,14 +37,16 @@ class AttentionDecoder:
 
     def next_log_probs(self, prefixes: Sequence[Tokens]) -> npt.NDArray[np.float64]:
         """Score what may follow prefixes of one length, the end too: -> (N, V)."""
-        last = self._log_probs(torch.tensor(prefixes).reshape(len(prefixes), -1))[:, -1]
+        last = self._log_probs(torch.tensor(prefixes, dtype=torch.long).reshape(len(prefixes), -1))[
+            :, -1
+        ]
         return last.double().cpu().numpy()
 
     def _score(self, sequences: Sequence[Tokens]) -> list[float]:
         longest = max(map(len, sequences))
         tokens = torch.full((len(sequences), longest), self._eos)
         for row, each in zip(tokens, sequences, strict=True):
-            row[: len(each)] = torch.tensor(each)
+            row[: len(each)] = torch.tensor(each, dtype=torch.long)
         wanted = torch.nn.functional.pad(tokens, (0, 1), value=self._eos)  # (N, L + 1)
         log_probs = self._log_probs(tokens)
         of_each = log_probs.gather(2, wanted.to(log_probs.device).unsqueeze(2)).squeeze(2)

@@ -27,6 +27,7 @@ from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
+Search = PrefixBeamSearch | JointBeamSearch
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
@@ -104,7 +105,7 @@ class BeamDecoder:
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
         self.expected = frozenset[str]()  # words of hotwords
         self._hotwords: HotwordScorer | None = None
-        self._biased: PrefixBeamSearch | None = None
+        self._biased: Search | None = None
 
     @cached_property
     def language_models(self) -> LanguageModels:
@@ -152,12 +153,12 @@ class BeamDecoder:
         return Spelling.of(self.tokenizer)
 
     @cached_property
-    def search(self) -> PrefixBeamSearch:
+    def search(self) -> Search:
         """Make the search without hotwords."""
         return self._search(self._scorers())
 
-    def _search(self, scorers: Sequence[Scorer]) -> PrefixBeamSearch:
-        special = self.tokenizer.vocabulary
+    def _search(self, scorers: Sequence[Scorer]) -> Search:
+        special, scorer = self.tokenizer.vocabulary, SumOfScorers(scorers=scorers)
         settings = BeamSettings(
             vocab_size=special.size,
             blank=special.blank,
@@ -166,7 +167,10 @@ class BeamDecoder:
             most_tokens=MOST_TOKENS,
             excluded=(special.unk, special.bos, special.eos),
         )
-        return PrefixBeamSearch(settings=settings, scorer=SumOfScorers(scorers=scorers))
+        if self.attention != "joint":
+            return PrefixBeamSearch(settings=settings, scorer=scorer)
+        weight = self.weights.attention
+        return JointBeamSearch(settings=settings, weight=weight, eos=special.eos, scorer=scorer)
 
     def _scorers(self, added: Sequence[str] = ()) -> list[Scorer]:
         """Return the language models with their weights; ``added`` words are known, too."""
@@ -195,19 +199,57 @@ class BeamDecoder:
             )
         return scorers
 
-    def nbest(self, log_probs: LogProbs) -> list[Hypothesis]:
-        """Return the beam of an utterance, (U, V), the best hypothesis first."""
-        if self._hotwords is None or self._biased is None:
-            return self.search.decode(log_probs)
+    def nbest(
+        self, log_probs: LogProbs, attention: AttentionDecoder | None = None
+    ) -> list[Hypothesis]:
+        """Return the beam of an utterance, (U, V), the best hypothesis first.
+
+        Raises SbkitError where the attention decoder is to take part and is not given.
+        """
+        if self.attention is not None and attention is None:
+            raise SbkitError(
+                f"A decoder with `attention: {self.attention}` must be given the attention decoder "
+                "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
+            )
+        plain, biased = (
+            _Listening(search, attention if self.attention else None, self.weights.attention)
+            for search in (self.search, self._biased or self.search)
+        )
+        if self._hotwords is None:
+            return plain.decode(log_probs)
         return decode_with_hotwords(
-            log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
+            log_probs, unbiased=plain, biased=biased, hotwords=self._hotwords
         )
 
-    def beams(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[Hypothesis]]:
+    def beams(
+        self,
+        log_probs: Tensor,
+        frame_lengths: Tensor,
+        attention: Sequence[AttentionDecoder | None] | None = None,
+    ) -> list[list[Hypothesis]]:
         """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
         rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [self.nbest(row[:frames]) for row, frames in rows]
+        heard = [row[:frames] for row, frames in rows]
+        pairs = zip(heard, attention or [None] * len(heard), strict=True)
+        return [self.nbest(*pair) for pair in pairs]
 
     def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
-        """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
+        """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
         return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
+
+
+@dataclass(frozen=True)
+class _Listening:
+    """A search for one utterance, whose attention decoder takes part where there is one."""
+
+    search: Search
+    attention: AttentionDecoder | None
+    weight: float
+
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
+        if isinstance(self.search, JointBeamSearch):
+            assert self.attention is not None
+            return self.search.decode(log_probs, self.attention)
+        found = self.search.decode(log_probs)
+        return found if self.attention is None else rescore(found, self.attention, self.weight)

@@ -55,7 +55,9 @@ class JointBeamSearch:
         self._settings, self._weight, self._eos = settings, weight, eos
         self._automaton = LazyAutomaton(scorer)
         special = {settings.blank, *settings.excluded}
-        self._tokens = np.array([each for each in range(settings.vocab_size) if each not in special])
+        self._tokens = np.array(
+            [each for each in range(settings.vocab_size) if each not in special]
+        )
 
     def decode(self, log_probs: LogProbs, attention: AttentionDecoder) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""

@@ -104,9 +104,12 @@ class Encoder:
                 f"1.0, but {type(self._part).__name__} has none. Add it, or set --ctc_weight=1.0 "
                 "to train CTC alone."
             )
-        lengths = frame_lengths.to(states.device, non_blocking=True) if self._pads else frame_lengths
-        decoded = self._part.decode(tokens, states, lengths)
-        return decoded[0] if isinstance(decoded, tuple) else decoded  # SpeechBrain's: attentions
+        if self._pads:
+            frame_lengths = frame_lengths.to(states.device, non_blocking=True)
+        output = self._part.decode(tokens, states, frame_lengths)
+        # SpeechBrain's returns its attentions, too.
+        decoded: Tensor = output[0] if isinstance(output, tuple) else output
+        return decoded
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:
         """Return the children that only decoding runs."""
