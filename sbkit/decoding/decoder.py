@@ -16,6 +16,7 @@ from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
+from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
@@ -24,10 +25,12 @@ from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.word_graph import PACKAGES, make_graph, require_package
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
-Search = PrefixBeamSearch | JointBeamSearch
+Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
+KINDS = ("beam", "graph")
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
@@ -76,6 +79,8 @@ class Weights:
 class BeamDecoder:
     """Prefix beam search with the language models of a run, and its attention decoder.
 
+    ``kind``: "beam", or "graph" for the best path through a graph of the model of words, which is
+    made of it when it is needed first. That takes no part of the others, and has a beam of its own.
     ``weights`` are chosen on the validation set at the end of training where they are null.
     ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
     "joint" searches token by token with it, None does without.
@@ -92,8 +97,15 @@ class BeamDecoder:
         beam_size: int = 32,
         weights: Mapping[str, float] | Weights | None = None,
         attention: str | None = None,
+        kind: str = KINDS[0],
     ) -> None:
         self.tokenizer, self.beam_size, self.attention = tokenizer, beam_size, attention
+        self.kind = kind
+        if kind not in KINDS:
+            raise SbkitError(
+                f"The decoder's `kind` must be {' or '.join(KINDS)}, but is "
+                f"{printable(str(kind))[:100]}. Correct it."
+            )
         if attention not in (None, *ATTENTION):
             raise SbkitError(
                 f"The decoder's `attention` must be {' or '.join(ATTENTION)}, or null, but is "
@@ -122,6 +134,7 @@ class BeamDecoder:
             beam_size=beam_size or self.beam_size,
             weights=weights,
             attention=self.attention,
+            kind=self.kind,
         )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
@@ -132,7 +145,21 @@ class BeamDecoder:
             beam_size=self.beam_size,
             weights=None if self.is_open else self.weights,
             attention=attention,
+            kind=self.kind,
         )
+
+    def require_possible(self) -> None:
+        """Raise SbkitError where a graph is declared that cannot decode here, or not so."""
+        if self.kind != "graph":
+            return
+        for name in PACKAGES:
+            require_package(name)
+        if self.attention is not None:
+            raise SbkitError(
+                "A decoder of `kind: graph` must do without the attention decoder, since it finds "
+                f"one hypothesis alone, but `attention` is {self.attention}. Pass "
+                "--attention_decoding=null, or --decoder_type=beam."
+            )
 
     def with_hotwords(
         self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
@@ -141,6 +168,11 @@ class BeamDecoder:
 
         Its transcript is another one only where one of them is then heard.
         """
+        if self.kind == "graph":
+            raise SbkitError(
+                "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
+                "or choose another decoder: sbkit tune RUN --decoder beam"
+            )
         decoder = self.with_weights(self.weights)
         decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
@@ -155,7 +187,33 @@ class BeamDecoder:
     @cached_property
     def search(self) -> Search:
         """Make the search without hotwords."""
+        if self.kind == "graph":
+            return self._search_graph()
         return self._search(self._scorers())
+
+    def _search_graph(self) -> GraphSearch:
+        self.require_possible()
+        words, weights, special = (
+            self.language_models.words,
+            self.weights,
+            self.tokenizer.vocabulary,
+        )
+        if words is None:
+            raise SbkitError(
+                "A decoder of `kind: graph` must have a language model of words, but "
+                "`word_lm_order` is 0. Pass --word_lm_order=3, or --decoder_type=beam."
+            )
+        graph = make_graph(
+            words=words,
+            spelling=self._spelling,
+            blank=special.blank,
+            scale=weights.word,
+            word_bonus=weights.word_bonus,
+            unknown=weights.unknown,
+        )
+        return GraphSearch(
+            graph=graph, settings=BeamSettings(vocab_size=special.size, blank=special.blank)
+        )
 
     def _search(self, scorers: Sequence[Scorer]) -> Search:
         special, scorer = self.tokenizer.vocabulary, SumOfScorers(scorers=scorers)

@@ -25,6 +25,8 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
+# A path has one alignment, and an unknown word the cost of its tokens.
+TRIED_OF_GRAPH = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
 BASES = (2, 3, 5, 7, 11, 13)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
@@ -88,7 +90,8 @@ def tune(
     heard = list(take_enough(heard))
     names = list(used_weights(decoder))
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
-    tried = [_weights_at(names, point) for point in points]
+    ranges = [(TRIED_OF_GRAPH if decoder.kind == "graph" else TRIED)[name] for name in names]
+    tried = [_weights_at(names, ranges, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
     # A joint search looks for the best of what rescoring looks for, and takes ten times as long.
     quick = decoder.with_attention("rescore") if decoder.attention else decoder
@@ -99,14 +102,15 @@ def tune(
             "them into the YAML, or name a set."
         )
     smooth = _fit(points, np.array([each.wer + each.cer for each in found]))
-    best = _weights_at(names, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
+    best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     (reached,) = add([_errors(decoder.with_weights(best), heard)])
     return Tuned(best, reached, reached.utterances)
 
 
-def _weights_at(names: Sequence[str], point: Floats) -> Weights:
+def _weights_at(
+    names: Sequence[str], ranges: Sequence[tuple[float, float]], point: Floats
+) -> Weights:
     """Return the weights at a point of the unit cube."""
-    ranges = [TRIED[name] for name in names]
     values = {
         name: round(low + share * (high - low), 3)
         for name, (low, high), share in zip(names, ranges, point.tolist(), strict=True)
@@ -148,7 +152,7 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
     models = decoder.language_models
     if models.words is not None:
         yield from ("word", "unknown", "word_bonus")
-    if models.tokens is not None:
+    if models.tokens is not None and decoder.kind != "graph":
         yield from ("token", "token_bonus")
     if decoder.attention is not None:
         yield "attention"

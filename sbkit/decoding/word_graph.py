@@ -14,7 +14,6 @@ Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -27,20 +26,8 @@ from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
 UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
 BLOW_UP = 10  # times the states before determinization, beyond which it is given up
 
+PACKAGES = ("kaldifst", "kaldi_decoder")
 Arc = tuple[int, int, int, int, float]  # source, target, label in, label out, cost
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphWeights:
-    """What the language model weighs beside CTC.
-
-    scale: factor of its log-probabilities; word_bonus: for each word; unknown: for each that it
-    does not know, besides what its tokens cost.
-    """
-
-    scale: float
-    word_bonus: float
-    unknown: float
 
 
 class Marks(NamedTuple):
@@ -65,8 +52,19 @@ def require_package(name: str) -> Any:
         ) from error
 
 
-def make_graph(*, words: NgramModel, spelling: Spelling, weights: GraphWeights, blank: int) -> Any:
+def make_graph(
+    *,
+    words: NgramModel,
+    spelling: Spelling,
+    blank: int,
+    scale: float,
+    word_bonus: float,
+    unknown: float,
+) -> Any:
     """Return the graph of a model of words, a kaldifst.StdVectorFst.
+
+    scale: factor of the model's log-probabilities; word_bonus: for each word; unknown: for each
+    that it does not know, besides what its tokens cost.
 
     Raises:
         SbkitError: no word can be spelled, kaldifst is missing, or the model cannot be an automaton
@@ -74,10 +72,10 @@ def make_graph(*, words: NgramModel, spelling: Spelling, weights: GraphWeights, 
     """
     fst = require_package("kaldifst")
     marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
-    lexicon = Lexicon(words, spelling, weights.scale, marks)
+    lexicon = Lexicon(words, spelling, scale, marks)
     lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
     fst.arcsort(lower, sort_type="olabel")
-    upper = _grammar(words, weights)
+    upper = _grammar(words, scale, word_bonus, unknown)
     fst.arcsort(upper, sort_type="ilabel")
     spoken = fst.compose(lower, upper)
     before = spoken.num_states
@@ -95,20 +93,20 @@ def make_graph(*, words: NgramModel, spelling: Spelling, weights: GraphWeights, 
 
 def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:
     """Make a transducer; OpenFst takes the state that the text begins with as the start."""
-    lines = [f"{start} {start} 0 0 Infinity"]
-    lines += ["%d %d %d %d %.9g" % arc for arc in arcs]
-    lines += ["%d %.9g" % final for final in finals]
+    first = sorted(arcs, key=lambda arc: arc[0] != start)
+    lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in first]
+    lines += [f"{state} {cost:.9g}" for state, cost in finals]
     return require_package("kaldifst").compile("\n".join(lines) + "\n")
 
 
 # ---- G: labels in are ids of words + 1, and one more for back-off
 
 
-def _grammar(model: NgramModel, weights: GraphWeights) -> Any:
-    made, scale, back = make_automaton(model), weights.scale, len(model.words) + 1
+def _grammar(model: NgramModel, scale: float, word_bonus: float, unknown: float) -> Any:
+    made, back = make_automaton(model), len(model.words) + 1
     arcs = list[Arc]()
     for source, target, word, log_prob in _rows(made.words):
-        score = scale * log_prob + weights.word_bonus + weights.unknown * (word == UNKNOWN)
+        score = scale * log_prob + word_bonus + unknown * (word == UNKNOWN)
         arcs.append((source, target, word + 1, 0, -score))
     arcs += [(*ends, back, 0, -scale * weight) for *ends, _, weight in _rows(made.backoffs)]
     finals = [(source, -scale * weight) for source, _, _, weight in _rows(made.ends)]
@@ -129,9 +127,7 @@ class Lexicon:
     weighed by n-grams of those that spell the known words.
     """
 
-    def __init__(
-        self, model: NgramModel, spelling: Spelling, scale: float, marks: Marks
-    ) -> None:
+    def __init__(self, model: NgramModel, spelling: Spelling, scale: float, marks: Marks) -> None:
         self.arcs, self.tokens = list[Arc](), set[int]()
         self._states = 2
         self._spelling, self._scale, self._marks = spelling, scale, marks

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.ngram import BEGIN, END, Floats, Grams, Ints, NgramModel
@@ -59,11 +60,11 @@ def make_automaton(model: NgramModel) -> Automaton:
     )
 
 
-def _is_kept(grams: Grams, longer: Grams | None, size: int) -> np.ndarray:
+def _is_kept(grams: Grams, longer: Grams | None, size: int) -> npt.NDArray[np.bool_]:
     """Return which n-grams are histories of their own: something follows, or back-off costs."""
     if longer is None:
         return np.zeros(len(grams), np.bool_)
-    kept = grams.backoffs != 0
+    kept: npt.NDArray[np.bool_] = grams.backoffs != 0
     kept[longer.keys // size] = True
     return kept
 
