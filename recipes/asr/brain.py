@@ -17,7 +17,7 @@ from sbkit.audio.augment import speed_perturb
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.attention import AttentionDecoder, attend
-from sbkit.decoding.confidence import BEAM, GREEDY
+from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
@@ -60,6 +60,8 @@ class AsrBrain(Brain):
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
         if self.decoder is not None and self.hparams.ctc_weight == 1:
             self.decoder = self.decoder.with_attention(None)  # it is not trained
+        if self.decoder is not None:
+            self.decoder.require_possible()
         self._readers: dict[str, WordReader] = {}  # by decoder, for a test
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
@@ -151,7 +153,7 @@ class AsrBrain(Brain):
             return scored
         beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
         best = [list(beam[0].tokens) for beam in beams]
-        decoded = self._scored(best, batch, self._words(BEAM, heard, best, beams))
+        decoded = self._scored(best, batch, self._words(self.decoder.kind, heard, best, beams))
         return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
 
     def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
@@ -201,4 +203,5 @@ class AsrBrain(Brain):
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts and intervals."""
-        return report_errors(folder, split, results)
+        decoder = GREEDY if self.decoder is None else self.decoder.kind
+        return {**report_errors(folder, split, results), "decoder": decoder}

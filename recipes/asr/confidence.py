@@ -9,7 +9,7 @@ import torch
 
 from recipes.asr.decoder_weights import valid_sets
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.decoding.confidence import BEAM, CONFIDENCE_FILE, GREEDY
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.tune import Heard, take_enough
@@ -39,7 +39,7 @@ def fit_readers(
     enough = list(take_enough(heard))
     judged = {GREEDY: [_judge_greedy(reader, each) for each in enough]}
     if decoder is not None:
-        judged[BEAM] = [_judge_beam(reader, decoder, each) for each in enough]
+        judged[decoder.kind] = [_judge_beam(reader, decoder, each) for each in enough]
     fitted = {
         name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
         for name, own in judged.items()

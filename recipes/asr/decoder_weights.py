@@ -21,7 +21,8 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
     Those that the YAML leaves open are chosen on what was heard of the validation sets, never on a
     test set.
     """
-    record: dict[str, Any] = {"beam_size": decoder.beam_size, "attention": decoder.attention}
+    names = ("kind", "beam_size", "attention")
+    record: dict[str, Any] = {name: getattr(decoder, name) for name in names}
     if decoder.is_open and any(used_weights(decoder)):
         tuned = tune(decoder, heard, add=_add)
         decoder = decoder.with_weights(tuned.weights)
