@@ -72,7 +72,7 @@ def make_graph(
     """
     fst = require_package("kaldifst")
     marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
-    lexicon = Lexicon(words, spelling, scale, marks)
+    lexicon = LexiconArcs(words, spelling, scale, marks)
     lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
     fst.arcsort(lower, sort_type="olabel")
     upper = _grammar(words, scale, word_bonus, unknown)
@@ -120,7 +120,7 @@ def _rows(arcs: Iterable[Any]) -> Iterator[Any]:
 # ---- L: tokens to words; state 0 is before the first word, state 1 after a word
 
 
-class Lexicon:
+class LexiconArcs:
     """The arcs of L, and the tokens that they have.
 
     Words lead from both states to state 1, and so does an unknown word: a path of tokens that are
@@ -137,8 +137,13 @@ class Lexicon:
             spelled = {word: self._spell(word, later=begin == 1) for word in known}
             for word, tokens in enumerate(spelled.values(), start=len(SPECIAL)):
                 self._add_word(begin, tokens, word + 1)
-            self._add_unknown(begin, [each for each in spelled.values() if each])
             self.tokens.update(*spelled.values())
+            if not self.tokens:
+                raise SbkitError(
+                    "The language model must have words that the tokenizer can spell, but has none "
+                    f"among {len(known)}. Train it on text normalized as the recognizer's."
+                )
+            self._add_unknown(begin, [each for each in spelled.values() if each])
 
     def _spell(self, word: str, *, later: bool) -> list[int]:
         """Spell a word as the first of a text or a later one; nothing where that cannot be."""
@@ -156,7 +161,10 @@ class Lexicon:
             source, self._states = target, self._states + (not is_last)
 
     def _add_unknown(self, begin: int, spelled: Sequence[Sequence[int]]) -> None:
-        """Add a path for any token sequence that begins as a word and has no second beginning."""
+        """Add a path for any token sequence that begins as a word and has no second beginning.
+
+        The first of a text may begin with any token that begins no second one, and may be empty.
+        """
         model = train((list(map(str, tokens)) for tokens in spelled), order=UNKNOWN_ORDER).model
         made, first, marks = make_automaton(model), self._states, self._marks
         start = first + made.start
@@ -168,7 +176,7 @@ class Lexicon:
             ends = first + source, first + target
             self.arcs.append((*ends, int(model.words[word]) + 1, 0, -self._scale * weight))
         for source, target, _, weight in _rows(made.backoffs):
-            if first + source != start:
+            if begin == 0 or first + source != start:
                 ends = first + source, first + target
                 self.arcs.append((*ends, marks.letters, 0, -self._scale * weight))
         for source, _, _, weight in _rows(made.ends):
