@@ -128,25 +128,30 @@ class BeamDecoder:
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return the same decoder with other weights, and perhaps another beam."""
-        return BeamDecoder(
-            tokenizer=self.tokenizer,
-            language_models=self.language_models,
-            beam_size=beam_size or self.beam_size,
+        return self._copy(
             weights=weights,
-            attention=self.attention,
-            kind=self.kind,
+            beam_size=beam_size or self.beam_size,
+            language_models=self.language_models,
         )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
         """Return the same decoder, in which the attention decoder takes part in another way."""
-        return BeamDecoder(
-            tokenizer=self.tokenizer,
-            language_models=self._source,
-            beam_size=self.beam_size,
-            weights=None if self.is_open else self.weights,
-            attention=attention,
-            kind=self.kind,
-        )
+        return self._copy(attention=attention)
+
+    def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
+        """Return the same decoder with other language models."""
+        return self._copy(language_models=models)
+
+    def _copy(self, **changes: Any) -> "BeamDecoder":
+        kept: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "language_models": self._source,
+            "beam_size": self.beam_size,
+            "weights": None if self.is_open else self.weights,
+            "attention": self.attention,
+            "kind": self.kind,
+        }
+        return BeamDecoder(**(kept | changes))
 
     def require_possible(self) -> None:
         """Raise SbkitError where a graph is declared that cannot decode here, or not so."""

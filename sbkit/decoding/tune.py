@@ -15,6 +15,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.language_models import LanguageModels
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.wer import Scores, count_errors
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
@@ -32,6 +34,7 @@ POINTS = 64  # weights that are tried
 AVERAGED = 12
 NARROW = 16  # the beam that they are tried with: in half the time of 32
 RIDGE = 1.0
+MOST_NGRAMS = 100_000  # in a graph that weights are tried with: 4 s to make each
 ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes for all of them
 
 Floats = npt.NDArray[np.float64]
@@ -93,8 +96,7 @@ def tune(
     ranges = [(TRIED_OF_GRAPH if decoder.kind == "graph" else TRIED)[name] for name in names]
     tried = [_weights_at(names, ranges, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
-    # A joint search looks for the best of what rescoring looks for, and takes ten times as long.
-    quick = decoder.with_attention("rescore") if decoder.attention else decoder
+    quick = _make_quick(decoder)
     found = add([_errors(quick.with_weights(each, beam_size=narrow), heard) for each in tried])
     if not found[0].utterances:
         raise SbkitError(
@@ -105,6 +107,21 @@ def tune(
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     (reached,) = add([_errors(decoder.with_weights(best), heard)])
     return Tuned(best, reached, reached.utterances)
+
+
+def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
+    """Return a decoder that is to have much the same weights, and decodes sooner.
+
+    A joint search looks for the best of what rescoring looks for, and takes ten times as long. A
+    graph is made again for all weights, so its language model has no more orders than are small.
+    """
+    words = decoder.language_models.words
+    if decoder.kind == "graph" and words is not None:
+        sizes = np.cumsum([len(grams) for grams in words.grams])
+        orders = max(1, int((sizes <= MOST_NGRAMS).sum()))
+        shorter = NgramModel(words.words, words.grams[:orders])
+        return decoder.with_language_models(LanguageModels(words=shorter, tokens=None))
+    return decoder.with_attention("rescore") if decoder.attention else decoder
 
 
 def _weights_at(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise, product
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -190,6 +191,25 @@ def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> Non
     tuned = tune(decoder, [Heard(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]])
     assert tuned.scores.wer == 0
     assert decoder.with_weights(tuned.weights).kind == "graph"
+
+
+def test_weights_are_tried_without_the_orders_that_are_large(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = graph_of(tmp_path, tokenizer, order=3, weights=None)
+    orders = list[int]()
+
+    def make(*, words: NgramModel, **options: Any) -> Any:
+        orders.append(words.order)
+        return make_graph(words=words, **options)
+
+    words = decoder.language_models.words
+    assert words is not None
+    monkeypatch.setattr("sbkit.decoding.decoder.make_graph", make)
+    monkeypatch.setattr("sbkit.decoding.tune.MOST_NGRAMS", len(words.grams[0]) + 1)
+    monkeypatch.setattr("sbkit.decoding.tune.POINTS", 4)
+    tune(decoder, [Heard(spoken(tokenizer, TEXTS[0], {}), TEXTS[0])])
+    assert orders == [1, 1, 1, 1, 3]
 
 
 def test_a_graph_of_another_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
