@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,18 @@ from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
-from sbkit.inference.formats.traced import WaveformModel, example_audio, shortest, trace
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.traced import shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
 
 
-def write_onnx(bundle: Bundle, folder: Path) -> Sequence[Candidate]:
+def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``."""
-    program = trace(WaveformModel(bundle.model), *example_audio(bundle.config.sample_rate))
+    program, bundle = source.program, source.bundle
     names = (["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     metadata = {
         "sample_rate": bundle.config.sample_rate,
@@ -39,7 +38,7 @@ def write_onnx(bundle: Bundle, folder: Path) -> Sequence[Candidate]:
             name=precision,
             files=(file,),
             limits=limits[precision],
-            log_probs=partial(run_onnx, OnnxModel((folder / file).read_bytes(), threads=1)),
+            log_probs=OnnxModel((folder / file).read_bytes(), threads=1).log_probs,
         )
         for precision, file in FILES.items()
     ]
@@ -84,11 +83,6 @@ def save_onnx(
     file.write_bytes(model.SerializeToString())
 
 
-def run_onnx(model: OnnxModel, audio: Any, lengths: Any) -> Any:
-    """Run a model as a candidate."""
-    return model.log_probs(audio, lengths)
-
-
 def _quantize(source: Path, target: Path) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
@@ -111,6 +105,16 @@ def _quantize(source: Path, target: Path) -> None:
             per_channel=True,
             weight_type=QuantType.QInt8,
         )
+    _keep_metadata(onnx, source, target)
+
+
+def _keep_metadata(onnx: Any, source: Path, target: Path) -> None:
+    """Give the quantized model the metadata of the other, without the quantizer's own."""
+    said = {each.key: each.value for each in onnx.load(source).metadata_props}
+    model = onnx.load(target)
+    model.ClearField("metadata_props")
+    onnx.helper.set_model_props(model, said)
+    target.write_bytes(model.SerializeToString())
 
 
 def _before_logarithm(graph: Any) -> set[str]:
