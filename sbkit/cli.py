@@ -70,6 +70,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(replay)
     replay.set_defaults(command=_replay)
 
+    _add_export(commands)
+    _add_tune(commands)
+    _add_score(commands)
+    _add_compare(commands)
+
+    _add_cache(commands)
+    _add_lm(commands)
+    _add_inference(commands)
+    return parser
+
+
+def _add_export(commands: Any) -> None:
     export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
     export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
@@ -82,15 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--license", metavar="ID", default="unknown", help="for the model card")
     _add_import(export)
     export.set_defaults(command=_export)
-
-    _add_tune(commands)
-    _add_score(commands)
-    _add_compare(commands)
-
-    _add_cache(commands)
-    _add_lm(commands)
-    _add_inference(commands)
-    return parser
 
 
 def _add_lm(commands: Any) -> None:

@@ -31,7 +31,7 @@ class Grid:
     """
 
     batches: tuple[int, ...] = (1, 2, 5)
-    seconds: tuple[float, ...] = (0.3, 1.0, 3.3, 10.0, 40.0)
+    seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
     paddings: tuple[str, ...] = PADDINGS
 
     def cases(self, speech: Floats, sample_rate: int) -> Iterator[Case]:
