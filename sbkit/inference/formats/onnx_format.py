@@ -1,9 +1,6 @@
 """ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch.export import ExportedProgram
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
+from sbkit.inference.formats.quiet import quietly
 from sbkit.inference.formats.source import Source
 from sbkit.inference.formats.traced import shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
@@ -59,7 +57,7 @@ def save_onnx(
     require_package("onnxscript")
     inputs, outputs = names
     try:
-        with _quietly():
+        with quietly():
             made = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -96,7 +94,7 @@ def _quantize(source: Path, target: Path) -> None:
     onnx.helper.set_model_props(
         model, {each.key: each.value for each in model.metadata_props} | dict([PREPROCESSED])
     )
-    with _quietly():
+    with quietly():
         quantize_dynamic(
             model,
             target,
@@ -154,16 +152,3 @@ def _require_dynamic(model: Any) -> None:
                 f"size of {sizes[fixed[0]].dim_value}. Leave the format out, or take `len()` and "
                 "`.item()` out of the model's forward."
             )
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep warnings and log lines of the exporter, about its own insides, from the user."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

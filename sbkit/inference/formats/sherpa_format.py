@@ -4,7 +4,8 @@ It computes features itself, by settings that follow from the model type. Ours a
 windows, filters up to half the sample rate, the scale of int16. So has `fire-red-asr-2-ctc`;
 `wenet_ctc` and `zipformer2_ctc` have filters up to 7600 Hz and windows that begin 120 samples
 before ours, which cannot be undone in the graph, and the latter another scale, which can. All
-three are written, and the certificate says what each makes of the held-out clips.
+three are written, and the certificate says what each makes of the held-out clips. A special token
+(<unk>), which leaves no trace in a text of sbkit, is written by its name where one is heard.
 """
 
 import math

@@ -20,7 +20,8 @@ class WaveformEncoder(nn.Module):
 
     It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). Past its end
     an utterance is certainly blank, and there are as many such frames as it takes for SpeechBrain's
-    decoder, which rounds the relative length of each, never to cut off a frame that counts.
+    decoder, which rounds the relative length of each, never to cut off a frame that counts. A frame
+    whose best token is a special one, which leaves no trace in a text of sbkit, is blank, too.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class WaveformEncoder(nn.Module):
         named = {**parts, "compute_features": compute_features}
         self.compute_features = compute_features
         self.blank = vocabulary.blank
+        self.silent = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
         owned = nn.ModuleList(named[name] for name in model)
         self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **named))
 
@@ -46,6 +48,7 @@ class WaveformEncoder(nn.Module):
         more = int(torch.ceil(SPARE / wav_lens.min()))
         padded = nn.functional.pad(log_probs, (0, 0, 0, more))  # (B, U', V)
         past = torch.arange(padded.shape[1]) >= frames.cpu().unsqueeze(1)  # (B, U')
+        silent = torch.isin(padded.argmax(-1).cpu(), torch.tensor(self.silent))
         certain = torch.full((padded.shape[2],), -torch.inf, device=padded.device)
         certain[self.blank] = 0.0
-        return torch.where(past.unsqueeze(2).to(padded.device), certain, padded)
+        return torch.where((past | silent).unsqueeze(2).to(padded.device), certain, padded)

@@ -20,6 +20,7 @@ from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.hub_format import write_hub
 from sbkit.inference.formats.onnx_format import write_onnx
 from sbkit.inference.formats.parity import certificate, compare
+from sbkit.inference.formats.quiet import quietly
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.source import Source
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
@@ -61,7 +62,8 @@ def write_formats(
     for name in names:
         (folder / name).mkdir()
         try:
-            written[name] = WRITERS[name](source, folder / name)
+            with quietly():
+                written[name] = WRITERS[name](source, folder / name)
         except SbkitError as error:
             certificates[name] = {name: {"written": False, "reasons": [str(error)]}}
     candidates = [each for several in written.values() for each in several]
