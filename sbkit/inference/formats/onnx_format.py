@@ -1,6 +1,6 @@
 """ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quant
 def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``."""
     program, bundle = source.program, source.bundle
-    names = (["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     metadata = {
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),
         "blank": bundle.require_asr().vocabulary.blank,
     }
-    save_onnx(program, folder / FILES["fp32"], names=names, metadata=metadata)
-    _quantize(folder / FILES["fp32"], folder / FILES["int8"])
+    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    save_onnx(model, folder / FILES["fp32"], metadata)
+    _quantize(model, folder / FILES["int8"], metadata)
     limits = {"fp32": EXACT, "int8": QUANTIZED}
     return [
         Candidate(
@@ -42,20 +42,13 @@ def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
     ]
 
 
-def save_onnx(
-    program: ExportedProgram,
-    file: Path,
-    *,
-    names: tuple[Sequence[str], Sequence[str]],
-    metadata: dict[str, Any],
-) -> None:
-    """Translate a traced graph, check it, and write it with metadata and without traces of paths.
+def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """Translate a traced graph to ONNX, check it, and remove its traces of paths.
 
     Raises SbkitError when it cannot be translated, or a size was taken for a constant.
     """
     onnx = require_package("onnx")
     require_package("onnxscript")
-    inputs, outputs = names
     try:
         with quietly():
             made = torch.onnx.export(
@@ -69,7 +62,6 @@ def save_onnx(
         assert made is not None
         model = made.model_proto
         _strip(model)
-        onnx.helper.set_model_props(model, {name: str(value) for name, value in metadata.items()})
         onnx.checker.check_model(model)
     except Exception as error:  # the exporter and the checker have many of their own
         raise SbkitError(
@@ -78,41 +70,36 @@ def save_onnx(
             "change that part."
         ) from error
     _require_dynamic(model)
+    return model
+
+
+def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a model with this metadata, and no other."""
+    model.ClearField("metadata_props")
+    text = {name: str(value) for name, value in metadata.items()}
+    require_package("onnx").helper.set_model_props(model, text)
     file.write_bytes(model.SerializeToString())
 
 
-def _quantize(source: Path, target: Path) -> None:
+def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
     Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
     them: a log-mel of 8 bits is none.
     """
     onnx = require_package("onnx")
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(source)
-    onnx.helper.set_model_props(
-        model, {each.key: each.value for each in model.metadata_props} | dict([PREPROCESSED])
-    )
+    quantization: Any = require_package("onnxruntime.quantization")
+    onnx.helper.set_model_props(model, dict([PREPROCESSED]))
     with quietly():
-        quantize_dynamic(
+        quantization.quantize_dynamic(
             model,
-            target,
+            file,
             op_types_to_quantize=["MatMul"],
             nodes_to_exclude=sorted(_before_logarithm(model.graph)),
             per_channel=True,
-            weight_type=QuantType.QInt8,
+            weight_type=quantization.QuantType.QInt8,
         )
-    _keep_metadata(onnx, source, target)
-
-
-def _keep_metadata(onnx: Any, source: Path, target: Path) -> None:
-    """Give the quantized model the metadata of the other, without the quantizer's own."""
-    said = {each.key: each.value for each in onnx.load(source).metadata_props}
-    model = onnx.load(target)
-    model.ClearField("metadata_props")
-    onnx.helper.set_model_props(model, said)
-    target.write_bytes(model.SerializeToString())
+    save_onnx(onnx.load(file), file, metadata)
 
 
 def _before_logarithm(graph: Any) -> set[str]:

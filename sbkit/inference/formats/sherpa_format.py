@@ -10,6 +10,7 @@ three are written, and the certificate says what each makes of the held-out clip
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from sbkit.inference.formats.candidate import (
     Limits,
     require_package,
 )
-from sbkit.inference.formats.onnx_format import save_onnx
+from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.source import Source
 from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, trace
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
@@ -65,17 +66,12 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     program = trace(FeatureModel(bundle.model), torch.zeros(EXAMPLE, frames, N_MELS), lengths)
     factor = bundle.model.samples_per_frame(SAMPLE_RATE) // shift_samples(SAMPLE_RATE)
+    graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
     candidates = []
     for model_type, (file, method) in MODEL_TYPES.items():
-        save_onnx(
-            program,
-            folder / file,
-            names=(["x", "x_lens"], ["log_probs", "log_probs_lens"]),
-            metadata=_metadata(model_type, tokenizer.vocab_size, factor),
-        )
         offset = TO_INT16 if model_type == SCALED else 0.0
-        if offset:
-            _add_to_input(folder / file, offset)
+        scaled = _add_to_input(graph, offset) if offset else graph
+        save_onnx(scaled, folder / file, _metadata(model_type, tokenizer.vocab_size, factor))
         load = getattr(sherpa.OfflineRecognizer, method)
         recognizer = load(model=str(folder / file), tokens=str(folder / TOKENS))
         model = OnnxModel((folder / file).read_bytes(), threads=1)
@@ -130,10 +126,10 @@ def _metadata(model_type: str, vocab_size: int, factor: int) -> dict[str, Any]:
     return metadata
 
 
-def _add_to_input(file: Path, offset: float) -> None:
-    """Let a graph begin by adding a number to its first input."""
+def _add_to_input(graph: Any, offset: float) -> Any:
+    """Return a copy of a model that begins by adding a number to its first input."""
     onnx = require_package("onnx")
-    model = onnx.load(file)
+    model = deepcopy(graph)
     name = model.graph.input[0].name
     for node in model.graph.node:
         for place, each in enumerate(node.input):
@@ -144,7 +140,7 @@ def _add_to_input(file: Path, offset: float) -> None:
     added = onnx.helper.make_node("Add", [name, number.name], [f"{name}_scaled"], name="scale")
     model.graph.node.insert(0, added)
     onnx.checker.check_model(model)
-    file.write_bytes(model.SerializeToString())
+    return model
 
 
 @torch.inference_mode()

@@ -38,20 +38,16 @@ class WaveformModel(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,).
+    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
-    ``offset`` is added first, for features of audio in another scale.
-    """
-
-    def __init__(self, model: AsrModel, *, offset: float = 0.0) -> None:
+    def __init__(self, model: AsrModel) -> None:
         super().__init__()
         self.parts = model.model
         self._model = model
-        self._offset = offset
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
-        states, frames = self._model.encode(x + self._offset if self._offset else x, x_lens)
+        states, frames = self._model.encode(x, x_lens)
         return self._model.ctc_log_probs(states), frames
 
 
