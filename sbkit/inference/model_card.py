@@ -166,7 +166,7 @@ def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     head = ["| format | largest difference | other tokens | held-out clips |", "|---|---|---|---|"]
     rows = [
-        f"| {name} {precision} | {_agreement(found)} |"
+        f"| {name} {precision} | {_agreement(found)}"
         for name, several in certificates.items()
         for precision, found in several.items()
     ]
@@ -179,11 +179,11 @@ def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _agreement(found: Mapping[str, Any]) -> str:
     if "grid" not in found:
-        return f"not written: {printable(found['reasons'][0])} | | "
+        return f"not written: {printable(found['reasons'][0])} | |"
     grid, clips = found["grid"], found["held_out"]
     tokens = f"{grid['utterances_with_other_tokens']} of {grid['utterances']} utterances"
     difference = f"{grid['largest_difference']:.1e}" + ("" if found["written"] else ", not written")
-    return f"{difference} | {tokens} | {_words(clips)}"
+    return f"{difference} | {tokens} | {_words(clips)} |"
 
 
 def _words(clips: Mapping[str, Any]) -> str:
