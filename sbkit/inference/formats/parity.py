@@ -201,16 +201,18 @@ def _score(
     if transcribe is None:
         texts = _texts(bundle, found)
     else:
-        texts = {"greedy": transcribe([_scaled(each.numpy()) for each in clips.audio])}
+        texts = {
+            compared.candidate.decoder: transcribe([_scaled(each.numpy()) for each in clips.audio])
+        }
     for decoder, hypotheses in texts.items():
         for name, heard in (("errors", hypotheses), ("trained", trained[decoder])):
             scores = getattr(compared, name)
             pairs = zip(clips.rows, heard, strict=True)
             more = sum((count_errors(row["text"], text) for row, text in pairs), Scores())
             scores[decoder] = scores.get(decoder, Scores()) + more
+    own = compared.candidate.decoder
     compared.other_words += sum(
-        one.split() != two.split()
-        for one, two in zip(texts["greedy"], trained["greedy"], strict=True)
+        one.split() != two.split() for one, two in zip(texts[own], trained[own], strict=True)
     )
 
 
