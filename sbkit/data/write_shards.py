@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count, tee
 from pathlib import Path
@@ -246,8 +246,10 @@ def _finish(
                 return None
         require_same_columns(columns)
     index = Index(options.sample_rate, options.store, roles, splits)
-    write_index(storage, index)
-    _clean(storage.folder)
+    folder = storage.folder
+    with claimed(folder, INDEX, wait=True) if folder else nullcontext():
+        write_index(storage, index)
+        _clean(folder)
     return index
 
 
