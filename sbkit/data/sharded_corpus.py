@@ -111,10 +111,11 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             "again, or prepare the shards again: only what is missing is written."
         )
     tables, bad = list[pa.Table](), list[BadRow]()
-    for shard, content in zip(shards, _read_tables(storage, shards), strict=True):
+    contents = _read_tables(storage, shards)
+    for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         table = pq.read_table(pa.BufferReader(content))
         bad.extend(BadRow(*each) for each in facts_of(content).left_out)
-        tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store))
+        tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
     require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})
     return _manifest(pa.concat_tables(tables), bad)
 
@@ -213,13 +214,15 @@ def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
         yield content
 
 
-def _placed(table: pa.Table, file: str, store: str) -> pa.Table:
-    """Complete the places of a shard's rows by the file that they are in."""
+def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
+    """Complete the places of a shard's rows by the file that they are in.
+
+    The digests are given its number, too: the plan of an epoch follows from what lies in which.
+    """
     column = table[SHARDED].combine_chunks()
     places = [pa.repeat(pa.scalar(each, pa.string()), len(table)) for each in (file, store)]
     places += [column.field(each.name) for each in list(PLACE)[2:]]
-    name = pa.scalar(file.rpartition("/")[2])
-    digest = pc.binary_join_element_wise(column.field("digest"), name, "@")
+    digest = pc.binary_join_element_wise(column.field("digest"), pa.scalar(str(number)), "@")
     placed = pa.StructArray.from_arrays(places, fields=list(PLACE))
     at = table.schema.get_field_index(SHARDED)
     return (
