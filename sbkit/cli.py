@@ -90,7 +90,7 @@ def _add_prepare(commands: Any) -> None:
     prepare.add_argument(
         "--shards", metavar="DIR|URL", help="write the data there as shards, and nothing else"
     )
-    prepare.add_argument("--shard-size", default="1GB", metavar="SIZE", help="default: 1GB")
+    prepare.add_argument("--shard-size", metavar="SIZE", help="of audio (default: 1GB)")
     prepare.set_defaults(command=_prepare)
 
 
@@ -219,8 +219,13 @@ def _prepare(options: argparse.Namespace) -> int:
                 "A report must be of data as training takes it, but --shards only writes it. Call "
                 f"again with --report, without --shards and with --data_folder={options.shards}."
             )
-        prepare_shards([str(options.yaml), *options.overrides], options.shards, options.shard_size)
+        size = options.shard_size or "1GB"
+        prepare_shards([str(options.yaml), *options.overrides], options.shards, size)
         return 0
+    if options.shard_size is not None:
+        raise SbkitError(
+            "`--shard-size` must come with --shards, but there is none. Add --shards DIR."
+        )
     prepare_data([str(options.yaml), *options.overrides], options.report)
     return 0
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbkit.audio.io import AudioError
+from sbkit.base.files import naming
 from sbkit.data.audio_store import SHARDED
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded
@@ -47,14 +48,16 @@ class NewShard:
         elif decoded is None or isinstance(decoded.audio, AudioError):
             self._left_out.append((row.clip.id, UNREADABLE, str(decoded and decoded.audio)))
         else:
-            self.audio.add(decoded.audio)
+            with naming(self.audio.path.parent):
+                self.audio.add(decoded.audio)
             self._clips.append(row.clip)
             self._samples.append(decoded.samples)
             self._digests.append(decoded.digest)
 
     def finish(self, storage: Storage, *, last: bool) -> None:
         """Put the audio in its place, then the table, which makes a shard of it."""
-        sha256 = self.audio.finish()
+        with naming(self.audio.path.parent):
+            sha256 = self.audio.finish()
         places = locate(self.audio.path)
         facts = ShardFacts(
             name=self._name,

@@ -21,7 +21,7 @@ from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
-from sbkit.config.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE
+from sbkit.config.ranges import NOT_NEGATIVE, SHARE
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
@@ -39,11 +39,7 @@ class TrainSampler(Sampler[MicroBatch]):
     ``shuffle_shards`` are shuffled together.
     """
 
-    RANGES: ClassVar = {
-        "concat_prob": SHARE,
-        "batch_seconds": NOT_NEGATIVE,
-        "shuffle_shards": AT_LEAST_ONE,
-    }
+    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": NOT_NEGATIVE}
 
     def __init__(
         self,

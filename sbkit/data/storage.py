@@ -19,6 +19,10 @@ from sbkit.base.printable import printable
 LARGEST_TRANSFER = 64  # files or ranges that are asked for at once
 
 
+class MissingFileError(SbkitError):
+    """A file that is not there."""
+
+
 @dataclass(frozen=True)
 class ByteRange:
     """A part of a file, which is named by its URL."""
@@ -57,7 +61,7 @@ class Storage:
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the URLs of the files below that have one of some endings, sorted.
+        """Return the files below that have one of some endings, sorted: URLs, or paths here.
 
         Raises:
             SbkitError: the place cannot be read.
@@ -65,7 +69,7 @@ class Storage:
         system, path = _file_system(self.url)
         with _reaching(self.url):
             found = sorted(each for each in system.find(path) if each.endswith(tuple(suffixes)))
-            return [system.unstrip_protocol(each) for each in found]
+        return found if self.folder else [system.unstrip_protocol(each) for each in found]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return how many bytes each file has, and None for one that is not there.
@@ -85,7 +89,8 @@ class Storage:
         """Yield the content of files, several of which are asked for at once.
 
         Raises:
-            SbkitError: one of them is missing or cannot be read.
+            MissingFileError: one of them is missing.
+            SbkitError: one of them cannot be read.
         """
         for start in range(0, len(names), LARGEST_TRANSFER):
             files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
@@ -153,7 +158,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
 
 def _require_content(content: object, file: str, size: int | None = None) -> bytes:
     if isinstance(content, FileNotFoundError):
-        raise SbkitError(f"{printable(file)} must be there, but is missing. Put it back.")
+        raise MissingFileError(f"{printable(file)} must be there, but is missing. Put it back.")
     if isinstance(content, BaseException):
         raise _unreachable(file, content) from content
     assert isinstance(content, bytes)

@@ -21,7 +21,7 @@ from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import read_rows, with_language
 from sbkit.data.shard_units import ShardOptions, Unit
 from sbkit.data.sharded_corpus import require_same_columns
-from sbkit.data.storage import Storage
+from sbkit.data.storage import MissingFileError, Storage
 from sbkit.data.tables import PATH_COLUMNS, Table, TableRow, find_column
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json"}  # of `datasets`, by the endings of files
@@ -112,7 +112,10 @@ class _Rows:
             if not path or "://" not in self.file:
                 return path
             url = path if "://" in path else f"{self.file.rpartition('/')[0]}/{path}"
-            (content,) = Storage.at(url.rpartition("/")[0]).read([url.rpartition("/")[2]])
+            try:
+                (content,) = Storage.at(url.rpartition("/")[0]).read([url.rpartition("/")[2]])
+            except MissingFileError:
+                return path.rpartition("://")[2]  # which is not here either, and is left out
         folder = self.scratch / uuid4().hex
         folder.mkdir()
         place = folder / (Path(path).name or hashlib.sha256(content).hexdigest()[:16])

@@ -87,7 +87,7 @@ def write_shards(
         units = {
             split: _units(source, options, scratch / split) for split, source in sources.items()
         }
-        if (there := _existing(storage, units)) is not None:
+        if (there := _existing(storage, units, roles)) is not None:
             return there
         writer = _Writer(storage, options, scratch)
         writer.write([(split, unit) for split, some in units.items() for unit in some])
@@ -101,13 +101,16 @@ def _units(source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
     return source.units(options, scratch)
 
 
-def _existing(storage: Storage, units: Mapping[str, Sequence[Unit]]) -> Index | None:
+def _existing(
+    storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
+) -> Index | None:
     """Return the index where all that it names is there; raises SbkitError where it has others."""
     if storage.sizes([INDEX]) == [None]:
         return None
     index = read_index(storage)
     there = {split: _unit_names(shards) for split, shards in index.splits.items()}
-    if there != {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}:
+    meant = {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}
+    if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
         raise SbkitError(
             f"{printable(storage.url)} must be empty or hold shards of the same data, made in the "
             f"same way, but its {INDEX} names others. Name another place, or remove that file."
