@@ -14,6 +14,7 @@ from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.audio_cache import default_cache
+from sbkit.data.audio_store import SHARDED
 from sbkit.data.report import measure_data
 from sbkit.data.report_page import write_data_report
 from sbkit.data.shard_units import ShardOptions
@@ -110,7 +111,8 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
         say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
         say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
-    say(f"prepared audio: {default_cache()}")
+    if SHARDED not in splits.train.column_names:
+        say(f"prepared audio: {default_cache()}")
     if report is not None:
         say(f"report: {report_data(run, splits, report)}")
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -113,9 +114,10 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     tables, bad = list[pa.Table](), list[BadRow]()
     contents = _read_tables(storage, shards)
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
-        table = pq.read_table(pa.BufferReader(content))
-        bad.extend(BadRow(*each) for each in facts_of(content).left_out)
-        tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
+        with _of_a_table(shard.name):
+            table = pq.read_table(pa.BufferReader(content))
+            bad.extend(BadRow(*each) for each in facts_of(content).left_out)
+            tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
     require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})
     return _manifest(pa.concat_tables(tables), bad)
 
@@ -135,7 +137,8 @@ def read_index(storage: Storage) -> Index:
             split: [Listed(**each) for each in shards]
             for split, shards in values.pop("splits").items()
         }
-        index = Index(splits=listed, **values)
+        roles = {role: list(names) for role, names in values.pop("roles").items()}
+        index = Index(roles=roles, splits=listed, **values)
         names = [shard.name for shards in listed.values() for shard in shards]
         if index.store not in COLUMNS or not all(map(NAME.fullmatch, names)):
             raise ValueError("impossible values")
@@ -155,14 +158,9 @@ def write_index(storage: Storage, index: Index) -> None:
 
 def facts_of(table: bytes) -> ShardFacts:
     """Return what a parquet file says of its shard; raises SbkitError where it is none."""
-    try:
+    with _of_a_table("a shard"):
         schema = pq.read_schema(pa.BufferReader(table))
         return ShardFacts(**json.loads(schema.metadata[FACTS]))
-    except (pa.ArrowException, ValueError, TypeError, LookupError) as error:
-        raise SbkitError(
-            "The table of a shard (.parquet) must be as it was written, but is damaged "
-            f"({printable(str(error))[:100]}). Remove those that are, and prepare again."
-        ) from error
 
 
 def listed(table: bytes) -> Listed:
@@ -200,6 +198,18 @@ def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str
         elif size and found != size:
             missing.append((name, f"has {found} bytes instead of {size}"))
     return missing
+
+
+@contextmanager
+def _of_a_table(shard: str) -> Iterator[None]:
+    """Turn what damage ends in into one sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
+        raise SbkitError(
+            f"The table of {shard} (.parquet) must be as it was written, but is damaged "
+            f"({printable(str(error))[:100]}). Remove it, and prepare again."
+        ) from error
 
 
 def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
