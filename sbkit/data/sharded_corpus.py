@@ -116,6 +116,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
             table = pq.read_table(pa.BufferReader(content))
+            table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
             tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
     require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})

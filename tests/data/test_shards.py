@@ -508,6 +508,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(
             corpus_of(knobs(url))
     with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
+    with pytest.raises(SbkitError, match="`--shard-size` must come with --shards"):
+        sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shard-size=1GB"])
     with pytest.raises(SbkitError, match="as SLURM sets them, but 'SLURM_ARRAY_TASK_MIN' is wrong"):
         share({"SLURM_ARRAY_TASK_ID": "3"})
     (tmp_path / "file").touch()
