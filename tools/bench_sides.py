@@ -8,6 +8,7 @@ from typing import Any
 
 import soundfile
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from torchaudio.functional import resample
 
 from recipes.corpora import corpus_of
@@ -44,6 +45,18 @@ class TrainingSide(ABC):
     def device(self) -> torch.device:
         """Return where it trains."""
         return torch.device(self.brain.device)
+
+    @property
+    def name(self) -> str:
+        """Name the device as its maker does."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+
+    def flops_per_second(self) -> float:
+        """Count the floating-point operations of a step by padded second of audio."""
+        with FlopCounterMode(display=False) as counter:
+            _, padded = self.step(next(self.batches))
+        return float(counter.get_total_flops() / padded)
 
     def synchronize(self) -> None:
         """Wait for the device."""
