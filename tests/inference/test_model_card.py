@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.model_card import model_card
+from sbkit.inference.model_card import FORMATS, model_card
+from sbkit.inference.place import FOLDERS
 
 CONFIG: dict[str, Any] = {
     "model_class": "sbkit.models.asr.AsrModel",
@@ -41,7 +42,7 @@ def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
     assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
     for line in (
         "| train | 419 | 0.30 | 1 |",
-        "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 of unit clip) |",
+        "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
         "| test | greedy | WER | 39.50 % | unknown |",
         "    train.py hparams/ctc.yaml",
         "- model: cc-by-4.0",
@@ -73,6 +74,10 @@ def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
         "other words in 2 of 65 |" in card
     )
     assert "| torch all | not written: no package | |\n" in card
+
+
+def test_a_card_knows_how_every_format_is_loaded() -> None:
+    assert tuple(FORMATS) == FOLDERS
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"test": 3}', '{"test": {"test": 3}}'])
