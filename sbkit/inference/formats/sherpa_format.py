@@ -88,23 +88,25 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
         )
     search = None if bundle.decoder is None else bundle.decoder.search
     if isinstance(search, GraphSearch):
-        search.graph.write(str(folder / GRAPH))
-        transcribe = partial(_transcribe, _with_graph(sherpa, folder))
-        candidates.append(
-            replace(
-                candidates[0],
-                name=f"{SAME_FEATURES}, {GRAPH}",
-                files=(GRAPH,),
-                transcribe=transcribe,
-                decoder="graph",
-            )
-        )
+        candidates.append(_write_graph(search, folder, of=candidates[0]))
     return candidates
 
 
-def _with_graph(sherpa: Any, folder: Path) -> Any:
-    """Load the model of our features with the graph, which its own method does not take."""
-    made, file = sherpa.offline_recognizer, MODEL_TYPES[SAME_FEATURES][0]
+def _write_graph(search: GraphSearch, folder: Path, *, of: Candidate) -> Candidate:
+    """Write the graph beside the model that has our features."""
+    search.graph.write(str(folder / GRAPH))
+    return replace(
+        of,
+        name=f"{of.name}, {GRAPH}",
+        files=(GRAPH,),
+        transcribe=partial(_transcribe, load_with_graph(folder)),
+        decoder="graph",
+    )
+
+
+def load_with_graph(folder: Path) -> Any:
+    """Load the model that has our features with the graph, which no method of sherpa-onnx does."""
+    made, file = require_package("sherpa_onnx").offline_recognizer, MODEL_TYPES[SAME_FEATURES][0]
     model = made.OfflineModelConfig(
         fire_red_asr_ctc=made.OfflineFireRedAsrCtcModelConfig(model=str(folder / file)),
         tokens=str(folder / TOKENS),
