@@ -128,7 +128,10 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
     declared = Declared(source="", word_order=2, token_order=0)
     ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)
     decoder = BeamDecoder(
-        tokenizer=tokenizer, language_models=models, weights={"word": 2.0}, kind="graph"
+        tokenizer=tokenizer,
+        language_models=models,
+        weights={"word": 1.0, "unknown": 0.0},
+        kind="graph",
     )
     for name in ("model.onnx", "tokens.txt"):
         shutil.copyfile(folder / "sherpa-onnx" / name, tmp_path / name)
