@@ -24,6 +24,7 @@ from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
 
 UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
+LARGEST_COST = 1e6  # of an arc; sums of more are no numbers in float32
 BLOW_UP = 10  # times the states before determinization, beyond which it is given up
 
 PACKAGES = ("kaldifst", "kaldi_decoder")
@@ -78,12 +79,7 @@ def make_graph(
     upper = _grammar(words, scale, word_bonus, unknown)
     fst.arcsort(upper, sort_type="ilabel")
     spoken = fst.compose(lower, upper)
-    before = spoken.num_states
-    if fst.determinize_star(spoken, max_states=BLOW_UP * before + 1000):
-        raise SbkitError(
-            f"A word graph must be determinized within {BLOW_UP} times its {before} states, but "
-            "goes beyond. Take a language model of a lower order, or --decoder beam."
-        )
+    _determinize(fst, spoken)
     fst.minimize_encoded(spoken)
     fst.arcsort(spoken, sort_type="ilabel")
     topology = _topology(lexicon.tokens, blank, marks)
@@ -91,8 +87,28 @@ def make_graph(
     return fst.compose(topology, spoken)
 
 
+def _determinize(fst: Any, spoken: Any) -> None:
+    before = spoken.num_states
+    try:
+        is_cut_short = fst.determinize_star(spoken, max_states=BLOW_UP * before + 1000)
+    except RuntimeError:  # of Kaldi's checks
+        is_cut_short = True
+    if is_cut_short:
+        raise SbkitError(
+            f"A word graph must be determinized within {BLOW_UP} times its {before} states, but "
+            "cannot be. Take a language model of a lower order, or --decoder beam."
+        )
+
+
 def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:
     """Make a transducer; OpenFst takes the state that the text begins with as the start."""
+    arcs, finals = list(arcs), list(finals)
+    largest = max((abs(each[-1]) for each in (*arcs, *finals)), default=0.0)
+    if not largest <= LARGEST_COST:
+        raise SbkitError(
+            f"The scores of a language model, with their weights, must be below {LARGEST_COST:.0e} "
+            f"for a word graph, but one is {largest:.3g}. Train it again."
+        )
     first = sorted(arcs, key=lambda arc: arc[0] != start)
     lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in first]
     lines += [f"{state} {cost:.9g}" for state, cost in finals]

@@ -13,7 +13,6 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.frames import BeamSettings
 from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import Spelling
@@ -21,7 +20,7 @@ from sbkit.decoding.tune import Heard, tune, used_weights
 from sbkit.decoding.word_graph import make_graph
 from sbkit.lm.automaton import Automaton, make_automaton
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, UNKNOWN, Grams, NgramModel
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
 from tests.decoding.spoken import heard, spoken
@@ -245,9 +244,17 @@ def test_a_model_of_words_that_cannot_be_spelled_is_refused() -> None:
         make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
 
 
+def test_a_model_of_scores_beyond_reason_is_refused() -> None:
+    model = train((text.split() for text in SENTENCES), order=2).model
+    unigrams, pairs = model.grams
+    hostile = Grams(unigrams.keys, unigrams.log_probs, unigrams.backoffs + np.float32(3e38))
+    model = NgramModel(model.words, (hostile, pairs))
+    with pytest.raises(SbkitError, match="must be below 1e\\+06 for a word graph, but one is 2.4e"):
+        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
+
+
 def test_an_impossible_frame_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     search = graph_of(tmp_path, tokenizer).search
     log_probs = np.full((3, tokenizer.vocab_size), -inf)
     with pytest.raises(SbkitError, match="largest log-probability must be a finite number"):
         search.decode(log_probs)  # type: ignore[call-arg]
-    assert BeamSettings(vocab_size=4).blank == 0
