@@ -173,8 +173,8 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
     tune.add_argument(
         "--attention",
-        choices=("rescore", "joint", "null"),
-        help="how a trained attention decoder takes part; null: not",
+        choices=("rescore", "joint", "none"),
+        help="how a trained attention decoder takes part; none: not",
     )
     tune.set_defaults(command=_tune)
 

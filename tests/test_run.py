@@ -338,7 +338,7 @@ def test_a_trained_run_gets_another_decoder(
     with one_thread(), pytest.raises(SbkitError, match="must do without the attention decoder"):
         sbkit(["tune", str(run), "--decoder=graph"])
     with one_thread():
-        sbkit(["tune", str(run), "--decoder=graph", "--attention=null", "--word-lm-order=2"])
+        sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     bundle = load_bundle(tmp_path / "bundle").with_decoder("graph")
     assert bundle.decoder is not None

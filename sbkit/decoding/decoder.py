@@ -34,6 +34,7 @@ KINDS = ("beam", "graph")
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
+NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
 ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
@@ -83,7 +84,7 @@ class BeamDecoder:
     made of it when it is needed first. That takes no part of the others, and has a beam of its own.
     ``weights`` are chosen on the validation set at the end of training where they are null.
     ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
-    "joint" searches token by token with it, None does without.
+    "joint" searches token by token with it, "none" or None does without.
     Raises SbkitError for another one, and for weights that are none.
     """
 
@@ -99,16 +100,17 @@ class BeamDecoder:
         attention: str | None = None,
         kind: str = KINDS[0],
     ) -> None:
-        self.tokenizer, self.beam_size, self.attention = tokenizer, beam_size, attention
+        self.tokenizer, self.beam_size = tokenizer, beam_size
+        self.attention = None if attention == NO_ATTENTION else attention
         self.kind = kind
         if kind not in KINDS:
             raise SbkitError(
                 f"The decoder's `kind` must be {' or '.join(KINDS)}, but is "
                 f"{printable(str(kind))[:100]}. Correct it."
             )
-        if attention not in (None, *ATTENTION):
+        if self.attention not in (None, *ATTENTION):
             raise SbkitError(
-                f"The decoder's `attention` must be {' or '.join(ATTENTION)}, or null, but is "
+                f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but is "
                 f"{printable(str(attention))[:100]}. Correct it."
             )
         self._source = language_models
@@ -163,7 +165,7 @@ class BeamDecoder:
             raise SbkitError(
                 "A decoder of `kind: graph` must do without the attention decoder, since it finds "
                 f"one hypothesis alone, but `attention` is {self.attention}. Pass "
-                "--attention_decoding=null, or --decoder_type=beam."
+                "--attention_decoding=none, or --decoder_type=beam."
             )
 
     def with_hotwords(
