@@ -37,7 +37,7 @@ SOUNDS = {letter: frozenset(VOWELS.split()) for letter in "аеиоуыэюя"} 
 GLIDED = "еюяьъ"  # these may sound a glide before what follows: "я" is "j aa"
 SILENT = "ьъ"
 SKIP, MISMATCH = 1.0, 1.8  # the costs of a letter or phone alone, and of two that do not fit
-MOST = 0.1  # of the costs, for each phone; those of the package have 0.05 at most
+MOST = 0.25  # of the costs, for each phone; those of the package have 0.07 at most
 # The steps: a letter sounds a phone, or is silent; a phone more for the letter before, or after.
 SOUND, SILENCE, AFTER, BEFORE = range(4)
 
