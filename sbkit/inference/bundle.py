@@ -14,7 +14,7 @@ within the memory that the weights account for. Checksums find accidents, they a
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -34,7 +34,7 @@ from sbkit.base.regular import read_regular
 from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
-from sbkit.decoding.alignment import time_words
+from sbkit.decoding.alignment import frames_needed, time_words
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
@@ -99,10 +99,7 @@ class Bundle:
     def recognize(self, clips: list[Tensor], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, the words are aligned, too."""
         tokenizer = self.require_asr()
-        audio, audio_lengths = _as_batch(clips)
-        features, frames = self.model.features(audio, audio_lengths)
-        states, frames = self.model.encode(features, frames)
-        log_probs = self.model.ctc_log_probs(states)
+        log_probs, frames = self._log_probs(clips)
         if self.decoder is None:
             best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
         else:
@@ -112,27 +109,52 @@ class Bundle:
             for row, count, ids in zip(log_probs, frames.tolist(), best, strict=True)
         ]
 
+    @torch.inference_mode()
+    def align(self, clips: list[Tensor], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+        """Time the words of normalized texts that are known, one for each clip.
+
+        Raises:
+            SbkitError: a text is longer than its clip can hold.
+        """
+        tokenizer = self.require_asr()
+        log_probs, frames = self._log_probs(clips)
+        return [
+            self._words(row[:count], tokenizer.encode(text))
+            for row, count, text in zip(log_probs, frames.tolist(), texts, strict=True)
+        ]
+
+    def _log_probs(self, clips: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame: clips (S,) each -> (B, U, V), (B,)."""
+        features, frames = self.model.features(*_as_batch(clips))
+        states, frames = self.model.encode(features, frames)
+        return self.model.ctc_log_probs(states), frames
+
     def _words(self, log_probs: Tensor, tokens: list[int]) -> tuple[Word, ...]:
-        """Align what was recognized: (U, V) -> words in seconds."""
+        """Align what was recognized: (U, V) -> words in seconds.
+
+        It is spelled with the tokenizer's own tokens where the frames can hold them, so that one
+        text has the same times whichever decoder wrote it.
+        """
         tokenizer, rate = self.require_asr(), self.config.sample_rate
+        spelled = tokenizer.encode(tokenizer.decode(tokens))
+        tokens = spelled if frames_needed(spelled) <= len(log_probs) else tokens
         timed = time_words(
             log_probs.numpy(),
             tokens,
             pieces=tokenizer.pieces(),
             blank=tokenizer.vocabulary.blank,
         )
-        step = self._samples_per_frame
+        spans = self.config.word_offsets.place(
+            timed, frames=len(log_probs), step=self.samples_per_frame
+        )
         return tuple(
-            Word(
-                each.text,
-                samples_to_seconds(each.first * step, rate),
-                samples_to_seconds(each.end * step, rate),
-            )
-            for each in timed
+            Word(each.text, samples_to_seconds(first, rate), samples_to_seconds(end, rate))
+            for each, (first, end) in zip(timed, spans, strict=True)
         )
 
     @cached_property
-    def _samples_per_frame(self) -> int:
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
         count: int = self.model.samples_per_frame(self.config.sample_rate)
         return count
 

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.decoder import Weights
+from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.module_spec import Plain, refuse_bomb
 
 FORMAT = 2
@@ -29,7 +30,8 @@ class BundleConfig:
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
     the transcripts, which says how those to compare with are normalized; decoder: beam size,
-    weights, and what they reached on the validation set; None for greedy decoding.
+    weights, and what they reached on the validation set; None for greedy decoding; word_offsets:
+    from the frames of tokens to when words are said.
     """
 
     model_class: str
@@ -41,6 +43,7 @@ class BundleConfig:
     imports: tuple[str, ...]
     language: str | None = None
     decoder: Mapping[str, Any] | None = None
+    word_offsets: WordOffsets = field(default_factory=WordOffsets)
 
     @property
     def is_asr(self) -> bool:
@@ -68,6 +71,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
+        word_offsets=WordOffsets.of(
+            read("word_offsets", _is_offsets, "a mapping with start and end, or null", None)
+        ),
     )
     _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
@@ -190,6 +196,14 @@ def _is_decoder(value: Any) -> bool:
     except SbkitError:
         return False
     return bool(1 <= value["beam_size"] <= LARGEST_BEAM)
+
+
+def _is_offsets(value: Any) -> bool:
+    try:
+        WordOffsets.of(value)
+    except SbkitError:
+        return False
+    return True
 
 
 def _is_digest(value: Any) -> bool:

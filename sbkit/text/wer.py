@@ -140,6 +140,19 @@ def align(reference: str, hypothesis: str) -> Alignment:
     return Alignment(*(" ".join(line).rstrip() for line in lines))
 
 
+def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the words that are right, in the reference and in the hypothesis."""
+    if not reference or not hypothesis:
+        return []
+    chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
+    return [
+        (chunk.ref_start_idx + place, chunk.hyp_start_idx + place)
+        for chunk in chunks
+        if chunk.type == "equal"
+        for place in range(chunk.ref_end_idx - chunk.ref_start_idx)
+    ]
+
+
 def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     return ErrorCounts(
         substitutions=output.substitutions,

@@ -1,0 +1,110 @@
+"""Word times: compared with the truth, fitted to it, and the same for every decoder."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.inference.bundle import Bundle, Word, load_bundle
+from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
+from tests.inference.bundles import edit_config, make_bundle
+
+FRAME = 0.04  # seconds
+WRITTEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # of the clip below: after ten blanks, two frames a token
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny model."""
+    return make_bundle(tmp_path_factory.mktemp("times"))
+
+
+def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
+    """Make log-probabilities in which WRITTEN is all but certain: (1, U, V)."""
+    assert bundle.tokenizer is not None
+    pieces = bundle.tokenizer.pieces()
+    best = np.zeros(frames, np.int64)
+    for place, letter in enumerate(WRITTEN):
+        best[10 + 2 * place] = pieces.index(letter)
+    scores = np.full((frames, len(pieces)), 0.001) + 0.9 * np.eye(len(pieces))[best]
+    return torch.from_numpy(np.log(scores)).float()[None]
+
+
+def hear(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
+    """Recognize the clip, or align words with it."""
+    log_probs = heard(loaded)
+    clip = [torch.zeros(64_000, dtype=torch.int16)]
+    with patch.object(Bundle, "_log_probs", lambda *_: (log_probs, torch.tensor([100]))):
+        if words is None:
+            return loaded.recognize(clip, times=True)[0].words
+        return loaded.align(clip, [words])[0]
+
+
+def test_one_text_has_one_alignment(bundle: Path) -> None:
+    """Greedy decoding writes twelve spaces, which a beam would not; the times are the text's."""
+    loaded = load_bundle(bundle)
+    found = hear(loaded)
+    assert [word.text for word in found] == ["hello", "there", "there"]
+    assert hear(loaded, "hello there there") == found
+    offsets = WordOffsets()
+    assert found[0].start == pytest.approx(FRAME * (10 + offsets.start), abs=1e-3)
+    assert found[0].end == pytest.approx(FRAME * (19 + offsets.end), abs=1e-3)
+    assert found[1].end == found[2].start  # there is no pause
+
+
+def test_the_offsets_are_those_of_the_bundle(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    config = replace(loaded.config, word_offsets=WordOffsets(0.0, 1.0))
+    first = hear(replace(loaded, config=config))[0]
+    assert (first.start, first.end) == (pytest.approx(10 * FRAME), pytest.approx(20 * FRAME))
+
+
+def test_errors_are_of_the_words_that_are_right() -> None:
+    truth = [Word("a", 0.0, 1.0), Word("b", 1.0, 2.0), Word("c", 2.0, 3.0)]
+    found = [Word("a", 0.04, 1.2), Word("x", 1.3, 1.4), Word("y", 1.4, 1.5), Word("c", 1.91, 3.0)]
+    errors = compare_times([(truth, found), ([], [])])
+    assert errors.starts == pytest.approx([0.04, -0.09])
+    assert errors.ends == pytest.approx([0.2, 0.0])
+    assert str(errors) == (
+        "2 of 3 words: boundaries off by 65 ms in the median, 82 ms in the mean, 50.0% within "
+        "50 ms, 75.0% within 100 ms; signed median of starts -25 ms, of ends +100 ms"
+    )
+    assert str(compare_times([(truth, [])])) == "none of 3 words has times"
+
+
+@pytest.mark.parametrize("times", ["0.1-0.2", "", "0.1-0.2 soon-later", "0.1-0.2 0.3"])
+def test_times_that_are_not_those_of_the_words_are_refused(times: str) -> None:
+    with pytest.raises(SbkitError, match="`word_times` must have a start and an end"):
+        read_truth("a", "two words", times)
+
+
+def write_table(folder: Path, times: str) -> Path:
+    soundfile.write(folder / "a.wav", np.zeros(64_000, np.int16), 16_000)
+    file = folder / "data.csv"
+    file.write_text(f"path,text,word_times\na.wav,hello there there,{times}\n")
+    return file
+
+
+def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Two frames before and two and a half after, at the pauses; between words nothing counts."""
+    source = write_table(tmp_path, "0.32-0.86 1.68-2.00 2.00-2.70")
+    with patch.object(Bundle, "_log_probs", lambda self, _: (heard(self), torch.tensor([100]))):
+        fitted = fit_offsets(bundle, source)
+        (found,) = time_source(load_bundle(bundle), source)
+    assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(bundle).config.word_offsets
+    assert found.recognized == found.aligned
+    assert found.aligned[0].end == pytest.approx(0.86)
+
+
+def test_offsets_that_are_none_are_refused(bundle: Path) -> None:
+    edit_config(bundle, lambda config: config.update(word_offsets={"start": "soon", "end": 1}))
+    with pytest.raises(SbkitError, match="`word_offsets` in .* must be a mapping with start and"):
+        load_bundle(bundle)
