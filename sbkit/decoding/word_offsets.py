@@ -55,15 +55,18 @@ class WordOffsets:
             )
         return cls(**value)
 
-    def place(self, words: Sequence[TimedWord], *, frames: int, step: int) -> list[tuple[int, int]]:
+    def place(
+        self, words: Sequence[TimedWord], *, samples: int, step: int
+    ) -> list[tuple[int, int]]:
         """Return the first sample of each word, and the one after its last.
 
-        No word overlaps another, or leaves the ``frames`` of the clip.
+        No word overlaps another, or leaves the clip, which has ``samples``.
         """
         first = np.array([word.first for word in words], np.float64)
         end = np.array([word.end for word in words], np.float64)
         bounds = np.stack([first + self.start, end + self.end], axis=1)  # (N, 2)
         near = bounds[1:, 0] < bounds[:-1, 1]
         bounds[1:, 0][near] = bounds[:-1, 1][near] = ((end[:-1] + first[1:]) / 2)[near]
-        rising = np.maximum.accumulate(np.clip(bounds, 0, frames).ravel()).reshape(-1, 2)
-        return [(int(begin), int(after)) for begin, after in np.rint(step * rising)]
+        bounds = np.rint(step * bounds).clip(0, samples)
+        rising = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
+        return [(int(begin), int(after)) for begin, after in rising]

@@ -105,8 +105,10 @@ class Bundle:
         else:
             best = self.decoder.decode(log_probs, frames)
         return [
-            Recognized(tokenizer.decode(ids), self._words(row[:count], ids) if times else ())
-            for row, count, ids in zip(log_probs, frames.tolist(), best, strict=True)
+            Recognized(
+                tokenizer.decode(ids), self._words(row[:count], ids, len(clip)) if times else ()
+            )
+            for clip, row, count, ids in zip(clips, log_probs, frames.tolist(), best, strict=True)
         ]
 
     @torch.inference_mode()
@@ -119,8 +121,8 @@ class Bundle:
         tokenizer = self.require_asr()
         log_probs, frames = self._log_probs(clips)
         return [
-            self._words(row[:count], tokenizer.encode(text))
-            for row, count, text in zip(log_probs, frames.tolist(), texts, strict=True)
+            self._words(row[:count], tokenizer.encode(text), len(clip))
+            for clip, row, count, text in zip(clips, log_probs, frames.tolist(), texts, strict=True)
         ]
 
     def _log_probs(self, clips: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -129,8 +131,8 @@ class Bundle:
         states, frames = self.model.encode(features, frames)
         return self.model.ctc_log_probs(states), frames
 
-    def _words(self, log_probs: Tensor, tokens: list[int]) -> tuple[Word, ...]:
-        """Align what was recognized: (U, V) -> words in seconds.
+    def _words(self, log_probs: Tensor, tokens: list[int], samples: int) -> tuple[Word, ...]:
+        """Align what was recognized in a clip of so many samples: (U, V) -> words in seconds.
 
         It is spelled with the tokenizer's own tokens where the frames can hold them, so that one
         text has the same times whichever decoder wrote it.
@@ -144,9 +146,7 @@ class Bundle:
             pieces=tokenizer.pieces(),
             blank=tokenizer.vocabulary.blank,
         )
-        spans = self.config.word_offsets.place(
-            timed, frames=len(log_probs), step=self.samples_per_frame
-        )
+        spans = self.config.word_offsets.place(timed, samples=samples, step=self.samples_per_frame)
         return tuple(
             Word(each.text, samples_to_seconds(first, rate), samples_to_seconds(end, rate))
             for each, (first, end) in zip(timed, spans, strict=True)
