@@ -10,9 +10,13 @@ import soundfile
 import torch
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.spelling import SPACE
 from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.bundle import Bundle, Word, load_bundle
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
+from sbkit.models.decoding import greedy
 from tests.inference.bundles import edit_config, make_bundle
 
 FRAME = 0.04  # seconds
@@ -36,6 +40,29 @@ def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
     return torch.from_numpy(np.log(scores)).float()[None]
 
 
+def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
+    """Make a beam whose model of tokens has never seen two spaces."""
+    assert loaded.tokenizer is not None
+    file = folder / "lm.safetensors"
+    declared = Declared(source="these", word_order=0, token_order=3)
+    texts = ["hello there there", "a quick brown fox"]
+    ensure_language_models(file, declared, texts=lambda: texts, tokenizer=loaded.tokenizer)
+    return BeamDecoder(
+        tokenizer=loaded.tokenizer, language_models=file, weights={"token": 10.0, "token_bonus": 0}
+    )
+
+
+def tokens_of(loaded: Bundle) -> str:
+    """Decode the clip, and write the tokens as they are."""
+    assert loaded.tokenizer is not None
+    frames = torch.tensor([100])
+    if loaded.decoder is None:
+        (ids,) = greedy(heard(loaded), frames, loaded.tokenizer.vocabulary.blank)
+    else:
+        (ids,) = loaded.decoder.decode(heard(loaded), frames)
+    return "".join(map(loaded.tokenizer.piece, ids))
+
+
 def hear(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
     """Recognize the clip, or align words with it."""
     log_probs = heard(loaded)
@@ -46,16 +73,26 @@ def hear(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
         return loaded.align(clip, [words])[0]
 
 
-def test_one_text_has_one_alignment(bundle: Path) -> None:
-    """Greedy decoding writes twelve spaces, which a beam would not; the times are the text's."""
+def test_one_text_has_the_same_times_whichever_decoder_wrote_it(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Greedy decoding writes twelve spaces, and a beam one; the times are the text's."""
     loaded = load_bundle(bundle)
     found = hear(loaded)
     assert [word.text for word in found] == ["hello", "there", "there"]
+    beam = replace(loaded, decoder=make_decoder(loaded, tmp_path))
+    spaces = [tokens_of(each).count(SPACE) for each in (loaded, beam)]
+    assert spaces == [13, 2]
+    assert hear(beam) == found
     assert hear(loaded, "hello there there") == found
+
+
+def test_words_reach_into_pauses_and_to_each_other(bundle: Path) -> None:
+    hello, there, again = hear(load_bundle(bundle))
     offsets = WordOffsets()
-    assert found[0].start == pytest.approx(FRAME * (10 + offsets.start), abs=1e-3)
-    assert found[0].end == pytest.approx(FRAME * (19 + offsets.end), abs=1e-3)
-    assert found[1].end == found[2].start  # there is no pause
+    assert hello.start == pytest.approx(FRAME * (10 + offsets.start), abs=1e-3)
+    assert hello.end == pytest.approx(FRAME * (19 + offsets.end), abs=1e-3)
+    assert there.end == again.start
 
 
 def test_the_offsets_are_those_of_the_bundle(bundle: Path) -> None:
