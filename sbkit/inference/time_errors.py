@@ -69,7 +69,12 @@ def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
     Raises:
         SbkitError: the source cannot be read, or its times are not those of its words.
     """
-    rows = prepare_source(bundle, source, Wanted(report_by=[COLUMN]), source.stem)
+    rows = prepare_source(bundle, source, Wanted(), source.stem)
+    if COLUMN not in rows.column_names:
+        raise SbkitError(
+            f"Data must have the column `{COLUMN}`, which says when each word is said, but "
+            f"{source} has none. Take data as recipes/FestvoxRu writes it."
+        )
 
     def score(rows: Sequence[Mapping[str, str]], clips: list[Tensor]) -> list[TimedText]:
         truth = [read_truth(row["id"], row["text"], row[COLUMN]) for row in rows]

@@ -1,5 +1,6 @@
 """Word times: compared with the truth, fitted to it, and the same for every decoder."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -146,7 +147,15 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
     assert found.aligned[0].end == pytest.approx(0.86)
 
 
-def test_offsets_that_are_none_are_refused(bundle: Path) -> None:
-    edit_config(bundle, lambda config: config.update(word_offsets={"start": "soon", "end": 1}))
+def test_offsets_that_are_none_are_refused(bundle: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    edit_config(other, lambda config: config.update(word_offsets={"start": "soon", "end": 1}))
     with pytest.raises(SbkitError, match="`word_offsets` in .* must be a mapping with start and"):
-        load_bundle(bundle)
+        load_bundle(other)
+
+
+def test_data_without_times_is_refused(bundle: Path, tmp_path: Path) -> None:
+    source = write_table(tmp_path, "0-1")
+    source.write_text(source.read_text().replace("word_times", "times"))
+    with pytest.raises(SbkitError, match="must have the column `word_times`, .* has none"):
+        time_source(load_bundle(bundle), source)
