@@ -138,11 +138,12 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
     bundle: Path, tmp_path: Path
 ) -> None:
     """Two frames before and two and a half after, at the pauses; between words nothing counts."""
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
     source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")
     with patch.object(Bundle, "_log_probs", lambda self, _: (heard(self), torch.tensor([100]))):
-        fitted = fit_offsets(bundle, source)
-        (found,) = time_source(load_bundle(bundle), source)
-    assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(bundle).config.word_offsets
+        fitted = fit_offsets(other, source)
+        (found,) = time_source(load_bundle(other), source)
+    assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(other).config.word_offsets
     assert found.recognized == found.aligned
     assert found.aligned[0].end == pytest.approx(0.86)
 
