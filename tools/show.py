@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.corpora import corpus_of
+from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
+from sbkit.data.audio_cache import default_cache
+from sbkit.data.release import find_release, read_release
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -41,11 +43,14 @@ def scores(arguments: Sequence[str]) -> str:
 def clip(arguments: Sequence[str]) -> str:
     """Name a clip of the test split and, after a tab, its normalized reference."""
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
-    corpus = corpus_of(knobs)
-    clips = corpus.read(knobs, corpus.splits(knobs)["test"][0]).clips
+    language = knobs["language"]
+    release = knobs["data_folder"] or prepare_prompts(
+        language=language, cache_folder=default_cache()
+    )
+    clips = read_release(find_release(release, language) / "test.tsv", language).clips
     long = (each for each in clips if len(each.sentence.split()) >= WORTH_HEARING)
     chosen = next(long, clips[0])
-    return f"{chosen.path}\t{normalize(chosen.sentence, knobs['language'])}"
+    return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
 
 
 def row(arguments: Sequence[str]) -> str:
