@@ -16,7 +16,7 @@ from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
@@ -30,7 +30,6 @@ from sbkit.text.tokenizer import Tokenizer
 Search = PrefixBeamSearch | JointBeamSearch
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
-HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
 ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
@@ -134,15 +133,14 @@ class BeamDecoder:
             attention=attention,
         )
 
-    def with_hotwords(
-        self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
-    ) -> "BeamDecoder":
+    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return the same decoder, which expects some phrases that can be spelled.
 
         Its transcript is another one only where one of them is then heard.
         """
         decoder = self.with_weights(self.weights)
-        decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
+        rewards = reward_phrases(phrases, self._spelling)
+        decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
         decoder.expected = frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])

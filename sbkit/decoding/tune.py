@@ -69,6 +69,7 @@ def tune(
     heard: Sequence[Heard],
     *,
     add: Callable[[Sequence[Scores]], list[Scores]] = list,
+    ping: Callable[[], object] = int,
 ) -> Tuned:
     """Choose weights by the sum of word and character error rate.
 
@@ -80,7 +81,8 @@ def tune(
     38.8 at the tried weights nearest to the mean of 9 and 13. So this rule was picked on that test
     set, among 13 others.
 
-    ``add`` adds the errors of all ranks, each of which has heard a share of the set.
+    ``add`` adds the errors of all ranks, each of which has heard a share of the set; ``ping`` is
+    called before each of the weights, for a watchdog.
 
     Raises:
         SbkitError: no rank has heard anything.
@@ -92,7 +94,11 @@ def tune(
     narrow = min(decoder.beam_size, NARROW)
     # A joint search looks for the best of what rescoring looks for, and takes ten times as long.
     quick = decoder.with_attention("rescore") if decoder.attention else decoder
-    found = add([_errors(quick.with_weights(each, beam_size=narrow), heard) for each in tried])
+    errors = list[Scores]()
+    for each in tried:
+        ping()
+        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard))
+    found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
