@@ -21,10 +21,11 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.word_offsets import WordOffsets
-from sbkit.inference.bundle import Bundle, Word, load_bundle
+from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import change_config
 from sbkit.inference.score import Wanted, prepare_source, score_rows
 from sbkit.text.wer import matching_words
+from sbkit.text.word import Word
 
 COLUMN = "word_times"  # start-end of every word of the normalized text, in seconds
 PAUSE = 0.2  # seconds
@@ -100,9 +101,10 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
     ends: list[float] = []
     for each in time_source(plain, source):
         gaps = [inf, *(after.start - word.end for word, after in pairwise(each.truth)), inf]
-        for place, (true, found) in enumerate(zip(each.truth, each.aligned, strict=True)):
-            starts += [true.start - found.start] if gaps[place] >= PAUSE else []
-            ends += [true.end - found.end] if gaps[place + 1] >= PAUSE else []
+        for here, there in _same(each.truth, each.aligned):
+            true, found = each.truth[here], each.aligned[there]
+            starts += [true.start - found.start] if gaps[here] >= PAUSE else []
+            ends += [true.end - found.end] if gaps[here + 1] >= PAUSE else []
     if not starts:
         raise SbkitError(
             f"Data must have words to fit offsets to, but {source} has none. Take other data."
@@ -138,10 +140,13 @@ def compare_times(pairs: Iterable[tuple[Sequence[Word], Sequence[Word]]]) -> Tim
     errors, words = [], 0
     for truth, found in pairs:
         words += len(truth)
-        same = matching_words([each.text for each in truth], [each.text for each in found])
         errors += [
             (found[there].start - truth[here].start, found[there].end - truth[here].end)
-            for here, there in same
+            for here, there in _same(truth, found)
         ]
     both = np.array(errors, np.float64).reshape(-1, 2)
     return TimeErrors(both[:, 0], both[:, 1], words)
+
+
+def _same(truth: Sequence[Word], found: Sequence[Word]) -> list[tuple[int, int]]:
+    return matching_words([each.text for each in truth], [each.text for each in found])

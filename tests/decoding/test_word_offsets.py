@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import TimedWord
+from sbkit.decoding.alignment import TimedToken, TimedWord
 from sbkit.decoding.word_offsets import WordOffsets
 
 STEP = 10
 
 
+def timed(spans: Sequence[tuple[int, int]]) -> list[TimedWord]:
+    return [TimedWord("a", (TimedToken(1, *span),)) for span in spans]
+
+
 def place(spans: Sequence[tuple[int, int]], *, start: float, end: float, frames: int = 100) -> Any:
-    words = [TimedWord("a", *span) for span in spans]
-    return WordOffsets(start, end).place(words, samples=frames * STEP, step=STEP)
+    return WordOffsets(start, end).place(timed(spans), samples=frames * STEP, step=STEP)
 
 
 def test_a_word_between_pauses_grows_by_both_offsets() -> None:
@@ -29,7 +32,7 @@ def test_words_without_a_pause_meet_in_the_middle_of_their_tokens() -> None:
 def test_no_word_leaves_its_clip() -> None:
     """A front-end that pads makes frames that end after the audio."""
     assert place([(0, 98)], start=-1.0, end=3.0) == [(0, 1000)]
-    assert WordOffsets(0, 0).place([TimedWord("a", 0, 2)], samples=17, step=STEP) == [(0, 17)]
+    assert WordOffsets(0, 0).place(timed([(0, 2)]), samples=17, step=STEP) == [(0, 17)]
     assert place([], start=-1.0, end=3.0) == []
 
 

@@ -1,6 +1,8 @@
 """Word times: compared with the truth, fitted to it, and the same for every decoder."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -15,9 +17,11 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.decoding.word_offsets import WordOffsets
-from sbkit.inference.bundle import Bundle, Word, load_bundle
+from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
+from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
+from sbkit.text.word import Word
 from tests.inference.bundles import edit_config, make_bundle
 
 FRAME = 0.04  # seconds
@@ -46,6 +50,16 @@ def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
     return torch.from_numpy(np.log(scores)).float()[None]
 
 
+@contextmanager
+def hearing(loaded: Bundle) -> Iterator[None]:
+    """Let every model hear WRITTEN in every clip."""
+    with (
+        patch.object(Bundle, "_encode", lambda *_: (heard(loaded), torch.tensor([100]))),
+        patch.object(AsrModel, "ctc_log_probs", lambda _, states: states),
+    ):
+        yield
+
+
 def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
     """Make a beam whose model of tokens has never seen two spaces."""
     assert loaded.tokenizer is not None
@@ -71,9 +85,8 @@ def tokens_of(loaded: Bundle) -> str:
 
 def hear(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
     """Recognize the clip, or align words with it."""
-    log_probs = heard(loaded)
     clip = [torch.zeros(64_000, dtype=torch.int16)]
-    with patch.object(Bundle, "_log_probs", lambda *_: (log_probs, torch.tensor([100]))):
+    with hearing(loaded):
         if words is None:
             return loaded.recognize(clip, times=True)[0].words
         return loaded.align(clip, [words])[0]
@@ -140,7 +153,7 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
     """Two frames before and two and a half after, at the pauses; between words nothing counts."""
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")
-    with patch.object(Bundle, "_log_probs", lambda self, _: (heard(self), torch.tensor([100]))):
+    with hearing(load_bundle(other)):
         fitted = fit_offsets(other, source)
         (found,) = time_source(load_bundle(other), source)
     assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(other).config.word_offsets
