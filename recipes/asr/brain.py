@@ -17,7 +17,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_results, report_errors
+from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -148,6 +148,10 @@ class AsrBrain(Brain):
         """Divide the errors of all utterances by what was said."""
         scores = total_scores(results)
         return {"CER": scores.cer, "WER": scores.wer}
+
+    def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
+        """Return both rates with their intervals."""
+        return slice_error_rates(results)
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts and intervals."""

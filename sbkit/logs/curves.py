@@ -55,7 +55,10 @@ def _draw(axes: "Axes", panel: Panel) -> None:
 
 
 def _draw_curve(axes: "Axes", curve: Curve) -> None:
-    style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", "label": curve.label}
+    style: dict[str, Any] = {
+        "color": f"tab:{COLORS[curve.color % len(COLORS)]}",
+        "label": curve.label,
+    }
     if curve.style == "level":
         axes.axhline(curve.ys[0], **style, **STYLES["level"])
     else:

@@ -8,6 +8,7 @@ from sbkit.base.files import write_text_atomically
 from sbkit.logs.intervals import (
     RateIntervals,
     describe_interval,
+    interval_ends,
     interval_figures,
     rate_intervals,
 )
@@ -126,4 +127,17 @@ def error_figures(test: Scores) -> dict[str, Any]:
         "characters": test.characters.total,
         "word_errors": edits(test.words),
         "character_errors": edits(test.characters),
+    }
+
+
+def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a slice with the ends of their intervals, each a number or None."""
+    total, intervals = total_scores(scored), rate_intervals(scored)
+    return {
+        "CER": total.cer,
+        "WER": total.wer,
+        "words": total.words.total,
+        "characters": total.characters.total,
+        **interval_ends("CER", intervals.cer),
+        **interval_ends("WER", intervals.wer),
     }

@@ -7,6 +7,10 @@ from typing import NamedTuple
 import jiwer
 from rich.cells import cell_len
 
+from sbkit.text.word import Word
+
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
@@ -76,7 +80,8 @@ class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
     greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known; seconds: of audio, None where they are not known.
+    speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
+    the hypothesis in time, where they were aligned.
     """
 
     id: str
@@ -86,6 +91,7 @@ class Scored:
     greedy: Scores | None = None
     speaker: str = ""
     seconds: float | None = None
+    words: tuple[Word, ...] = ()
 
 
 class Alignment(NamedTuple):
@@ -97,7 +103,13 @@ class Alignment(NamedTuple):
 
 
 def score(
-    id: str, reference: str, hypothesis: str, *, speaker: str = "", seconds: float | None = None
+    id: str,
+    reference: str,
+    hypothesis: str,
+    *,
+    speaker: str = "",
+    seconds: float | None = None,
+    words: tuple[Word, ...] = (),
 ) -> Scored:
     """Score one utterance."""
     return Scored(
@@ -107,6 +119,7 @@ def score(
         scores=count_errors(reference, hypothesis),
         speaker=speaker,
         seconds=seconds,
+        words=words,
     )
 
 
@@ -149,10 +162,10 @@ def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     )
 
 
-def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
     """Pair each word with its counterpart, "" where there is none."""
     chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
-    pairs: list[tuple[str, str]] = []
+    pairs: WordPairs = []
     for chunk in chunks:
         said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
         heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]

@@ -13,7 +13,7 @@ from sbkit.base.files import write_text_atomically
 from sbkit.data.batch import OWN
 from sbkit.data.splits import Splits
 
-Measure = Callable[[Sequence[Any]], Mapping[str, float]]
+Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
 EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 
