@@ -6,7 +6,7 @@ const RATE = 16000; // Hz, of what is drawn
 const FFT = 512, WINDOW = 400, HOP = 160; // samples: 25 ms every 10 ms
 const RANGE = 70; // dB below the loudest bin that are drawn
 const PIXELS_PER_SECOND = 160;
-const ROWS = 50; // that are shown at first, and then more
+const ROWS = 25; // that are shown at first, and then more
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const two = data.runs > 1;
@@ -118,7 +118,7 @@ function show() {
 function rowElements(row) {
   const texts = row.runs.map((run, number) => {
     const words = alignedWords(row, run).flatMap((word) => [...wordElements(word, run, null), " "]);
-    return element("div", { className: "text" }, two ? element("span", { className: "run" }, letter(number)) : "", ...words);
+    return element("div", { className: "text" }, ...(two ? [element("span", { className: "run" }, letter(number)), " "] : []), ...words);
   });
   const button = element("button", { type: "button", className: "open" }, element("span", { className: "id" }, row.id), ...texts);
   button.setAttribute("aria-expanded", view.open === row.id);
