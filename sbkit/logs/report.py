@@ -3,6 +3,7 @@
 results -> for each test set the chosen utterances, frequent errors, slices -> a template
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from sbkit.logs.report_rows import (
     compare_utterances,
     confidences,
     row,
-    within_bytes,
+    row_sizes,
 )
 from sbkit.logs.run_results import RunResults
 from sbkit.logs.svg import draw_panel, overlay
@@ -28,7 +29,7 @@ from sbkit.logs.svg import draw_panel, overlay
 REPORT = "report.html"
 CLIPS = 200  # that can be heard
 LONGEST = 30.0  # seconds that are heard of a clip
-CLIP_BYTES, ROW_BYTES = 5_100_000, 700_000  # of all clips and rows; the page is to have 6 MB
+ALL_BYTES, ROW_BYTES = 5_800_000, 700_000  # of rows with their clips, and without; a page has 6 MB
 MOST = 20  # frequent errors of each kind
 ERROR_RATES: Metrics = {"CER": Metric(), "WER": Metric()}
 
@@ -124,9 +125,11 @@ def _section(
 ) -> tuple[Section, list[dict[str, Any]]]:
     """Return what is shown of a test set, which has a ``share``-th of the room, and its rows."""
     utterances = compare_utterances([each.utterances[name] for each in runs])
-    chosen = within_bytes(choose(utterances), ROW_BYTES // share)
-    wanted = [each.id for each in chosen[: CLIPS // share]]
-    found = clips(name, wanted, CLIP_BYTES // share)
+    ordered = choose(utterances)
+    sizes = row_sizes(ordered)
+    chosen = ordered[: bisect_right(sizes, ROW_BYTES // share)]
+    left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
+    found = clips(name, [each.id for each in chosen[: CLIPS // share]], left)
     section = Section(
         name=name,
         utterances=len(utterances),

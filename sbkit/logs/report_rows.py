@@ -53,10 +53,9 @@ def choose(utterances: Sequence[Compared]) -> list[Compared]:
     return [worst_first[place] for place in dict.fromkeys(by_turns)]
 
 
-def within_bytes(utterances: Sequence[Compared], most: int) -> list[Compared]:
-    """Return the first utterances, as many as have at most so many bytes on the page."""
-    sizes = accumulate(len(to_json(row(each, {})).encode()) for each in utterances)
-    return [each for each, size in zip(utterances, sizes, strict=True) if size <= most]
+def row_sizes(utterances: Sequence[Compared]) -> list[int]:
+    """Return how many bytes the rows take on the page up to each, without clips."""
+    return [*accumulate(len(to_json(row(each, {})).encode()) for each in utterances)]
 
 
 def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
