@@ -33,12 +33,13 @@ from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.logs.accuracy_report import (
+    ACCURACY,
     Answer,
     accuracy_figures,
     describe_accuracy,
     slice_accuracy,
 )
-from sbkit.logs.report import REPORT, Known, write_report
+from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.text.normalize import normalize
@@ -142,6 +143,7 @@ def _write_page(
     write_report(
         out / REPORT,
         [read_results(out, entries)],
+        metrics=ERROR_RATES if bundle.config.is_asr else ACCURACY,
         clips=partial(clips_of, scored, bundle.config.sample_rate),
         known=None
         if words is None

@@ -31,7 +31,7 @@ CLIPS = 200  # that can be heard
 LONGEST = 30.0  # seconds that are heard of a clip
 ALL_BYTES, ROW_BYTES = 5_800_000, 700_000  # of rows with their clips, and without; a page has 6 MB
 MOST = 20  # frequent errors of each kind
-ERROR_RATES: Metrics = {"CER": Metric(), "WER": Metric()}
+ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and the bytes that they may take, return MP3 in base64 by id."""
@@ -111,6 +111,7 @@ def write_report(
         names=names,
         sections=sections,
         slices={name: _slices(name, runs) for name in names},
+        metrics=metrics,
         panels=_panels(runs, metrics),
         known=known,
         compared=compared,

@@ -9,8 +9,6 @@ from rich.cells import cell_len
 
 from sbkit.text.word import Word
 
-WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
-
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
@@ -100,6 +98,9 @@ class Alignment(NamedTuple):
     reference: str
     hypothesis: str
     marks: str
+
+
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
 
 
 def score(

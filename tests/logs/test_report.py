@@ -10,7 +10,9 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.logs import report
+from sbkit.logs.accuracy_report import ACCURACY
 from sbkit.logs.error_patterns import confusions, unknown_words
+from sbkit.logs.metric import Metric
 from sbkit.logs.panels import run_panels
 from sbkit.logs.report import ERROR_RATES, write_report
 from sbkit.logs.report_clips import read_clips
@@ -159,14 +161,32 @@ def test_another_page_is_refused(tmp_path: Path, content: bytes) -> None:
         read_clips(tmp_path / "report.html")
 
 
+def no_clips(name: str, ids: list[str], most: int) -> dict[str, str]:
+    return {}
+
+
 def test_a_classifier_has_a_page_without_utterances(tmp_path: Path) -> None:
     interval = {"low": 0.5, "high": 0.9, "unit": "clip", "unit_count": 9}
     figures = {"accuracy": 0.7, "right": 7, "utterances": 10, "accuracy_interval": interval}
     run = RunResults(name="x", test={"test": figures}, utterances={}, log=[], data=None)
-    write_report(tmp_path / "report.html", [run], clips=lambda name, ids, most: {})
+    write_report(tmp_path / "report.html", [run], clips=no_clips, metrics=ACCURACY)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "70.0 %" in page
+    assert "50.0 to 90.0" in page
     assert 'id="table"' not in page
+
+
+def test_metrics_of_ones_own_have_a_page(tmp_path: Path) -> None:
+    test = {"a": {"loss": 2.5, "report_by": {"speaker": {"ann": {"utterances": 2, "loss": 3.25}}}}}
+    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
+    metrics = {"loss": Metric(is_fraction=False)}
+    write_report(tmp_path / "report.html", [run], clips=no_clips, metrics=metrics)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert ">2.5" in page
+    assert ">3.25" in page
+    untested = RunResults(name="x", test={}, utterances={}, log=[], data=None)
+    write_report(tmp_path / "report.html", [untested], clips=no_clips)
+    assert "Nothing was tested." in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_data_of_another_kind_is_refused(tmp_path: Path) -> None:
