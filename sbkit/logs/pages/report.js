@@ -126,7 +126,7 @@ function rowElements(row) {
     const value = column.value(row);
     const text = typeof value === "number" && column.digits !== undefined ? fixed(value, column.digits) : String(value ?? "");
     const cell = element("td", { className: column.key === "speaker" ? "" : "number" }, text);
-    cell.dataset.title = column.title.toLowerCase();
+    cell.dataset.title = column.title.replace(/^[A-Z](?=[a-z])/, (first) => first.toLowerCase());
     return cell;
   });
   const line = element("tr", {}, element("td", {}, button), ...cells);
