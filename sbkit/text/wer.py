@@ -78,8 +78,7 @@ class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
     greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
-    the hypothesis in time, where they were aligned.
+    speaker: "" where it is not known; seconds: of audio, None where they are not known.
     """
 
     id: str
