@@ -23,17 +23,20 @@ def report_run(
     A Brain that no Run made knows no data: its report has no audio and no unknown words.
     """
     results = read_results(folder, test)
-    splits = None if brain.loaders is None else brain.loaders.splits
-    has_text = bool(results.utterances) and splits is not None
     parameters = sum(each.numel() for each in brain.modules.parameters())
+    splits = None if brain.loaders is None else brain.loaders.splits
     write_report(
         folder / REPORT,
         [results],
-        clips=partial(clips_of, {} if splits is None else splits.test, brain.hparams.sample_rate),
+        clips=partial(clips_of, splits.test, brain.hparams.sample_rate) if splits else _no_clips,
         metrics=brain.metrics,
-        known=_known_words(splits.train) if has_text and splits is not None else None,
+        known=_known_words(splits.train) if splits and results.utterances else None,
         notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
     )
+
+
+def _no_clips(name: str, ids: list[str], most: int) -> dict[str, str]:
+    return {}
 
 
 def clips_of(
@@ -42,8 +45,7 @@ def clips_of(
     """Return the clips of a test set in base64, by id, in at most so many bytes."""
     if name not in splits:
         return {}
-    rows = splits[name]
-    return encode_clips(rows, ids, sample_rate=sample_rate, longest=LONGEST, budget=most)
+    return encode_clips(splits[name], ids, sample_rate=sample_rate, longest=LONGEST, budget=most)
 
 
 def _known_words(train: datasets.Dataset) -> Known:
