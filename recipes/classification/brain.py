@@ -14,13 +14,7 @@ from torch import Tensor
 from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import speed_perturb
 from sbkit.data.batch import Batch, collate_audio
-from sbkit.logs.accuracy_report import (
-    Answer,
-    accuracy,
-    accuracy_figures,
-    describe_accuracy,
-    slice_accuracy,
-)
+from sbkit.logs.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss
@@ -98,7 +92,7 @@ class ClassificationBrain(Brain):
 
     def measure_slice(self, results: Sequence[Answer]) -> Mapping[str, Any]:
         """Return the accuracy with its interval."""
-        return slice_accuracy(results)
+        return accuracy_figures(results)
 
     def describe(self, results: Sequence[Answer]) -> str:
         """Write the accuracy with its counts and interval."""

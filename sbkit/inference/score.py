@@ -37,7 +37,6 @@ from sbkit.logs.accuracy_report import (
     Answer,
     accuracy_figures,
     describe_accuracy,
-    slice_accuracy,
 )
 from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
@@ -231,7 +230,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
         )
     return Task(
         score=partial(_classify, bundle, wanted.label),
-        measure=slice_accuracy,
+        measure=accuracy_figures,
         describe=describe_accuracy,
         report=_report_answers,
     )

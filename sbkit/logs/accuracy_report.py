@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbkit.logs.intervals import describe_interval, interval_ends, interval_figures
+from sbkit.logs.intervals import describe_interval, interval_figures
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.interval import Interval, rate_interval, units_of
 
@@ -38,15 +38,6 @@ def accuracy_figures(answers: Sequence[Answer]) -> dict[str, Any]:
         "right": count_right(answers),
         "utterances": len(answers),
         "accuracy_interval": interval_figures(_interval(answers)),
-    }
-
-
-def slice_accuracy(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the accuracy of a slice with the ends of its interval, each a number or None."""
-    return {
-        "accuracy": accuracy(answers),
-        "right": count_right(answers),
-        **interval_ends("accuracy", _interval(answers)),
     }
 
 

@@ -49,11 +49,6 @@ def interval_figures(interval: Interval) -> dict[str, Any]:
     return {name: value for name, value in asdict(interval).items() if value != ""}
 
 
-def interval_ends(name: str, interval: Interval) -> dict[str, float | None]:
-    """Return the ends of the interval of a rate, by names that fit into a table."""
-    return {f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
 def describe_interval(interval: Interval) -> str:
     """Write an interval in percent, and what was drawn: "31.4 to 50.2, 65 clips"."""
     if interval.low is None or interval.high is None:

@@ -8,7 +8,6 @@ from sbkit.base.files import write_text_atomically
 from sbkit.logs.intervals import (
     RateIntervals,
     describe_interval,
-    interval_ends,
     interval_figures,
     rate_intervals,
 )
@@ -131,13 +130,13 @@ def error_figures(test: Scores) -> dict[str, Any]:
 
 
 def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Return the rates of a slice with the ends of their intervals, each a number or None."""
+    """Return the rates of a part of a test set with their counts and 95 % intervals."""
     total, intervals = total_scores(scored), rate_intervals(scored)
     return {
         "CER": total.cer,
         "WER": total.wer,
         "words": total.words.total,
         "characters": total.characters.total,
-        **interval_ends("CER", intervals.cer),
-        **interval_ends("WER", intervals.wer),
+        "CER_interval": interval_figures(intervals.cer),
+        "WER_interval": interval_figures(intervals.wer),
     }
