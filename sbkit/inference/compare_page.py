@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from jinja2 import TemplateError
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.inference.compare import RunComparison, read_figures
 from sbkit.inference.compare_report import comparison_figures, describe_test
 from sbkit.logs.report import REPORT, write_report
@@ -25,10 +29,17 @@ def write_comparison(file: Path, compared: RunComparison, a: Path, b: Path) -> N
                 found[id] = known[id]
         return found
 
-    write_report(
-        file,
-        [read_results(folder, read_figures(folder)) for folder in (a, b)],
-        clips=clips,
-        compared=comparison_figures(compared, a, b)["test"],
-        notes=[f"{each.name}: {describe_test(each.mapsswe)}" for each in compared.test],
-    )
+    try:
+        write_report(
+            file,
+            [read_results(folder, read_figures(folder)) for folder in (a, b)],
+            clips=clips,
+            compared=comparison_figures(compared, a, b)["test"],
+            notes=[f"{each.name}: {describe_test(each.mapsswe)}" for each in compared.test],
+        )
+    except (TypeError, ValueError, KeyError, AttributeError, TemplateError) as error:
+        raise SbkitError(
+            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but "
+            f"one is not ({printable(str(error))[:200]}). Score again: sbkit score RUN DATA "
+            "--out DIR."
+        ) from error

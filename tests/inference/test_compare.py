@@ -100,6 +100,12 @@ def test_both_stand_side_by_side_on_a_page(
     assert [*shown["sets"]] == ["better", "level"]
     assert len(better) == 60
     assert [run["errors"] for run in better["u09"]["runs"]] == [9, 2]
+    figures = Path(runs[0]) / "summary.json"
+    right = figures.read_text()
+    figures.write_text(right.replace('"WER": ', '"WER": "x", "other": '))
+    with pytest.raises(SbkitError, match="must be as sbkit wrote them, but one is not"):
+        sbkit(["compare", *runs, "--html", str(page)])
+    figures.write_text(right)
     (Path(runs[1]) / "report.html").write_text("other")
     with pytest.raises(SbkitError, match=r"report.html must be the page that sbkit wrote"):
         sbkit(["compare", *runs, "--html", str(page)])

@@ -192,7 +192,7 @@ function addPlayer(cell, row) {
     requestAnimationFrame(follow);
   };
   const follow = () => {
-    playhead.style.left = `${(100 * audio.currentTime) / (row.seconds || audio.duration || 1)}%`;
+    playhead.style.left = `${(100 * audio.currentTime) / (audio.duration || row.seconds || 1)}%`;
     if (audio.currentTime >= until) audio.pause();
     if (!audio.paused) requestAnimationFrame(follow);
     else until = Infinity;
@@ -205,6 +205,7 @@ function addPlayer(cell, row) {
     canvas.addEventListener("click", (event) => play((event.offsetX / canvas.clientWidth) * seconds, Infinity));
     row.runs.forEach((run, number) => run.heard && stage.append(lane(row, run, number, seconds, play)));
     stage.append(playhead);
+    if (row.seconds > seconds + 0.1) cell.append(element("p", { className: "quiet" }, `The page has its first ${Math.round(seconds)} seconds.`));
   });
   return play;
 }
@@ -213,7 +214,7 @@ function lane(row, run, number, seconds, play) {
   const made = element("div", { className: "lane" });
   for (const word of alignedWords(row, run)) {
     const time = run.heard[word.place];
-    if (!time) continue;
+    if (!time || time[0] >= seconds) continue;
     const button = element("button", { type: "button", title: `${word.heard}: ${describeTime(time)}` }, word.heard);
     if (word.mark !== "=") button.classList.add("error");
     markConfidence(button, time);
