@@ -206,7 +206,7 @@ function addPlayer(cell, row) {
     row.runs.forEach((run, number) => run.heard && stage.append(lane(row, run, number, seconds, play)));
     stage.append(playhead);
     if (row.seconds > seconds + 0.1) cell.append(element("p", { className: "quiet" }, `The page has its first ${Math.round(seconds)} seconds.`));
-  });
+  }).catch(() => stage.replaceWith("This browser cannot draw the audio."));
   return play;
 }
 
