@@ -7,7 +7,7 @@ import numpy as np
 
 from sbkit.audio.mp3 import RATES, encode_mp3
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_store import read_stored
+from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.columns import take_columns
 
 
@@ -32,7 +32,8 @@ def encode_clips(
         if id not in row_of:
             continue
         try:
-            audio = np.frombuffer(read_stored(split[row_of[id]]), "<i2")
+            (row,) = read_rows(split, [row_of[id]])
+            audio = np.frombuffer(read_stored(row), "<i2")
         except SbkitError:
             continue
         encoded = encode_mp3(audio[: int(longest * sample_rate)], sample_rate)
