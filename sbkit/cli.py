@@ -375,10 +375,16 @@ def _prune_cache(options: argparse.Namespace) -> int:
 def _line(result: "Transcript | Classification", options: argparse.Namespace) -> str:
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
+        values = asdict(result, dict_factory=_known) | {"file": str(result.file)}
+        return json.dumps(values, ensure_ascii=False)
     if options.format in ("srt", "vtt"):
         return _subtitles(result, options)
     return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
+
+
+def _known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Leave out what is not known, such as a confidence."""
+    return {name: value for name, value in pairs if value is not None}
 
 
 def _subtitles(result: Any, options: argparse.Namespace) -> str:

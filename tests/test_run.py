@@ -95,6 +95,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "utterances_test.jsonl",
         "report.html",
         "summary.json",
+        "confidence.json",
         "hyperparams.yaml",
         "left_out.tsv",
         "tokenizer.model",
@@ -315,6 +316,9 @@ def test_a_trained_run_gets_another_decoder(
     assert decoder["chosen_on"] == ["dev"]
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
+    confidence = read_json(run / "confidence.json")
+    assert confidence["beam"]["weights"] is None  # dev has too few words
+    assert confidence["beam"]["words"] > 0
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle")

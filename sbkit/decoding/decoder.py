@@ -14,7 +14,7 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.frames import BeamSettings, LogProbs
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
@@ -26,7 +26,6 @@ from sbkit.text.tokenizer import Tokenizer
 
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
-HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
@@ -87,6 +86,7 @@ class BeamDecoder:
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
+        self.expected = frozenset[str]()  # words of hotwords
         self._hotwords: HotwordScorer | None = None
         self._biased: PrefixBeamSearch | None = None
 
@@ -106,27 +106,22 @@ class BeamDecoder:
             weights=weights,
         )
 
-    def with_hotwords(
-        self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
-    ) -> "BeamDecoder":
+    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return the same decoder, which expects some phrases that can be spelled.
 
         Its transcript is another one only where one of them is then heard.
         """
         decoder = self.with_weights(self.weights)
-        decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
+        rewards = reward_phrases(phrases, self._spelling)
+        decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+        decoder.expected = frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
         return decoder
 
     @cached_property
     def _spelling(self) -> Spelling:
-        special = self.tokenizer.vocabulary
-        return Spelling(
-            pieces=self.tokenizer.pieces(),
-            spell=self.tokenizer.encode,
-            special=(special.blank, special.unk, special.bos, special.eos),
-        )
+        return Spelling.of(self.tokenizer)
 
     @cached_property
     def search(self) -> PrefixBeamSearch:
@@ -180,7 +175,11 @@ class BeamDecoder:
             log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
         )
 
+    def beams(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[Hypothesis]]:
+        """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
+        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
+        return [self.nbest(row[:frames]) for row, frames in rows]
+
     def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
-        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [list(self.nbest(row[:frames])[0].tokens) for row, frames in rows]
+        return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]

@@ -63,6 +63,7 @@ def tune(
     heard: Sequence[Heard],
     *,
     add: Callable[[Sequence[Scores]], list[Scores]] = list,
+    ping: Callable[[], object] = int,
 ) -> Tuned:
     """Choose weights by the sum of word and character error rate.
 
@@ -74,17 +75,22 @@ def tune(
     38.8 at the tried weights nearest to the mean of 9 and 13. So this rule was picked on that test
     set, among 13 others.
 
-    ``add`` adds the errors of all ranks, each of which has heard a share of the set.
+    ``add`` adds the errors of all ranks, each of which has heard a share of the set; ``ping`` is
+    called before each of the weights, for a watchdog.
 
     Raises:
         SbkitError: no rank has heard anything.
     """
-    heard = list(_enough(heard))
+    heard = list(take_enough(heard))
     names = list(used_weights(decoder))
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
     tried = [_weights_at(names, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
-    found = add([_errors(decoder.with_weights(each, beam_size=narrow), heard) for each in tried])
+    errors = list[Scores]()
+    for each in tried:
+        ping()
+        errors.append(_errors(decoder.with_weights(each, beam_size=narrow), heard))
+    found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
@@ -144,7 +150,7 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield from ("token", "token_bonus")
 
 
-def _enough(heard: Sequence[Heard]) -> Iterator[Heard]:
+def take_enough(heard: Sequence[Heard]) -> Iterator[Heard]:
     """Take utterances evenly over the set, as many as are needed."""
     tokens = sum(int((each.log_probs > LIKELY).sum()) for each in heard)
     yield from islice(heard, 0, None, max(1, -(-tokens // ENOUGH)))
