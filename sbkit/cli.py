@@ -160,6 +160,11 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
     tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
     tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
+    tune.add_argument(
+        "--attention",
+        choices=("rescore", "joint", "null"),
+        help="how a trained attention decoder takes part; null: not",
+    )
     tune.set_defaults(command=_tune)
 
 
@@ -240,6 +245,8 @@ def _tune(options: argparse.Namespace) -> int:
         "token_lm_order": options.token_lm_order,
         "beam_size": options.beam_size,
         "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
+        "attention_decoding": options.attention,
+        "decoder.attention": options.attention,
     }
     tune_run(options.run, {key: value for key, value in given.items() if value is not None})
     return 0

@@ -16,6 +16,7 @@ from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
+from sbkit.decoding.attention import AttentionDecoder, attend
 from sbkit.decoding.confidence import BEAM, GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
@@ -36,10 +37,11 @@ from sbkit.train.feature_statistics import measure_on_start
 class Predictions:
     """What the model says of a batch.
 
-    log_probs (B, U, V) of CTC and, if asked for, from the intermediate of the encoder; frames (B,);
-    logits (B, L + 1, V) of the decoder if it was run.
+    states (B, U, D) of the encoder; log_probs (B, U, V) of CTC and, if asked for, from the
+    intermediate of the encoder; frames (B,); logits (B, L + 1, V) of the decoder if it was run.
     """
 
+    states: Tensor
     log_probs: Tensor
     intermediate: Tensor | None
     frames: Tensor
@@ -56,6 +58,8 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
+        if self.decoder is not None and self.hparams.ctc_weight == 1:
+            self.decoder = self.decoder.with_attention(None)  # it is not trained
         self._readers: dict[str, WordReader] = {}  # by decoder, for a test
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
@@ -91,7 +95,11 @@ class AsrBrain(Brain):
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
         return Predictions(
-            log_probs(encoded.states), intermediate, encoded.frame_lengths, encoded.logits
+            encoded.states,
+            log_probs(encoded.states),
+            intermediate,
+            encoded.frame_lengths,
+            encoded.logits,
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
@@ -141,10 +149,16 @@ class AsrBrain(Brain):
         scored = self._scored(best, batch, self._words(GREEDY, heard, best))
         if self.decoder is None:
             return scored
-        beams = [self.decoder.nbest(row) for row in heard]
+        beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
         best = [list(beam[0].tokens) for beam in beams]
         decoded = self._scored(best, batch, self._words(BEAM, heard, best, beams))
         return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
+
+    def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
+        """Return the attention decoder of each utterance, where it takes part in decoding."""
+        if self.decoder is None or self.decoder.attention is None:
+            return None
+        return attend(self.asr_model, predictions.states, predictions.frames)
 
     def _words(
         self,

@@ -63,5 +63,5 @@ def _judge_greedy(reader: WordReader, heard: Heard) -> Judged:
 
 
 def _judge_beam(reader: WordReader, decoder: BeamDecoder, heard: Heard) -> Judged:
-    beam = decoder.nbest(heard.log_probs)
+    beam = decoder.nbest(heard.log_probs, heard.attention)
     return judge(reader.weigh(heard.log_probs, beam[0].tokens, beam), heard.text)

@@ -22,7 +22,7 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
     Those that the YAML leaves open are chosen on what was heard of the validation sets, never on a
     test set.
     """
-    record: dict[str, Any] = {"beam_size": decoder.beam_size}
+    record: dict[str, Any] = {"beam_size": decoder.beam_size, "attention": decoder.attention}
     if decoder.is_open and any(used_weights(decoder)):
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         tuned = tune(decoder, heard, add=_add, ping=ping)
@@ -53,8 +53,11 @@ def hear(brain: Any) -> Iterator[Heard]:
                 predictions = brain.compute_forward(placed, Stage.VALID)
             log_probs = predictions.log_probs.float().cpu().numpy()
             frames = predictions.frames.tolist()
-            for text, row, count in zip(batch.texts, log_probs, frames, strict=True):
-                yield Heard(row[:count], text)
+            attending = brain.attending(predictions) or [None] * len(frames)
+            for text, row, count, attention in zip(
+                batch.texts, log_probs, frames, attending, strict=True
+            ):
+                yield Heard(row[:count], text, attention)
 
 
 def _add(scores: Sequence[Scores]) -> list[Scores]:

@@ -7,12 +7,11 @@ import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.spelling import SPACE, Spelling
 
 # Natural logarithms: a phrase is likelier to be said than any other text by so much. What fits by
@@ -155,11 +154,18 @@ def _link(root: PhraseNode) -> None:
             nodes.append(child)
 
 
+class Search(Protocol):
+    """A beam search."""
+
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
+
+
 def decode_with_hotwords(
     log_probs: LogProbs,
     *,
-    unbiased: PrefixBeamSearch,
-    biased: PrefixBeamSearch,
+    unbiased: Search,
+    biased: Search,
     hotwords: HotwordScorer,
 ) -> list[Hypothesis]:
     """Return a beam of log-probabilities (U, V), best first, that hotwords change only if heard.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
 from sbkit.text.wer import Scores, count_errors
@@ -22,8 +23,9 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "unknown": (-10.0, -2.0),
     "token": (0.0, 0.6),
     "token_bonus": (0.0, 1.0),
+    "attention": (0.0, 2.5),
 }
-BASES = (2, 3, 5, 7, 11)
+BASES = (2, 3, 5, 7, 11, 13)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
 NARROW = 16  # the beam that they are tried with: in half the time of 32
@@ -34,10 +36,14 @@ Floats = npt.NDArray[np.float64]
 
 
 class Heard(NamedTuple):
-    """An utterance of the validation set: its log-probabilities (U, V), and what is said."""
+    """An utterance of the validation set: its log-probabilities (U, V), and what is said.
+
+    attention: its attention decoder, where that takes part.
+    """
 
     log_probs: LogProbs
     text: str
+    attention: AttentionDecoder | None = None
 
 
 @dataclass(frozen=True)
@@ -86,10 +92,12 @@ def tune(
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
     tried = [_weights_at(names, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
+    # A joint search looks for the best of what rescoring looks for, and takes ten times as long.
+    quick = decoder.with_attention("rescore") if decoder.attention else decoder
     errors = list[Scores]()
     for each in tried:
         ping()
-        errors.append(_errors(decoder.with_weights(each, beam_size=narrow), heard))
+        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
@@ -148,6 +156,8 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield from ("word", "unknown", "word_bonus")
     if models.tokens is not None:
         yield from ("token", "token_bonus")
+    if decoder.attention is not None:
+        yield "attention"
 
 
 def take_enough(heard: Sequence[Heard]) -> Iterator[Heard]:
@@ -159,6 +169,6 @@ def take_enough(heard: Sequence[Heard]) -> Iterator[Heard]:
 def _errors(decoder: BeamDecoder, heard: Sequence[Heard]) -> Scores:
     scores = Scores()
     for each in heard:
-        tokens = decoder.nbest(each.log_probs)[0].tokens
+        tokens = decoder.nbest(each.log_probs, each.attention)[0].tokens
         scores += count_errors(each.text, decoder.tokenizer.decode(tokens))
     return scores

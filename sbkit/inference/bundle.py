@@ -33,6 +33,7 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
+from sbkit.decoding.attention import attend
 from sbkit.decoding.confidence import BEAM, GREEDY
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
@@ -99,7 +100,9 @@ class Bundle:
         if self.decoder is None:
             best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
         else:
-            beams = self.decoder.beams(log_probs, frames)
+            attends = self.decoder.attention is not None
+            attention = attend(self.model, states, frames) if attends else None
+            beams = self.decoder.beams(log_probs, frames, attention)
             best = [list(beam[0].tokens) for beam in beams]
         texts = map(tokenizer.decode, best)
         if not times:
@@ -310,6 +313,7 @@ def _load_decoder(
         language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
         beam_size=config.decoder["beam_size"],
         weights=config.decoder["weights"],
+        attention=config.decoder.get("attention"),
     )
 
 

@@ -9,7 +9,7 @@ from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.confidence import BEAM, GREEDY, Confidence
-from sbkit.decoding.decoder import Weights
+from sbkit.decoding.decoder import ATTENTION, Weights
 from sbkit.inference.module_spec import Plain, refuse_bomb
 
 FORMAT = 2
@@ -30,8 +30,9 @@ class BundleConfig:
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
     the transcripts, which says how those to compare with are normalized; decoder: beam size,
-    weights, and what they reached on the validation set; None for greedy decoding; confidence: by
-    decoder, what turns features of words into probabilities; a decoder may have none.
+    weights, how the attention decoder takes part, and what they reached on the validation set; None
+    for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
+    decoder may have none.
     """
 
     model_class: str
@@ -195,7 +196,9 @@ def _is_decoder(value: Any) -> bool:
         Weights.of(value.get("weights"))
     except SbkitError:
         return False
-    return bool(1 <= value["beam_size"] <= LARGEST_BEAM)
+    attention = value.get("attention")
+    is_known = attention is None or (isinstance(attention, str) and attention in ATTENTION)
+    return bool(1 <= value["beam_size"] <= LARGEST_BEAM and is_known)
 
 
 def _is_confidence(value: Any) -> bool:

@@ -41,7 +41,15 @@ from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = ("beam_size", "weights", "chosen_on", "CER", "WER", "utterances")  # of decoder.json
+IN_BUNDLE = (
+    "beam_size",
+    "weights",
+    "attention",
+    "chosen_on",
+    "CER",
+    "WER",
+    "utterances",
+)  # of decoder.json
 LARGEST_DESCRIPTION = 1 << 16  # bytes
 RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
