@@ -25,6 +25,7 @@ from sbkit.decoding.graph_search import GraphSearch
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
+from sbkit.logs.report_clips import read_clips
 from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
@@ -93,7 +94,9 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "curves.png",
         "wer_test.txt",
         "utterances_test.jsonl",
+        "report.html",
         "summary.json",
+        "confidence.json",
         "hyperparams.yaml",
         "left_out.tsv",
         "tokenizer.model",
@@ -295,6 +298,9 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     utterances = (tmp_path / "utterances_test.jsonl").read_text()
     assert utterances == (learned / "run" / "utterances_test.jsonl").read_text()
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
+    clips = read_clips(tmp_path / "report.html")
+    assert len(clips["test"]) == trained["utterances"]
+    assert clips == read_clips(learned / "run" / "report.html")
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)
 
@@ -323,6 +329,9 @@ def test_a_trained_run_gets_another_decoder(
     assert decoder["chosen_on"] == ["dev"]
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
+    confidence = read_json(run / "confidence.json")
+    assert confidence["beam"]["weights"] is None  # dev has too few words
+    assert confidence["beam"]["words"] > 0
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle")

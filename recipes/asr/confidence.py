@@ -36,21 +36,24 @@ def fit_readers(
         sample_rate=hparams.sample_rate,
         lm=None if decoder is None else decoder.language_models.words,
     )
-    enough = list(take_enough(heard))
-    judged = {GREEDY: [_judge_greedy(reader, each) for each in enough]}
-    if decoder is not None:
-        judged[decoder.kind] = [_judge_beam(reader, decoder, each) for each in enough]
+    names = [GREEDY] if decoder is None else [GREEDY, decoder.kind]
+    judged: dict[str, list[Judged]] = {name: [] for name in names}
+    for each in take_enough(heard):
+        brain.watchdog.ping("confidence", brain.optimizer_step)
+        judged[GREEDY].append(_judge_greedy(reader, each))
+        if decoder is not None:
+            judged[decoder.kind].append(_judge_beam(reader, decoder, each))
     fitted = {
         name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
         for name, own in judged.items()
     }
-    for name, each in fitted.items():
-        say(f"confidence of words, {name}: {each} ({sets})")
+    for name, found in fitted.items():
+        say(f"confidence of words, {name}: {found} ({sets})")
     if rank() == 0:
-        record = {name: each.plain() for name, each in fitted.items()}
+        record = {name: found.plain() for name, found in fitted.items()}
         file = Path(hparams.output_folder) / CONFIDENCE_FILE
         write_text_atomically(file, to_json(record, indent=1) + "\n")
-    return {name: replace(reader, confidence=each.confidence) for name, each in fitted.items()}
+    return {name: replace(reader, confidence=found.confidence) for name, found in fitted.items()}
 
 
 def _judge_greedy(reader: WordReader, heard: Heard) -> Judged:

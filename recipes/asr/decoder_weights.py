@@ -1,6 +1,7 @@
 """The weights of the decoder of a trained model: those of the YAML, or the best on validation."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
     names = ("kind", "beam_size", "attention")
     record: dict[str, Any] = {name: getattr(decoder, name) for name in names}
     if decoder.is_open and any(used_weights(decoder)):
-        tuned = tune(decoder, heard, add=_add)
+        ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
+        tuned = tune(decoder, heard, add=_add, ping=ping)
         decoder = decoder.with_weights(tuned.weights)
         record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
         said = ", ".join(f"{name} {value:g}" for name, value in tuned.weights.plain().items())

@@ -17,8 +17,9 @@ from sbkit.decoding.word_reader import Evidence
 from sbkit.text.calibration import Calibration, measure_calibration
 from sbkit.text.wer import right_words
 
-# Of right and of wrong words. With half as many of the demo's dev words, 110 of which 55 were
-# right, the fit was as good on the other half; CHANGELOG has the figures.
+# Of right and of wrong words. Fitted to 14 of the demo's 55 dev clips, with 21 words of the rarer
+# kind, and measured on the rest, NCE was 0.39 (beam) and 0.59 (greedy) on average of 30 draws, 0.17
+# at worst; fitted to 30 clips, 0.43 and 0.61.
 FEWEST = 20
 FOLDS = 10
 PRIOR = 1.0  # a weight of a standardized feature is normally distributed with this precision

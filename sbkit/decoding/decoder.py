@@ -17,7 +17,7 @@ from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
 from sbkit.decoding.graph_search import GraphSearch
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
@@ -33,7 +33,6 @@ Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 KINDS = ("beam", "graph")
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
-HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
 NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
 ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
@@ -110,8 +109,8 @@ class BeamDecoder:
             )
         if self.attention not in (None, *ATTENTION):
             raise SbkitError(
-                f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but is "
-                f"{printable(str(attention))[:100]}. Correct it."
+                f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but "
+                f"is {printable(str(attention))[:100]}. Correct it."
             )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
@@ -168,9 +167,7 @@ class BeamDecoder:
                 "--attention_decoding=none, or --decoder_type=beam."
             )
 
-    def with_hotwords(
-        self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
-    ) -> "BeamDecoder":
+    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return the same decoder, which expects some phrases that can be spelled.
 
         Its transcript is another one only where one of them is then heard.
@@ -181,7 +178,8 @@ class BeamDecoder:
                 "or choose another decoder: sbkit tune RUN --decoder beam"
             )
         decoder = self.with_weights(self.weights)
-        decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
+        rewards = reward_phrases(phrases, self._spelling)
+        decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
         decoder.expected = frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])

@@ -74,6 +74,7 @@ def tune(
     heard: Sequence[Heard],
     *,
     add: Callable[[Sequence[Scores]], list[Scores]] = list,
+    ping: Callable[[], object] = int,
 ) -> Tuned:
     """Choose weights by the sum of word and character error rate.
 
@@ -85,7 +86,8 @@ def tune(
     38.8 at the tried weights nearest to the mean of 9 and 13. So this rule was picked on that test
     set, among 13 others.
 
-    ``add`` adds the errors of all ranks, each of which has heard a share of the set.
+    ``add`` adds the errors of all ranks, each of which has heard a share of the set; ``ping`` is
+    called before each of the weights, for a watchdog.
 
     Raises:
         SbkitError: no rank has heard anything.
@@ -97,7 +99,11 @@ def tune(
     tried = [_weights_at(names, ranges, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
     quick = _make_quick(decoder)
-    found = add([_errors(quick.with_weights(each, beam_size=narrow), heard) for each in tried])
+    errors = list[Scores]()
+    for each in tried:
+        ping()
+        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard))
+    found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "

@@ -101,6 +101,9 @@ class Alignment(NamedTuple):
     marks: str
 
 
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
+
+
 def score(
     id: str,
     reference: str,
@@ -143,12 +146,18 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
 
 def right_words(reference: Sequence[str], heard: Sequence[str]) -> list[bool]:
     """Return which words that were heard are those of the reference, by an alignment of both."""
-    right = [False] * len(heard)
-    for operation in Levenshtein.opcodes(reference, heard):
-        if operation.tag == "equal":
-            first, end = operation.dest_start, operation.dest_end
-            right[first:end] = [True] * (end - first)
-    return right
+    right = {place for _, place in matching_words(reference, heard)}
+    return [place in right for place in range(len(heard))]
+
+
+def matching_words(reference: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the words that are right, in the reference and in what was heard."""
+    return [
+        (operation.src_start + place, operation.dest_start + place)
+        for operation in Levenshtein.opcodes(reference, heard)
+        if operation.tag == "equal"
+        for place in range(operation.src_end - operation.src_start)
+    ]
 
 
 def align(reference: str, hypothesis: str) -> Alignment:
@@ -157,7 +166,7 @@ def align(reference: str, hypothesis: str) -> Alignment:
     Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
     combining accent.
     """
-    columns = [_column(*pair) for pair in _pair_words(reference.split(), hypothesis.split())]
+    columns = [_column(*pair) for pair in pair_words(reference.split(), hypothesis.split())]
     lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
     return Alignment(*(" ".join(line).rstrip() for line in lines))
 
@@ -171,10 +180,10 @@ def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     )
 
 
-def _pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
     """Pair each word with its counterpart, "" where there is none."""
     chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
-    pairs: list[tuple[str, str]] = []
+    pairs: WordPairs = []
     for chunk in chunks:
         said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
         heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]
@@ -189,11 +198,12 @@ def _fill(words: Sequence[str], length: int) -> list[str]:
 
 def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:
     width = max(cell_len(reference), cell_len(hypothesis), 1)
-    cells = (reference or "*" * width, hypothesis or "*" * width, _mark(reference, hypothesis))
+    cells = (reference or "*" * width, hypothesis or "*" * width, mark_pair(reference, hypothesis))
     return (_pad(cells[0], width), _pad(cells[1], width), _pad(cells[2], width))
 
 
-def _mark(reference: str, hypothesis: str) -> str:
+def mark_pair(reference: str, hypothesis: str) -> str:
+    """Return S, D or I for a word and its counterpart, "" where they are equal."""
     if reference == hypothesis:
         return ""
     return "S" if reference and hypothesis else "D" if reference else "I"
