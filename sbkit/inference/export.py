@@ -6,6 +6,7 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 import hashlib
 import inspect
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,6 +146,16 @@ def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
         return find_held_out(run, own=own)
     except SbkitError as error:
         return str(error)
+
+
+def change_config(bundle: Path, **values: object) -> None:
+    """Write a bundle again with other values in its config.json, whole or not at all."""
+    config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
+    with replacing(bundle) as beside:
+        shutil.copytree(bundle, beside, dirs_exist_ok=True)
+        (beside / CONFIG).write_text(to_json(config | values, indent=1) + "\n", encoding="utf-8")
+        write_checksums(beside)
+        load_bundle(beside)
 
 
 def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:
