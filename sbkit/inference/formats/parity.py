@@ -179,7 +179,7 @@ def tokens(found: LogProbs, blank: int) -> list[list[int]]:
 
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
-    """Decode greedily, and with the bundle's own decoder, which is given log-probabilities alone."""
+    """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
     tokenizer = bundle.require_asr()
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
     if bundle.decoder is not None:
