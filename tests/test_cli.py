@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -120,13 +121,24 @@ def test_transcribe_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_export_hands_over_both_folders(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[tuple[Path, Path]] = []
+    calls: list[tuple[Path, Path, list[str], str]] = []
     module = ModuleType("sbkit.inference.export")
-    monkeypatch.setattr(module, "export_run", lambda *both, own: calls.append(both), raising=False)
+
+    def export_run(run: Path, out: Path, wanted: SimpleNamespace, **own: object) -> Any:
+        calls.append((run, out, wanted.formats, wanted.licence))
+        return {"onnx": {"int8": {"reasons": ["too far"]}}} if wanted.formats else {}
+
+    monkeypatch.setattr(module, "export_run", export_run, raising=False)
+    monkeypatch.setattr(module, "Wanted", SimpleNamespace, raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
-    assert calls == [(Path("results/1"), Path("model"))]
-    assert capsys.readouterr().out == "model\n"
+    more = ["--formats", "onnx, torch", "--license", "mit"]
+    assert run(["export", "results/1", "--out", "model", *more]) == 1
+    both = (Path("results/1"), Path("model"))
+    assert calls == [(*both, [], "unknown"), (*both, ["onnx", "torch"], "mit")]
+    printed = capsys.readouterr()
+    assert printed.out == "model\n" * 2
+    assert printed.err == "onnx (int8) is not written: too far.\n"
 
 
 @pytest.mark.parametrize(

@@ -179,11 +179,13 @@ def tokens(found: LogProbs, blank: int) -> list[list[int]]:
 
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
-    """Decode as `sbkit transcribe` does, greedily and with the bundle's own decoder."""
+    """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
     tokenizer = bundle.require_asr()
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
     if bundle.decoder is not None:
-        best[bundle.decoder.kind] = bundle.decoder.decode(
+        kind, attends = bundle.decoder.kind, bundle.decoder.attention is not None
+        name = f"{kind} of CTC alone" if attends else kind
+        best[name] = bundle.decoder.decode(
             torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
         )
     return {name: [tokenizer.decode(ids) for ids in each] for name, each in best.items()}
