@@ -205,8 +205,8 @@ class BeamDecoder:
         )
         if words is None:
             raise SbkitError(
-                "A decoder of `kind: graph` must have a language model of words, but "
-                "`word_lm_order` is 0. Pass --word_lm_order=3, or --decoder_type=beam."
+                "A decoder of `kind: graph` must have a language model of words, but there is none. "
+                "Pass --word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
             words=words,

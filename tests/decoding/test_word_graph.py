@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
+from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
 from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
@@ -232,7 +234,10 @@ def test_what_a_graph_cannot_do_is_refused(
     with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
         decoder.with_hotwords(["sam"])
     with pytest.raises(SbkitError, match="must have a language model of words"):
-        graph_of(tmp_path, tokenizer, order=0).search  # noqa: B018
+        graph_of(tmp_path, tokenizer, order=0).nbest(np.zeros((1, tokenizer.vocab_size)))
+    with pytest.raises(SbkitError, match="must have a language model of words, but `word_lm_ord"):
+        knobs = {"decoder_type": "graph", "word_lm_order": 0}
+        prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
     with pytest.raises(SbkitError, match=r"Install it: pip install 'sbkit\[graph\]'"):
         decoder.require_possible()
