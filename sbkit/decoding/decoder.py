@@ -198,15 +198,12 @@ class BeamDecoder:
 
     def _search_graph(self) -> GraphSearch:
         self.require_possible()
-        words, weights, special = (
-            self.language_models.words,
-            self.weights,
-            self.tokenizer.vocabulary,
-        )
+        words, weights = self.language_models.words, self.weights
+        special = self.tokenizer.vocabulary
         if words is None:
             raise SbkitError(
-                "A decoder of `kind: graph` must have a language model of words, but there is none. "
-                "Pass --word_lm_order=3, or --decoder_type=beam."
+                "A decoder of `kind: graph` must have a language model of words, but has none. Pass "
+                "--word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
             words=words,
