@@ -29,7 +29,8 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
         tuned = tune(decoder, heard, add=_add, ping=ping)
         decoder = decoder.with_weights(tuned.weights)
         record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
-        said = ", ".join(f"{name} {value:g}" for name, value in tuned.weights.plain().items())
+        chosen = tuned.weights.plain()
+        said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(decoder))
         say(f"decoder: {said} (chosen on {', '.join(valid_sets(brain))})")
     record["weights"] = decoder.weights.plain()
     if rank() == 0:

@@ -202,8 +202,8 @@ class BeamDecoder:
         special = self.tokenizer.vocabulary
         if words is None:
             raise SbkitError(
-                "A decoder of `kind: graph` must have a language model of words, but has none. Pass "
-                "--word_lm_order=3, or --decoder_type=beam."
+                "A decoder of `kind: graph` must have a language model of words, but has none. "
+                "Pass --word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
             words=words,
