@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_ONE
@@ -23,6 +21,9 @@ from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
@@ -180,7 +181,7 @@ class BeamDecoder:
             log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
         )
 
-    def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
+    def decode(self, log_probs: "Tensor", frame_lengths: "Tensor") -> list[list[int]]:
         """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
         rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
         return [list(self.nbest(row[:frames])[0].tokens) for row, frames in rows]

@@ -9,7 +9,7 @@ from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.decoder import Weights
-from sbkit.inference.module_spec import Plain, refuse_bomb
+from sbkit.inference.plain import Plain, refuse_bomb
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")

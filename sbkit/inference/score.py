@@ -14,9 +14,8 @@ from typing import Any
 
 import datasets
 import numpy as np
-import torch
-from torch import Tensor
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
@@ -76,7 +75,7 @@ class Task:
     measure: the figures of each value of a column; report: writes files, returns all figures.
     """
 
-    score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
+    score: Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
     measure: Callable[[Sequence[Any]], Mapping[str, float]]
     describe: Callable[[Sequence[Any]], str]
     report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
@@ -183,8 +182,7 @@ def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
     found: dict[int, Any] = {}
     for batch in EvalSampler(samples=lengths, batch_seconds=BATCH_SECONDS, sample_rate=rate):
         chosen = reader.__getitems__(batch)
-        audio = (np.frombuffer(row["audio"], "<i2").copy() for row in chosen)
-        scored = task.score(chosen, [torch.from_numpy(each) for each in audio])
+        scored = task.score(chosen, [np.frombuffer(row["audio"], "<i2") for row in chosen])
         found |= zip((row for each in batch for row in each.rows), scored, strict=True)
     return [found[row] for row in range(len(rows))]
 
@@ -211,7 +209,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
 
 
 def _transcribe(
-    bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Scored]:
     texts, rate = bundle.transcribe(clips), bundle.config.sample_rate
     return [
@@ -231,7 +229,7 @@ def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
 
 
 def _classify(
-    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Answer]:
     names = bundle.require_labels()
     best = bundle.classify(clips).argmax(1).tolist()

@@ -1,0 +1,222 @@
+"""A bundle's model in torch, on the device and in the precision that were asked for.
+
+Legend: B clips, S samples, U frames, V tokens or labels.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from sbkit.audio.io import Samples
+from sbkit.audio.rate import require_rate
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
+from sbkit.decoding.frames import LogProbs
+from sbkit.distributed.device import DTYPES, Placement
+from sbkit.inference.budget import within_budget
+from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
+from sbkit.inference.effective import Effective, require_effective
+from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
+from sbkit.inference.running import fitting
+from sbkit.text.vocabulary import Vocabulary
+
+CPU = Placement(torch.device("cpu"), "fp32")
+PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
+MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision of the products
+
+
+class TorchModel:
+    """A model on its device, which is given clips and gives arrays.
+
+    model: an AsrModel or an UtteranceClassifier; features: its part that computes them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        features: nn.Module,
+        sample_rate: int,
+        placement: Placement = CPU,
+    ) -> None:
+        """Move the model to its device, run it once, and read back where and how it ran.
+
+        Raises:
+            SbkitError: that is not what was asked for.
+        """
+        self.model = model
+        self._placement, self._rate = placement, sample_rate
+        self._counts = getattr(model, "samples_per_frame", None)
+        for part in (model.model, features):
+            part.to(placement.device)
+        with fitting("a second of silence"):
+            found = self._read_back()
+        self.effective = require_effective(
+            found, device=str(placement.device), precision=placement.precision
+        )
+
+    @cached_property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        count: int = self.model.samples_per_frame(self._rate)
+        return count
+
+    @torch.inference_mode()
+    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
+        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
+        audio, audio_lengths = self._as_batch(clips)
+        with self._placement.autocast():
+            features, frames = self.model.features(audio, audio_lengths)
+            states, frames = self.model.encode(features, frames)
+            rows: Tensor = self.model.ctc_log_probs(states).cpu()
+        return [row[:count].numpy() for row, count in zip(rows, frames.tolist(), strict=True)]
+
+    @torch.inference_mode()
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
+        with self._placement.autocast():
+            log_probs: Tensor = self.model.log_probs(*self._as_batch(clips))
+        return log_probs.float().exp().cpu().numpy()
+
+    def _as_batch(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
+        lengths = torch.tensor([len(clip) for clip in clips])
+        audio = torch.zeros(len(clips), int(lengths.max()))
+        for row, clip in zip(audio, clips, strict=True):
+            row[: len(clip)] = torch.from_numpy(clip.astype(np.float32))
+        return audio.to(self._placement.device), lengths
+
+    def _read_back(self) -> Effective:
+        """Run a second of silence, and note on what and in which types it is computed."""
+        types: set[torch.dtype] = set()
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                types.add(output.dtype)
+
+        modules = [each for each in self.model.model.modules() if isinstance(each, MATRICES)]
+        hooks = [each.register_forward_hook(note) for each in modules]
+        silence = [np.zeros(self._rate, np.int16)]
+        try:
+            self.log_probs(silence) if self._counts else self.probabilities(silence)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        tensors = [*self.model.model.parameters(), *self.model.model.buffers()]
+        devices = sorted({str(each.device) for each in tensors})
+        precisions = sorted({PRECISIONS.get(each, str(each)) for each in types})
+        return Effective(
+            runtime="torch",
+            device=" and ".join(devices) or str(self._placement.device),
+            precision=" and ".join(precisions) or self._placement.precision,
+        )
+
+
+def load_model(
+    config: BundleConfig,
+    content: bytes,
+    *,
+    folder: Path,
+    file: Path,
+    vocabulary: Vocabulary | None,
+    own: frozenset[str] = frozenset(),
+    placement: Placement = CPU,
+) -> TorchModel:
+    """Build the model of a bundle from its configuration and the bytes of its weights.
+
+    Raises:
+        SbkitError: a part is not on the list, or the weights are damaged or of another model.
+    """
+    weights = _parse_weights(content, file)
+    for part in config.parts.values():
+        refuse_unlisted(part, own=own, imports=config.imports)
+    with within_budget(weights):
+        model, features = build_model(config, vocabulary, own=own, largest=_largest(weights))
+    modules: nn.ModuleList = model.model
+    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    names = {name for name, _ in modules.named_parameters()}
+    refuse_unusable(weights, of=str(file), parameters=names)
+    _load_state(modules, weights, folder)
+    return TorchModel(model, features=features, sample_rate=config.sample_rate, placement=placement)
+
+
+def build_model(
+    config: BundleConfig,
+    vocabulary: Vocabulary | None,
+    *,
+    own: frozenset[str] = frozenset(),
+    largest: int = LARGEST_NUMBER,
+) -> tuple[Any, nn.Module]:
+    """Build the parts that a config describes, with fresh weights: the model, and its features.
+
+    The parts go to the model's class by their names, with what else it asks for.
+    """
+    made = model_class(config.model_class)
+    parts = {name: build(each, own=own, largest=largest) for name, each in config.parts.items()}
+    strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
+    if strange:
+        raise SbkitError(
+            f"Every part must be a torch.nn.Module, but `{printable(strange[0])}` is a "
+            f"{type(parts[strange[0]]).__name__}. Export it again."
+        )
+    model = nn.ModuleList(parts[name] for name in config.model).eval()
+    require_rate(parts[FEATURES].eval(), config.sample_rate)
+    more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
+    wanted = inspect.signature(made).parameters
+    more = {name: value for name, value in more.items() if name in wanted}
+    try:
+        return made(model=model, **parts, **more), parts[FEATURES]
+    except SbkitError:
+        raise
+    except Exception as error:  # parts of others, which fit no other part
+        raise SbkitError(
+            f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
+            f"({printable(str(error))[:200]}). Export it again."
+        ) from error
+
+
+def model_class(name: str) -> Any:
+    """Import one of MODEL_CLASSES; raises SbkitError when this version of sbkit has no such."""
+    home, _, last = name.rpartition(".")
+    if name not in MODEL_CLASSES or find_spec(home) is None:
+        raise SbkitError(
+            f"A bundle's model must be one that this sbkit has, but {printable(name)} is not "
+            "here. Install a newer sbkit."
+        )
+    return getattr(import_module(home), last)
+
+
+def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"{file} must be a safetensors file, but cannot be read "
+            f"({printable(str(error))[:200]}). Export it again."
+        ) from error
+
+
+def _largest(weights: Mapping[str, Tensor]) -> int:
+    return max((size for each in weights.values() for size in each.shape), default=0)
+
+
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        modules.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"({printable(str(error))[:200]}). Export it again."
+        ) from error
