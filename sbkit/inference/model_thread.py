@@ -9,6 +9,7 @@ Legend: B clips, U frames, V tokens or labels.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -86,12 +87,12 @@ class ModelThread:
             ) from error
         return waiting.result()
 
-    @property
+    @cached_property
     def effective(self) -> Effective:
         """What the model runs on."""
         return self.call(lambda model: model.effective)
 
-    @property
+    @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         return self.call(lambda model: model.samples_per_frame)

@@ -114,7 +114,7 @@ class Cutter:
                 return Piece(held[: each.cut * window], start)
         if not goes_on:
             return Piece(held, start)
-        best = max(pauses, key=lambda each: each.count, default=None)
+        best = max(pauses, key=lambda each: (each.count, each.first), default=None)
         if best is not None and best.count >= SHORT_PAUSE * WINDOWS:
             return Piece(held[: best.cut * window], start)
         following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
