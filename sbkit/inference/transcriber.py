@@ -29,7 +29,7 @@ from sbkit.inference.pieces import Cutter, Piece
 from sbkit.inference.running import fitting
 from sbkit.inference.runtimes import Wanted, open_model
 
-BATCH_SECONDS = 120.0  # of padded audio
+BATCH_SECONDS = 60.0  # of padded audio
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
 
 Audio = Path | str | npt.NDArray[Any]
