@@ -1,0 +1,165 @@
+"""ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.inference.bundle import Bundle
+from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
+from sbkit.inference.formats.traced import WaveformModel, example_audio, shortest, trace
+from sbkit.inference.onnx_runtime import FILES, OnnxModel
+
+OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
+PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
+
+
+def write_onnx(bundle: Bundle, folder: Path) -> Sequence[Candidate]:
+    """Write ``model.onnx`` and ``model.int8.onnx``."""
+    program = trace(WaveformModel(bundle.model), *example_audio(bundle.config.sample_rate))
+    names = (["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    metadata = {
+        "sample_rate": bundle.config.sample_rate,
+        "min_samples": shortest(program),
+        "blank": bundle.require_asr().vocabulary.blank,
+    }
+    save_onnx(program, folder / FILES["fp32"], names=names, metadata=metadata)
+    _quantize(folder / FILES["fp32"], folder / FILES["int8"])
+    limits = {"fp32": EXACT, "int8": QUANTIZED}
+    return [
+        Candidate(
+            name=precision,
+            files=(file,),
+            limits=limits[precision],
+            log_probs=partial(run_onnx, OnnxModel((folder / file).read_bytes(), threads=1)),
+        )
+        for precision, file in FILES.items()
+    ]
+
+
+def save_onnx(
+    program: ExportedProgram,
+    file: Path,
+    *,
+    names: tuple[Sequence[str], Sequence[str]],
+    metadata: dict[str, Any],
+) -> None:
+    """Translate a traced graph, check it, and write it with metadata and without traces of paths.
+
+    Raises SbkitError when it cannot be translated, or a size was taken for a constant.
+    """
+    onnx = require_package("onnx")
+    require_package("onnxscript")
+    inputs, outputs = names
+    try:
+        with _quietly():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                verbose=False,
+            )
+        assert made is not None
+        model = made.model_proto
+        _strip(model)
+        onnx.helper.set_model_props(model, {name: str(value) for name, value in metadata.items()})
+        onnx.checker.check_model(model)
+    except Exception as error:  # the exporter and the checker have many of their own
+        raise SbkitError(
+            "A model must be made of operations that ONNX has, but its exporter raised "
+            f"{type(error).__name__} ({printable(str(error))[:300]}). Leave the format out, or "
+            "change that part."
+        ) from error
+    _require_dynamic(model)
+    file.write_bytes(model.SerializeToString())
+
+
+def run_onnx(model: OnnxModel, audio: Any, lengths: Any) -> Any:
+    """Run a model as a candidate."""
+    return model.log_probs(audio, lengths)
+
+
+def _quantize(source: Path, target: Path) -> None:
+    """Write the weights of matrix products in int8, each column with its scale.
+
+    Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
+    them: a log-mel of 8 bits is none.
+    """
+    onnx = require_package("onnx")
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(source)
+    onnx.helper.set_model_props(
+        model, {each.key: each.value for each in model.metadata_props} | dict([PREPROCESSED])
+    )
+    with _quietly():
+        quantize_dynamic(
+            model,
+            target,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=sorted(_before_logarithm(model.graph)),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def _before_logarithm(graph: Any) -> set[str]:
+    """Name the nodes that a logarithm depends on: those of the features."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    waiting = [node for node in graph.node if node.op_type == "Log"]
+    found: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.name not in found:
+            found.add(node.name)
+            waiting += [made_by[name] for name in node.input if name in made_by]
+    return found
+
+
+def _strip(model: Any) -> None:
+    """Remove what the exporter wrote for its makers: stack traces, which name folders."""
+    graph = model.graph
+    for each in [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]:
+        each.ClearField("metadata_props")
+        each.ClearField("doc_string")
+    graph.ClearField("value_info")
+    for function in model.functions:
+        for each in [function, *function.node]:
+            each.ClearField("metadata_props")
+            each.ClearField("doc_string")
+
+
+def _require_dynamic(model: Any) -> None:
+    """Refuse a graph whose batch or length was taken for a constant of the example."""
+    for each in [*model.graph.input, *model.graph.output]:
+        sizes = each.type.tensor_type.shape.dim
+        fixed = [place for place, size in enumerate(sizes[:2]) if size.HasField("dim_value")]
+        if fixed:
+            raise SbkitError(
+                f"The ONNX model must take any batch and length, but `{each.name}` has a fixed "
+                f"size of {sizes[fixed[0]].dim_value}. Leave the format out, or take `len()` and "
+                "`.item()` out of the model's forward."
+            )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep warnings and log lines of the exporter, about its own insides, from the user."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
