@@ -206,21 +206,21 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
 
 @dataclass(frozen=True)
 class ReadBundle:
-    """A bundle without its model, and the bytes of the file that the model is made of."""
+    """A bundle without its model, and the bytes of its weights where they were read, too."""
 
     bundle: Bundle
-    content: bytes
+    weights: bytes
 
 
-def read_bundle(folder: Path, model_file: str) -> ReadBundle:
-    """Read the files of a bundle, each once, and compare them with their checksums.
+def read_bundle(folder: Path, *names: str) -> ReadBundle:
+    """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
 
     Raises SbkitError when a file is missing or damaged.
     """
     _require_folder(folder)
     contents = {CONFIG: _read(folder, CONFIG)}
     config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
-    contents[model_file] = _read(folder, model_file)
+    contents |= {name: _read(folder, name) for name in names}
     if config.tokenizer is not None:
         contents[TOKENIZER] = _read(folder, TOKENIZER)
     if config.decoder is not None:
@@ -228,7 +228,7 @@ def read_bundle(folder: Path, model_file: str) -> ReadBundle:
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
     tokenizer = _load_tokenizer(config, contents, folder)
     decoder = _load_decoder(config, tokenizer, contents, folder)
-    return ReadBundle(Bundle(config, None, tokenizer, decoder), contents[model_file])
+    return ReadBundle(Bundle(config, None, tokenizer, decoder), contents.get(WEIGHTS, b""))
 
 
 def load_torch(
@@ -244,7 +244,7 @@ def load_torch(
     tokenizer = read.bundle.tokenizer
     return load_model(
         read.bundle.config,
-        read.content,
+        read.weights,
         folder=folder,
         file=folder / WEIGHTS,
         vocabulary=None if tokenizer is None else tokenizer.vocabulary,

@@ -1,28 +1,37 @@
-"""The runtimes of a bundle: what makes its model, in a thread of its own."""
+"""The runtimes of a bundle: what makes its model, in a thread of its own.
 
+torch and onnxruntime are imported in that thread, and only the one that is asked for.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle import WEIGHTS, Bundle, load_torch, read_bundle
-from sbkit.inference.model_thread import ModelThread
+from sbkit.decoding.frames import LogProbs
+from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
+from sbkit.inference.effective import Effective
+from sbkit.inference.installed import why_no_cuda
+from sbkit.inference.model_thread import Model, ModelThread
+from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
-if TYPE_CHECKING:
-    from sbkit.inference.torch_model import TorchModel
-
-RUNTIMES = ("torch", "onnx")
 AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a model is asked to run on: device cpu, cuda, cuda:N or auto; compile: a mode."""
+    """What a model is asked to run on.
+
+    device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8.
+    """
 
     device: str = AUTO
     runtime: str = "torch"
     precision: str = "fp32"
-    compile: str | None = None
 
 
 def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset()) -> Bundle:
@@ -36,12 +45,85 @@ def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset(
             f"`runtime` must be one of {', '.join(RUNTIMES)}, but is {wanted.runtime!r}. Choose "
             "one of them."
         )
+    return RUNTIMES[wanted.runtime](folder, wanted, own)
+
+
+def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
     read = read_bundle(folder, WEIGHTS)
 
-    def make() -> "TorchModel":
+    def make() -> Model:
         from sbkit.distributed.device import resolve
 
+        _require_cuda(wanted)
         device = None if wanted.device == AUTO else wanted.device
         return load_torch(read, folder, own=own, placement=resolve(device, wanted.precision))
 
+    return _in_thread(read, make)
+
+
+def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
+    read = read_bundle(folder)
+
+    def make() -> Model:
+        _require_cuda(wanted)
+        device = wanted.device
+        if device == AUTO:
+            device = "cpu" if why_no_cuda("onnx") else "cuda"
+        if device not in PROVIDERS:
+            raise SbkitError(
+                f"`device` of the runtime onnx must be auto, {' or '.join(PROVIDERS)}, but is "
+                f"{device!r}. Choose one of them, or --runtime torch."
+            )
+        return OnnxClips(
+            OnnxModel.load(folder, provider=device, precision=wanted.precision),
+            device=device,
+            precision=wanted.precision,
+        )
+
+    return _in_thread(read, make)
+
+
+def _in_thread(read: ReadBundle, make: Callable[[], Model]) -> Bundle:
+    read.bundle.require_asr()
     return replace(read.bundle, model=ModelThread(make))
+
+
+RUNTIMES = {"torch": _open_torch, "onnx": _open_onnx}
+
+
+def _require_cuda(wanted: Wanted) -> None:
+    """Refuse to look for a GPU where none can be used, with the cause."""
+    cause = why_no_cuda(wanted.runtime) if wanted.device.startswith("cuda") else None
+    if cause is not None:
+        raise SbkitError(
+            f"`--device {wanted.device}` must be a GPU that {wanted.runtime} can use, but "
+            f"{cause}, or pass --device cpu."
+        )
+
+
+class OnnxClips:
+    """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
+
+    def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
+        """Take a model that was loaded; it says itself where its nodes run."""
+        self._model = model
+        self.samples_per_frame = int(model.metadata["samples_per_frame"])
+        self.effective = Effective(
+            runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
+        )
+
+    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
+        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
+        lengths = np.array([len(clip) for clip in clips])
+        audio = np.zeros((len(clips), lengths.max()), np.int16)
+        for row, clip in zip(audio, clips, strict=True):
+            row[: len(clip)] = clip
+        found = self._model.log_probs(audio, lengths)
+        rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
+        return [row[:count] for row, count in rows]
+
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Refuse: classifiers are not exported to ONNX."""
+        raise SbkitError(
+            "A classifier must be run by torch, but this model is ONNX. Use --runtime torch."
+        )

@@ -100,7 +100,6 @@ class Transcriber:
         device: str = "auto",
         runtime: str = "torch",
         precision: str = "fp32",
-        compile: str | None = None,
         decoder: str | None = None,
         hotwords: str | None = None,
         times: bool = True,
@@ -115,7 +114,7 @@ class Transcriber:
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
         """
-        wanted = Wanted(device=device, runtime=runtime, precision=precision, compile=compile)
+        wanted = Wanted(device=device, runtime=runtime, precision=precision)
         bundle = open_model(Path(folder), wanted, own=own)
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)

@@ -24,11 +24,12 @@ PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quant
 
 def write_onnx(bundle: Bundle, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``."""
-    program = trace(WaveformModel(bundle.model), *example_audio(bundle.config.sample_rate))
+    program = trace(WaveformModel(bundle.model.model), *example_audio(bundle.config.sample_rate))
     names = (["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     metadata = {
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),
+        "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.require_asr().vocabulary.blank,
     }
     save_onnx(program, folder / FILES["fp32"], names=names, metadata=metadata)
