@@ -117,6 +117,12 @@ def _add_inference(commands: Any) -> None:
     add_transcribe_options(transcribe)
     _add_decoder(transcribe)
     _add_import(transcribe)
+    doctor = commands.add_parser("doctor", help="print what models can run on here")
+    doctor.add_argument(
+        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="whose formats are tried"
+    )
+    _add_import(doctor)
+    doctor.set_defaults(command=_doctor)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
     classify.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
@@ -269,6 +275,17 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         print("\n".join(describe_comparison(compared, *folders)))
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from sbkit.inference.doctor import examine
+    from sbkit.inference.own_parts import import_own
+
+    code = 0
+    for finding in examine(options.bundle, own=import_own(options.imports)):
+        print(finding, flush=True)
+        code = code if finding.is_well else BAD_INPUT
+    return code
 
 
 def _classify(options: argparse.Namespace) -> int:
