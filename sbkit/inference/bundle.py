@@ -41,6 +41,7 @@ from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 if TYPE_CHECKING:
     from sbkit.distributed.device import Placement
+    from sbkit.inference.compiled import Compilation
     from sbkit.inference.torch_model import TorchModel
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
@@ -237,6 +238,7 @@ def load_torch(
     *,
     own: frozenset[str] = frozenset(),
     placement: "Placement | None" = None,
+    compilation: "Compilation | None" = None,
 ) -> "TorchModel":
     """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
     from sbkit.inference.torch_model import CPU, load_model
@@ -250,6 +252,7 @@ def load_torch(
         vocabulary=None if tokenizer is None else tokenizer.vocabulary,
         own=own,
         placement=placement or CPU,
+        compilation=compilation,
     )
 
 

@@ -44,6 +44,15 @@ def add_runtime(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--runtime", choices=("torch", "onnx"), default="torch")
     command.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), default="fp32")
+    command.add_argument(
+        "--compile", choices=("default", "reduce-overhead"), help="compile the model first"
+    )
+    command.add_argument(
+        "--on-recompile",
+        choices=("error", "fallback"),
+        default="error",
+        help="what audio does that nothing was compiled for",
+    )
 
 
 def transcribe(options: argparse.Namespace) -> int:
@@ -66,6 +75,8 @@ def transcribe(options: argparse.Namespace) -> int:
                 device=options.device,
                 runtime=options.runtime,
                 precision=options.precision,
+                compile=options.compile,
+                on_recompile=options.on_recompile,
                 decoder=options.decoder,
                 hotwords=options.hotwords,
                 times=options.format in TIMED,
@@ -75,7 +86,10 @@ def transcribe(options: argparse.Namespace) -> int:
         print(f"running on {transcriber.effective}", file=sys.stderr)
         on_seconds = stack.enter_context(_progress_bar(files))
         sources = (transcriber.file_source(each.path, name=each.name) for each in files)
-        return out.write_all(transcriber.stream(sources, on_seconds=on_seconds))
+        code = out.write_all(transcriber.stream(sources, on_seconds=on_seconds))
+        if transcriber.fallbacks:
+            print(f"batches that ran uncompiled: {transcriber.fallbacks}", file=sys.stderr)
+        return code
 
 
 class _Writer:

@@ -34,6 +34,10 @@ class Model(Protocol):
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
 
+    @property
+    def fallbacks(self) -> int:
+        """How many batches a compiled model ran uncompiled."""
+
     def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
         """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
 

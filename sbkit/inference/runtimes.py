@@ -20,18 +20,22 @@ from sbkit.inference.model_thread import Model, ModelThread
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
 AUTO = "auto"
+ON_RECOMPILE = ("error", "fallback")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What a model is asked to run on.
 
-    device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8.
+    device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
+    compile: a mode of torch.compile, None for none; on_recompile: error or fallback.
     """
 
     device: str = AUTO
     runtime: str = "torch"
     precision: str = "fp32"
+    compile: str | None = None
+    on_recompile: str = "error"
 
 
 def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset()) -> Bundle:
@@ -45,6 +49,11 @@ def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset(
             f"`runtime` must be one of {', '.join(RUNTIMES)}, but is {wanted.runtime!r}. Choose "
             "one of them."
         )
+    if wanted.on_recompile not in ON_RECOMPILE:
+        raise SbkitError(
+            f"`on_recompile` must be one of {', '.join(ON_RECOMPILE)}, but is "
+            f"{wanted.on_recompile!r}. Choose one of them."
+        )
     return RUNTIMES[wanted.runtime](folder, wanted, own)
 
 
@@ -53,15 +62,25 @@ def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
 
     def make() -> Model:
         from sbkit.distributed.device import resolve
+        from sbkit.inference.compiled import Compilation
 
         _require_cuda(wanted)
         device = None if wanted.device == AUTO else wanted.device
-        return load_torch(read, folder, own=own, placement=resolve(device, wanted.precision))
+        placement, compilation = resolve(device, wanted.precision), None
+        if wanted.compile is not None:
+            error = wanted.on_recompile == "error"
+            compilation = Compilation(mode=wanted.compile, error=error)
+        return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
     return _in_thread(read, make)
 
 
 def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
+    if wanted.compile is not None:
+        raise SbkitError(
+            "`compile` must be left out with the runtime onnx, which compiles nothing, but is "
+            f"{wanted.compile}. Leave it out, or use the runtime torch."
+        )
     read = read_bundle(folder)
 
     def make() -> Model:
@@ -103,6 +122,8 @@ def _require_cuda(wanted: Wanted) -> None:
 
 class OnnxClips:
     """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
+
+    fallbacks = 0  # nothing is compiled
 
     def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
         """Take a model that was loaded; it says itself where its nodes run."""

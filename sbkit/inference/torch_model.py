@@ -5,7 +5,8 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.budget import within_budget
+from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
 from sbkit.inference.effective import Effective, require_effective
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
@@ -50,8 +52,11 @@ class TorchModel:
         features: nn.Module,
         sample_rate: int,
         placement: Placement = CPU,
+        compilation: Compilation | None = None,
     ) -> None:
-        """Move the model to its device, run it once, and read back where and how it ran.
+        """Move the model to its device, run it, and read back where and how it ran.
+
+        With a ``compilation`` it is compiled, and warmed up.
 
         Raises:
             SbkitError: that is not what was asked for.
@@ -61,8 +66,13 @@ class TorchModel:
         self._counts = getattr(model, "samples_per_frame", None)
         for part in (model.model, features):
             part.to(placement.device)
+        self._blocks: CompiledBlocks | None = None
         with fitting("a second of silence"):
             found = self._read_back()
+            if compilation is not None:
+                self._blocks = CompiledBlocks(model.model, compilation, placement.device)
+                self._blocks.warm_up(self._run_silence)
+                found = replace(found, compiled=compilation.mode)
         self.effective = require_effective(
             found, device=str(placement.device), precision=placement.precision
         )
@@ -73,15 +83,37 @@ class TorchModel:
         count: int = self.model.samples_per_frame(self._rate)
         return count
 
-    @torch.inference_mode()
+    @property
+    def fallbacks(self) -> int:
+        """How many batches were run uncompiled, since nothing was compiled for their shape."""
+        return 0 if self._blocks is None else self._blocks.fallbacks
+
     def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
-        audio, audio_lengths = self._as_batch(clips)
+        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each.
+
+        Where the model is compiled, in batches of its table.
+        """
+        blocks = self._blocks
+        if blocks is None:
+            return self._score(*self._as_batch(clips))
+        found: list[LogProbs] = []
+        for start in range(0, len(clips), blocks.most_clips):
+            few = clips[start : start + blocks.most_clips]
+            batch = self._as_batch(few, blocks)
+            found += blocks.call(partial(self._score, *batch))[: len(few)]
+        return found
+
+    @torch.inference_mode()
+    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[LogProbs]:
+        """Score a padded batch: (B, S), (B,) -> (U, V) each."""
         with self._placement.autocast():
             features, frames = self.model.features(audio, audio_lengths)
             states, frames = self.model.encode(features, frames)
             rows: Tensor = self.model.ctc_log_probs(states).cpu()
         return [row[:count].numpy() for row, count in zip(rows, frames.tolist(), strict=True)]
+
+    def _run_silence(self, clips: int, seconds: float) -> None:
+        self.log_probs([np.zeros(round(seconds * self._rate), np.int16)] * clips)
 
     @torch.inference_mode()
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
@@ -90,12 +122,20 @@ class TorchModel:
             log_probs: Tensor = self.model.log_probs(*self._as_batch(clips))
         return log_probs.float().exp().cpu().numpy()
 
-    def _as_batch(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
-        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
-        lengths = torch.tensor([len(clip) for clip in clips])
-        audio = torch.zeros(len(clips), int(lengths.max()))
-        for row, clip in zip(audio, clips, strict=True):
-            row[: len(clip)] = torch.from_numpy(clip.astype(np.float32))
+    def _as_batch(
+        self, clips: Sequence[Samples], blocks: CompiledBlocks | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,).
+
+        For compiled blocks to a shape of theirs: rows that are added are silent.
+        """
+        shape = (len(clips), max(map(len, clips)))
+        if blocks is not None:
+            shape = blocks.padded(*shape, self._rate)
+        audio, lengths = torch.zeros(shape), torch.full(shape[:1], shape[1])
+        for place, clip in enumerate(clips):
+            audio[place, : len(clip)] = torch.from_numpy(clip.astype(np.float32))
+            lengths[place] = len(clip)
         return audio.to(self._placement.device), lengths
 
     def _read_back(self) -> Effective:
@@ -110,7 +150,10 @@ class TorchModel:
         hooks = [each.register_forward_hook(note) for each in modules]
         silence = [np.zeros(self._rate, np.int16)]
         try:
-            self.log_probs(silence) if self._counts else self.probabilities(silence)
+            if self._counts is None:
+                self.probabilities(silence)
+            else:
+                self._score(*self._as_batch(silence))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -133,6 +176,7 @@ def load_model(
     vocabulary: Vocabulary | None,
     own: frozenset[str] = frozenset(),
     placement: Placement = CPU,
+    compilation: Compilation | None = None,
 ) -> TorchModel:
     """Build the model of a bundle from its configuration and the bytes of its weights.
 
@@ -149,7 +193,13 @@ def load_model(
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(file), parameters=names)
     _load_state(modules, weights, folder)
-    return TorchModel(model, features=features, sample_rate=config.sample_rate, placement=placement)
+    return TorchModel(
+        model,
+        features=features,
+        sample_rate=config.sample_rate,
+        placement=placement,
+        compilation=compilation,
+    )
 
 
 def build_model(

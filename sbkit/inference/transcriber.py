@@ -100,6 +100,8 @@ class Transcriber:
         device: str = "auto",
         runtime: str = "torch",
         precision: str = "fp32",
+        compile: str | None = None,
+        on_recompile: str = "error",
         decoder: str | None = None,
         hotwords: str | None = None,
         times: bool = True,
@@ -107,14 +109,22 @@ class Transcriber:
     ) -> Self:
         """Load a bundle; what is asked for is what runs, and ``effective`` says what that is.
 
-        device: cpu, cuda, cuda:N or auto; decoder: greedy or beam, None for the bundle's own;
-        hotwords: phrases with commas, or a file of them; times: whether words are timed; own:
-        modules of the user's that the bundle may use.
+        device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
+        int8 of onnx; compile: default or reduce-overhead, None for not at all; on_recompile: error,
+        or fallback to uncompiled code, which is counted; decoder: greedy or beam, None for the
+        bundle's own; hotwords: phrases with commas, or a file of them; times: whether words are
+        timed; own: modules of the user's that the bundle may use.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
         """
-        wanted = Wanted(device=device, runtime=runtime, precision=precision)
+        wanted = Wanted(
+            device=device,
+            runtime=runtime,
+            precision=precision,
+            compile=compile,
+            on_recompile=on_recompile,
+        )
         bundle = open_model(Path(folder), wanted, own=own)
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
@@ -122,6 +132,11 @@ class Transcriber:
         except BaseException:
             bundle.model.close()
             raise
+
+    @property
+    def fallbacks(self) -> int:
+        """How many batches a compiled model ran uncompiled."""
+        return self._thread.call(lambda model: model.fallbacks)
 
     def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
         """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).

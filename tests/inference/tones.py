@@ -27,6 +27,7 @@ class ToneModel:
     """Hear the loudest frequency of each frame."""
 
     samples_per_frame = STEP
+    fallbacks = 0
 
     def __init__(self, vocab_size: int, blank: int) -> None:
         self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
