@@ -46,7 +46,10 @@ class Model(Protocol):
 
 
 class ModelThread:
-    """A `Model` that may be called from any thread: its own thread makes it and runs it."""
+    """A `Model` that may be called from any thread: its own thread makes it and runs it.
+
+    effective: what the model runs on.
+    """
 
     def __init__(self, make: Callable[[], Model]) -> None:
         """Start the thread, and make the model in it.
@@ -57,7 +60,7 @@ class ModelThread:
         self._own = threading.local()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self._thread.submit(self._keep, make).result()
+            self.effective = self._thread.submit(self._keep, make).result()
         except BaseException:
             self.close()
             raise
@@ -92,11 +95,6 @@ class ModelThread:
         return waiting.result()
 
     @cached_property
-    def effective(self) -> Effective:
-        """What the model runs on."""
-        return self.call(lambda model: model.effective)
-
-    @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         return self.call(lambda model: model.samples_per_frame)
@@ -113,5 +111,6 @@ class ModelThread:
         """End the thread, and with it the model."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _keep(self, make: Callable[[], Model]) -> None:
+    def _keep(self, make: Callable[[], Model]) -> Effective:
         self._own.model = make()
+        return self.model.effective

@@ -17,11 +17,7 @@ from sbkit.inference.compiled import Compilation, ShapeTable, own_cuda_graphs
 from sbkit.inference.model_thread import ModelThread
 from tests.inference.bundles import make_bundle
 
-# torch's own, while its compiler is imported and run
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*script_method. is deprecated"),
-    pytest.mark.filterwarnings("ignore:.*is not compatible with Python 3"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 TABLE = ShapeTable(clips=(1, 3), seconds=(0.5, 1.0))
 
 
