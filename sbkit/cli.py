@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.version import __version__
 from sbkit.inference.command import add_options as add_transcribe_options
@@ -69,12 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(replay)
     replay.set_defaults(command=_replay)
 
-    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
-    export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
-    export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
-    _add_import(export)
-    export.set_defaults(command=_export)
-
+    _add_export(commands)
     _add_tune(commands)
     _add_score(commands)
     _add_compare(commands)
@@ -83,6 +78,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_lm(commands)
     _add_inference(commands)
     return parser
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
+    export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
+    export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
+    export.add_argument(
+        "--formats",
+        metavar="NAMES",
+        default="",
+        help="onnx, torch, sherpa-onnx, speechbrain, hub, with commas; each is compared first",
+    )
+    export.add_argument("--license", metavar="ID", default="unknown", help="for the model card")
+    _add_import(export)
+    export.set_defaults(command=_export)
 
 
 def _add_lm(commands: Any) -> None:
@@ -237,12 +247,21 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.export import export_run
+    from sbkit.inference.export import Wanted, export_run
     from sbkit.inference.own_parts import import_own
 
-    export_run(options.run, options.out, own=import_own(options.imports))
+    formats = [name.strip() for name in options.formats.split(",") if name.strip()]
+    wanted = Wanted(formats=formats, licence=options.license)
+    certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
+    missed = [
+        f"{name} ({kind}) is not written: {reason}."
+        for name, several in certificates.items()
+        for kind, found in several.items()
+        for reason in found["reasons"]
+    ]
+    print(*missed, sep="\n", end="\n" if missed else "", file=sys.stderr)
     print(options.out)
-    return 0
+    return FAILED if missed else 0
 
 
 def _score(options: argparse.Namespace) -> int:

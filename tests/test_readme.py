@@ -39,6 +39,8 @@ ELSEWHERE = {
     "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
     "test_the_command_answers_with_its_exit_code",
     "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
+    "sbkit export RUN --out DIR --formats": "inference/formats/test_formats.py::"
+    "test_a_format_beyond_its_limits_is_not_written",
     "sbkit export RUN": "recipes/test_classification.py::"
     "test_a_bundle_classifies_and_does_not_transcribe",
     "sbkit classify DIR": "recipes/test_classification.py::"

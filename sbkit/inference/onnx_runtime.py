@@ -105,7 +105,7 @@ class OnnxModel:
         """
         scale = FULL_SCALE if audio.dtype == np.int16 else 1
         missing = int(self.metadata.get("min_samples", 0)) - audio.shape[1]
-        padded = np.pad(audio, ((0, 0), (0, max(0, missing))))
+        padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))

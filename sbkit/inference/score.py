@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.audio_cache import default_cache
-from sbkit.data.batch import UtteranceDataset
-from sbkit.data.columns import sample_counts
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
-from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
+from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.logs.accuracy_report import (
     Answer,
     accuracy,
@@ -42,7 +39,6 @@ from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
-BATCH_SECONDS = 120.0  # of padded audio
 SCORES = "scores.json"
 
 
@@ -177,13 +173,9 @@ def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Man
 
 def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
-    rate, lengths = bundle.config.sample_rate, sample_counts(rows)
-    reader = UtteranceDataset(rows)
     found: dict[int, Any] = {}
-    for batch in EvalSampler(samples=lengths, batch_seconds=BATCH_SECONDS, sample_rate=rate):
-        chosen = reader.__getitems__(batch)
-        scored = task.score(chosen, [np.frombuffer(row["audio"], "<i2") for row in chosen])
-        found |= zip((row for each in batch for row in each.rows), scored, strict=True)
+    for clips in read_whole_clips(rows, bundle.config.sample_rate):
+        found |= zip(clips.places, task.score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 
 

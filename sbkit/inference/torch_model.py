@@ -134,7 +134,7 @@ class TorchModel:
             shape = blocks.padded(*shape, self._rate)
         audio, lengths = torch.zeros(shape), torch.full(shape[:1], shape[1])
         for place, clip in enumerate(clips):
-            audio[place, : len(clip)] = torch.from_numpy(clip.astype(np.float32))
+            audio[place, : len(clip)] = torch.from_numpy(np.asarray(clip, np.float32))
             lengths[place] = len(clip)
         return audio.to(self._placement.device), lengths
 

@@ -24,8 +24,9 @@ class Limits:
     frames: float | None = None
 
 
+WORD_ERROR_RATE = 0.01
 EXACT = Limits(difference=1e-4, same_tokens=True)
-QUANTIZED = Limits(word_error_rate=0.01, frames=0.99)
+QUANTIZED = Limits(word_error_rate=WORD_ERROR_RATE, frames=0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Candidate:
 
     name: within its format; files: what is removed where it misses its limits; log_probs: of audio
     (B, S) between -1 and 1 and lengths (B,); transcribe: clips (S,) of such audio, where its user
-    has a decoder of its own; notes: for the certificate.
+    has a decoder of its own.
     """
 
     name: str

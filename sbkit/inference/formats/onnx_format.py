@@ -1,10 +1,6 @@
 """ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +9,49 @@ from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
-from sbkit.inference.formats.traced import WaveformModel, example_audio, shortest, trace
+from sbkit.inference.formats.quiet import quietly
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.traced import shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
 
 
-def write_onnx(bundle: Bundle, folder: Path) -> Sequence[Candidate]:
+def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``."""
-    program = trace(WaveformModel(bundle.model.model), *example_audio(bundle.config.sample_rate))
-    names = (["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    program, bundle = source.program, source.bundle
     metadata = {
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.require_asr().vocabulary.blank,
     }
-    save_onnx(program, folder / FILES["fp32"], names=names, metadata=metadata)
-    _quantize(folder / FILES["fp32"], folder / FILES["int8"])
+    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    save_onnx(model, folder / FILES["fp32"], metadata)
+    _quantize(model, folder / FILES["int8"], metadata)
     limits = {"fp32": EXACT, "int8": QUANTIZED}
     return [
         Candidate(
             name=precision,
             files=(file,),
             limits=limits[precision],
-            log_probs=partial(run_onnx, OnnxModel((folder / file).read_bytes(), threads=1)),
+            log_probs=OnnxModel((folder / file).read_bytes(), threads=1).log_probs,
         )
         for precision, file in FILES.items()
     ]
 
 
-def save_onnx(
-    program: ExportedProgram,
-    file: Path,
-    *,
-    names: tuple[Sequence[str], Sequence[str]],
-    metadata: dict[str, Any],
-) -> None:
-    """Translate a traced graph, check it, and write it with metadata and without traces of paths.
+def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """Translate a traced graph to ONNX, check it, and remove its traces of paths.
 
     Raises SbkitError when it cannot be translated, or a size was taken for a constant.
     """
     onnx = require_package("onnx")
     require_package("onnxscript")
-    inputs, outputs = names
     try:
-        with _quietly():
+        with quietly():
             made = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -73,7 +63,6 @@ def save_onnx(
         assert made is not None
         model = made.model_proto
         _strip(model)
-        onnx.helper.set_model_props(model, {name: str(value) for name, value in metadata.items()})
         onnx.checker.check_model(model)
     except Exception as error:  # the exporter and the checker have many of their own
         raise SbkitError(
@@ -82,36 +71,36 @@ def save_onnx(
             "change that part."
         ) from error
     _require_dynamic(model)
+    return model
+
+
+def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a model with this metadata, and no other."""
+    model.ClearField("metadata_props")
+    text = {name: str(value) for name, value in metadata.items()}
+    require_package("onnx").helper.set_model_props(model, text)
     file.write_bytes(model.SerializeToString())
 
 
-def run_onnx(model: OnnxModel, audio: Any, lengths: Any) -> Any:
-    """Run a model as a candidate."""
-    return model.log_probs(audio, lengths)
-
-
-def _quantize(source: Path, target: Path) -> None:
+def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
     Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
     them: a log-mel of 8 bits is none.
     """
     onnx = require_package("onnx")
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(source)
-    onnx.helper.set_model_props(
-        model, {each.key: each.value for each in model.metadata_props} | dict([PREPROCESSED])
-    )
-    with _quietly():
-        quantize_dynamic(
+    quantization: Any = require_package("onnxruntime.quantization")
+    onnx.helper.set_model_props(model, dict([PREPROCESSED]))
+    with quietly():
+        quantization.quantize_dynamic(
             model,
-            target,
+            file,
             op_types_to_quantize=["MatMul"],
             nodes_to_exclude=sorted(_before_logarithm(model.graph)),
             per_channel=True,
-            weight_type=QuantType.QInt8,
+            weight_type=quantization.QuantType.QInt8,
         )
+    save_onnx(onnx.load(file), file, metadata)
 
 
 def _before_logarithm(graph: Any) -> set[str]:
@@ -151,16 +140,3 @@ def _require_dynamic(model: Any) -> None:
                 f"size of {sizes[fixed[0]].dim_value}. Leave the format out, or take `len()` and "
                 "`.item()` out of the model's forward."
             )
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep warnings and log lines of the exporter, about its own insides, from the user."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

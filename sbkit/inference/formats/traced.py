@@ -3,7 +3,6 @@
 Legend: B utterances, S samples, T frames of features, M mel bins, U frames, V vocabulary.
 """
 
-import warnings
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.inference.formats.quiet import quietly
 from sbkit.models.asr import AsrModel
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
@@ -38,20 +38,16 @@ class WaveformModel(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,).
+    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
-    ``offset`` is added first, for features of audio in another scale.
-    """
-
-    def __init__(self, model: AsrModel, *, offset: float = 0.0) -> None:
+    def __init__(self, model: AsrModel) -> None:
         super().__init__()
         self.parts = model.model
         self._model = model
-        self._offset = offset
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
-        states, frames = self._model.encode(x + self._offset if self._offset else x, x_lens)
+        states, frames = self._model.encode(x, x_lens)
         return self._model.ctc_log_probs(states), frames
 
 
@@ -61,8 +57,7 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
     Raises SbkitError when it cannot be traced, or only for the sizes of the example.
     """
     free: tuple[Any, Any] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about its insides
+    with torch.no_grad(), quietly():
         module(*example)  # measures what is measured once, and fills caches with real tensors
         try:
             return torch.export.export(module, example, dynamic_shapes=free, strict=False)
