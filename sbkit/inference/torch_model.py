@@ -42,12 +42,12 @@ MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision
 class TorchModel:
     """A model on its device, which is given clips and gives arrays.
 
-    model: an AsrModel or an UtteranceClassifier; features: its part that computes them.
+    network: an AsrModel or an UtteranceClassifier; features: its part that computes them.
     """
 
     def __init__(
         self,
-        model: Any,
+        network: Any,
         *,
         features: nn.Module,
         sample_rate: int,
@@ -61,16 +61,16 @@ class TorchModel:
         Raises:
             SbkitError: that is not what was asked for.
         """
-        self.model = model
+        self.network = network
         self._placement, self._rate = placement, sample_rate
-        self._counts = getattr(model, "samples_per_frame", None)
-        for part in (model.model, features):
+        self._counts = getattr(network, "samples_per_frame", None)
+        for part in (network.model, features):
             part.to(placement.device)
         self._blocks: CompiledBlocks | None = None
         with fitting("a second of silence"):
             found = self._read_back()
             if compilation is not None:
-                self._blocks = CompiledBlocks(model.model, compilation, placement.device)
+                self._blocks = CompiledBlocks(network.model, compilation, placement.device)
                 self._blocks.warm_up(self._run_silence)
                 found = replace(found, compiled=compilation.mode)
         self.effective = require_effective(
@@ -80,7 +80,7 @@ class TorchModel:
     @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        count: int = self.model.samples_per_frame(self._rate)
+        count: int = self.network.samples_per_frame(self._rate)
         return count
 
     @property
@@ -107,9 +107,9 @@ class TorchModel:
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[LogProbs]:
         """Score a padded batch: (B, S), (B,) -> (U, V) each."""
         with self._placement.autocast():
-            features, frames = self.model.features(audio, audio_lengths)
-            states, frames = self.model.encode(features, frames)
-            rows: Tensor = self.model.ctc_log_probs(states).cpu()
+            features, frames = self.network.features(audio, audio_lengths)
+            states, frames = self.network.encode(features, frames)
+            rows: Tensor = self.network.ctc_log_probs(states).cpu()
         return [row[:count].numpy() for row, count in zip(rows, frames.tolist(), strict=True)]
 
     def _run_silence(self, clips: int, seconds: float) -> None:
@@ -119,7 +119,7 @@ class TorchModel:
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
         with self._placement.autocast():
-            log_probs: Tensor = self.model.log_probs(*self._as_batch(clips))
+            log_probs: Tensor = self.network.log_probs(*self._as_batch(clips))
         return log_probs.float().exp().cpu().numpy()
 
     def _as_batch(
@@ -146,7 +146,7 @@ class TorchModel:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
-        modules = [each for each in self.model.model.modules() if isinstance(each, MATRICES)]
+        modules = [each for each in self.network.model.modules() if isinstance(each, MATRICES)]
         hooks = [each.register_forward_hook(note) for each in modules]
         silence = [np.zeros(self._rate, np.int16)]
         try:
@@ -157,7 +157,7 @@ class TorchModel:
         finally:
             for hook in hooks:
                 hook.remove()
-        tensors = [*self.model.model.parameters(), *self.model.model.buffers()]
+        tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         devices = sorted({str(each.device) for each in tensors})
         precisions = sorted({PRECISIONS.get(each, str(each)) for each in types})
         return Effective(

@@ -61,7 +61,7 @@ def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
     )
     parts = {name: build(plain, own=source.own) for name, plain in config.parts.items()}
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
-    encoder.waveform.parts.load_state_dict(bundle.model.model.model.state_dict())
+    encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
     torch.save(encoder.state_dict(), folder / WEIGHTS)
     (folder / TOKENIZER).write_bytes(tokenizer.content)
     loaded = inference.EncoderASR.from_hparams(source=str(folder.absolute()), savedir=None)
