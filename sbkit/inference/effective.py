@@ -10,9 +10,9 @@ from sbkit.base.errors import SbkitError
 class Effective:
     """Where and how a model runs, as it was found after creation.
 
-    runtime: torch or onnx; device: of all weights and of the output, such as cuda:0; precision: of
-    the matrix products, fp32, bf16 or fp16; compiled: the mode, or None; nodes: how many nodes of
-    an ONNX graph each execution provider has.
+    runtime: torch or onnx; device: of all weights, such as cuda:0; precision: of the matrix
+    products, such as bf16, or "bf16 and fp32" where some parts, such as features, stay in fp32;
+    compiled: the mode, or None; nodes: how many nodes of an ONNX graph each execution provider has.
     """
 
     runtime: str
@@ -35,11 +35,14 @@ def require_effective(found: Effective, *, device: str, precision: str) -> Effec
     Raises:
         SbkitError: the model runs elsewhere, or in another precision.
     """
-    for name, asked, came in (
-        ("device", device, found.device),
-        ("precision", precision, found.precision),
+    fits = precision == found.precision or (
+        precision != "fp32" and precision in found.precision.split(" and ")
+    )
+    for name, asked, came, is_met in (
+        ("device", device, found.device, device == found.device),
+        ("precision", precision, found.precision, fits),
     ):
-        if asked != came:
+        if not is_met:
             raise SbkitError(
                 f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
                 f"runs with {came}. See what is there: sbkit doctor"

@@ -158,7 +158,8 @@ class TorchModel:
             for hook in hooks:
                 hook.remove()
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
-        devices = sorted({str(each.device) for each in tensors})
+        places = {each.device for each in tensors}
+        devices = sorted("mps" if each.type == "mps" else str(each) for each in places)
         precisions = sorted({PRECISIONS.get(each, str(each)) for each in types})
         return Effective(
             runtime="torch",

@@ -171,7 +171,7 @@ class Transcriber:
     def file_source(self, path: Path | str, *, name: str | None = None) -> Source:
         """Make a source of a file, which may go by another name."""
         rate = self._bundle.config.sample_rate
-        return Source(name or str(path), partial(stream_audio, path, rate))
+        return Source(name or str(path), partial(_read, path, rate, name))
 
     def array_source(self, array: npt.NDArray[Any], sample_rate: int | None) -> Source:
         """Make a source of an array, (S,) or (S, channels)."""
@@ -281,13 +281,21 @@ class Transcriber:
         return samples_to_seconds(samples, self._bundle.config.sample_rate)
 
 
+def _read(path: Path | str, sample_rate: int, name: str | None) -> Iterator[Samples]:
+    """Yield the blocks of a file; in what is wrong with it, it goes by its other name."""
+    try:
+        yield from stream_audio(path, sample_rate)
+    except SbkitError as error:
+        raise SbkitError(str(error).replace(str(path), name or str(path))) from error
+
+
 def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
     """Collect parts until they hold POOL_SECONDS of audio."""
     pool: list[_Part] = []
     left = most = seconds_to_samples(POOL_SECONDS, sample_rate)
     for part in parts:
         pool.append(part)
-        left -= len(part.piece.samples) if part.piece else 0
+        left -= len(part.piece.samples) if part.piece else sample_rate
         if left <= 0:
             yield pool
             pool, left = [], most
@@ -301,7 +309,8 @@ def _batches(pool: Sequence[_Part], sample_rate: int) -> Iterator[list[int]]:
     most = seconds_to_samples(BATCH_SECONDS, sample_rate)
     batch: list[int] = []
     for place in sorted(lengths, key=lengths.__getitem__):
-        if batch and lengths[place] * (len(batch) + 1) > most:
+        full = lengths[place] * (len(batch) + 1) > most
+        if batch and (full or lengths[place] > 2 * lengths[batch[0]]):
             yield batch
             batch = []
         batch.append(place)

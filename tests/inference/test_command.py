@@ -58,6 +58,9 @@ def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert run(["transcribe", "model", "-"]) == 0
     assert capsys.readouterr().out == "the dog\n"
     assert not list(talks.glob("sbkit-input-*"))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no audio")))
+    assert run(["transcribe", "model", "-"]) == BAD_INPUT
+    assert capsys.readouterr().err.splitlines()[1].startswith("- must be audio (wav")
 
 
 def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(

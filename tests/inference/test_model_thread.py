@@ -91,3 +91,7 @@ def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) 
     with pytest.raises(SbkitError, match="was asked for and it runs with"):
         require_effective(found, device=device, precision=precision)
     assert require_effective(found, device="cpu", precision="fp32") == found
+    mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
+    assert require_effective(mixed, device="cpu", precision="bf16") == mixed
+    with pytest.raises(SbkitError, match="fp32 was asked for"):
+        require_effective(mixed, device="cpu", precision="fp32")
