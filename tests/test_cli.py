@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -62,15 +62,18 @@ def test_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
-def test_export_hands_over_both_folders(
+def test_export_hands_over_both_folders_and_the_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[tuple[Path, Path]] = []
-    module = ModuleType("sbkit.inference.export")
-    monkeypatch.setattr(module, "export_run", lambda *both, own: calls.append(both), raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
-    assert run(["export", "results/1", "--out", "model"]) == 0
-    assert calls == [(Path("results/1"), Path("model"))]
+    calls: list[tuple[Path, Path, list[str]]] = []
+
+    def export_run(folder: Path, out: Path, wanted: Any, *, own: object) -> dict[str, Any]:
+        calls.append((folder, out, wanted.formats))
+        return {}
+
+    monkeypatch.setattr("sbkit.inference.export.export_run", export_run)
+    assert run(["export", "results/1", "--out", "model", "--formats", "onnx, hub"]) == 0
+    assert calls == [(Path("results/1"), Path("model"), ["onnx", "hub"])]
     assert capsys.readouterr().out == "model\n"
 
 
