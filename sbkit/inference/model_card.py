@@ -19,6 +19,20 @@ LARGEST = 1 << 28  # bytes of one of them
 LANGUAGES = ("mul", "und")  # of several, or of none that is known
 RATES = ("WER", "CER", "accuracy")
 LICENCE_UNKNOWN = "unknown"
+FORMATS = {  # how each is loaded, and what of
+    "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
+    "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
+    "in the metadata.",
+    "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
+    "that you trust.",
+    "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
+    'tokens="tokens.txt")` computes the features that the model was trained with. '
+    "`from_wenet_ctc(model.wenet_ctc.onnx)` and `from_zipformer_ctc(model.zipformer2_ctc.onnx)` "
+    "compute others: filters up to 7600 Hz in place of half the sample rate, and windows that "
+    "begin 120 samples earlier; below is what that does to the transcripts.",
+    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
+    "hub": "a copy of the bundle to upload.",
+}
 
 
 def model_card(
@@ -127,7 +141,7 @@ def _interval(found: Mapping[str, Any] | None) -> str:
         return "unknown"
     return (
         f"{100 * found['low']:.2f} to {100 * found['high']:.2f} "
-        f"({found['unit_count']} of unit {printable(str(found['unit']))})"
+        f"({found['unit_count']} {printable(str(found['unit']))}s)"
     )
 
 
@@ -166,7 +180,7 @@ def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     head = ["| format | largest difference | other tokens | held-out clips |", "|---|---|---|---|"]
     rows = [
-        f"| {name} {precision} | {_agreement(found)} |"
+        f"| {name} {precision} | {_agreement(found)}"
         for name, several in certificates.items()
         for precision, found in several.items()
     ]
@@ -174,16 +188,17 @@ def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
         "Differences are those of log-probabilities from the trained model's, over batches, "
         "lengths and paddings; `parity.json` of each folder has all of it."
     )
-    return "\n".join(["## Formats", "", *head, *rows, "", note, ""])
+    uses = [f"- {name}: {FORMATS[name]}" for name in certificates]
+    return "\n".join(["## Formats", "", *uses, "", *head, *rows, "", note, ""])
 
 
 def _agreement(found: Mapping[str, Any]) -> str:
     if "grid" not in found:
-        return f"not written: {printable(found['reasons'][0])} | | "
+        return f"not written: {printable(found['reasons'][0])} | |"
     grid, clips = found["grid"], found["held_out"]
     tokens = f"{grid['utterances_with_other_tokens']} of {grid['utterances']} utterances"
     difference = f"{grid['largest_difference']:.1e}" + ("" if found["written"] else ", not written")
-    return f"{difference} | {tokens} | {_words(clips)}"
+    return f"{difference} | {tokens} | {_words(clips)} |"
 
 
 def _words(clips: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
     assert names(bundle.parent) == {"bundle"}
 
 
-@pytest.mark.parametrize("more", [".git", "README.md", "notes"])
+@pytest.mark.parametrize("more", [".git", "NOTES.md", "notes"])
 def test_a_folder_with_anything_else_is_left_alone(run: Path, bundle: Path, more: str) -> None:
     (bundle / more).mkdir()
     with pytest.raises(SbkitError, match=rf"something else \({more}\)"):

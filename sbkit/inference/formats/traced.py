@@ -60,13 +60,16 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
     with torch.no_grad(), quietly():
         module(*example)  # measures what is measured once, and fills caches with real tensors
         try:
-            return torch.export.export(module, example, dynamic_shapes=free, strict=False)
+            program = torch.export.export(module, example, dynamic_shapes=free, strict=False)
         except Exception as error:  # parts may be anybody's, and do what no exporter knows
             raise SbkitError(
                 "A model must be made of operations that torch.export can trace for any batch and "
                 f"length to have this format, but it raised {type(error).__name__} "
                 f"({printable(str(error))[:300]}). Leave the format out, or change that part."
             ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names folders of this machine, and is saved
+    return program
 
 
 def shortest(program: ExportedProgram) -> int:

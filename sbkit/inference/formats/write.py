@@ -56,7 +56,13 @@ def write_formats(
     """Write formats into a bundle's folder, each with its certificate.
 
     ``held_out`` may be why the run's test sets are not there.
+    Raises SbkitError for a classifier.
     """
+    if not source.bundle.config.is_asr:
+        raise SbkitError(
+            "`--formats` must be of a model that writes text, but this one tells labels apart. "
+            "Leave it out."
+        )
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -65,7 +71,7 @@ def write_formats(
             with quietly():
                 written[name] = WRITERS[name](source, folder / name)
         except SbkitError as error:
-            certificates[name] = {name: {"written": False, "reasons": [str(error)]}}
+            certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
     candidates = [each for several in written.values() for each in several]
     clips = None if isinstance(held_out, str) else held_out
     by_candidate = {id(each.candidate): each for each in compare(source, candidates, grid, clips)}
