@@ -176,6 +176,11 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
     tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
     tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
+    tune.add_argument(
+        "--attention",
+        choices=("rescore", "joint", "null"),
+        help="how a trained attention decoder takes part; null: not",
+    )
     tune.set_defaults(command=_tune)
 
 
@@ -186,6 +191,7 @@ def _add_compare(commands: Any) -> None:
             name, type=Path, metavar=f"RUN_{name.upper()}", help="a run, or a folder of scores"
         )
     compare.add_argument("--json", action="store_true", help="print the figures as JSON")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write a page of both, too")
     compare.set_defaults(command=_compare)
 
 
@@ -255,6 +261,8 @@ def _tune(options: argparse.Namespace) -> int:
         "token_lm_order": options.token_lm_order,
         "beam_size": options.beam_size,
         "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
+        "attention_decoding": options.attention,
+        "decoder.attention": options.attention,
     }
     tune_run(options.run, {key: value for key, value in given.items() if value is not None})
     return 0
@@ -307,9 +315,12 @@ def _score(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
     from sbkit.inference.compare import compare_runs
+    from sbkit.inference.compare_page import write_comparison
     from sbkit.inference.compare_report import comparison_figures, describe_comparison
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    if options.html is not None:
+        write_comparison(options.html, compared, *folders)
     if options.json:
         print(to_json(comparison_figures(compared, *folders), indent=2))
     else:

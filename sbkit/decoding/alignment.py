@@ -8,6 +8,7 @@ Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blan
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,30 @@ from sbkit.decoding.spelling import SPACE
 
 
 @dataclass(frozen=True)
-class TimedWord:
-    """A word and its frames: the first, and the one after the last."""
+class TimedToken:
+    """A token and its frames: the first, and the one after the last."""
 
-    text: str
+    token: int
     first: int
     end: int
+
+
+@dataclass(frozen=True)
+class TimedWord:
+    """A word and the tokens that spell it, one or more."""
+
+    text: str
+    tokens: tuple[TimedToken, ...]
+
+    @property
+    def first(self) -> int:
+        """Return the first frame."""
+        return self.tokens[0].first
+
+    @property
+    def end(self) -> int:
+        """Return the frame after the last."""
+        return self.tokens[-1].end
 
 
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
@@ -39,6 +58,11 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
     path = _best_path(log_probs[:, states].astype(np.float64), _may_skip(states, blank))
     frames = [np.flatnonzero(path == 2 * place + 1) for place in range(len(tokens))]
     return [(int(each[0]), int(each[-1]) + 1) for each in frames]
+
+
+def frames_needed(tokens: Sequence[int]) -> int:
+    """Count the frames that CTC needs to write tokens: one each, and a blank where one repeats."""
+    return len(tokens) + sum(token == after for token, after in pairwise(tokens))
 
 
 def _may_skip(states: npt.NDArray[np.int64], blank: int) -> npt.NDArray[np.bool_]:
@@ -83,15 +107,16 @@ def time_words(
 ) -> list[TimedWord]:
     """Return the words of a text with their frames; ``pieces`` are the tokens as written."""
     words: list[TimedWord] = []
-    text, first, end = "", 0, 0
-    for token, (begin, after) in zip(tokens, align(log_probs, tokens, blank), strict=True):
+    text, spelled = "", list[TimedToken]()
+    for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
+        timed = TimedToken(token, *frames)
         for letter in pieces[token]:
             if letter == SPACE:
                 if text:
-                    words.append(TimedWord(text, first, end))
-                text = ""
+                    words.append(TimedWord(text, tuple(spelled)))
+                text, spelled = "", []
                 continue
-            if not text:
-                first = begin
-            text, end = text + letter, after
-    return [*words, TimedWord(text, first, end)] if text else words
+            text += letter
+            if timed not in spelled[-1:]:
+                spelled.append(timed)
+    return [*words, TimedWord(text, tuple(spelled))] if text else words

@@ -15,7 +15,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +26,22 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
-from sbkit.decoding.alignment import time_words
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.confidence import BEAM, GREEDY
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
+from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.scorer import LanguageModel
+from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
+from sbkit.inference.heard import Heard
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
+from sbkit.text.word import Word
 
 if TYPE_CHECKING:
     from sbkit.distributed.device import Placement
@@ -55,21 +59,8 @@ LARGEST = {  # bytes
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word, and when it is said, in seconds."""
-
-    text: str
-    start: float
-    end: float
-
-    def later(self, seconds: float) -> "Word":
-        """Return the word in audio that begins earlier."""
-        return Word(self.text, self.start + seconds, self.end + seconds)
-
-
-@dataclass(frozen=True)
 class Recognized:
-    """What is said in a clip, and its words where their times were asked for."""
+    """What is said in a clip, and its words in time where they were asked for."""
 
     text: str
     words: tuple[Word, ...]
@@ -79,50 +70,74 @@ class Recognized:
 class Bundle:
     """A model that is ready to be run; torch is imported when it is made, not here.
 
-    model: None until one is made; decoder: None where the best token of each frame is taken.
+    model: None until one is made; decoder: None where the best token of each frame is taken;
+    lm: its language model of words, which whoever asks how sure a word is asks, too, also of a
+    greedy decoder.
     """
 
     config: BundleConfig
     model: Any
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
+    lm: LanguageModel | None = None
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
         return [each.text for each in self.recognize(clips)]
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
-        """Transcribe clips as `transcribe` does; with ``times``, the words are aligned, too."""
+        """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
         self.require_asr()
-        return [self.read(rows, times=times) for rows in self.model.log_probs(clips)]
+        pairs = zip(self.model.hear(clips), clips, strict=True)
+        return [self.read(heard, samples=len(clip), times=times) for heard, clip in pairs]
 
-    def read(self, log_probs: LogProbs, *, times: bool = False) -> Recognized:
-        """Decode the log-probabilities of a clip: (U, V) -> text."""
-        tokenizer = self.require_asr()
+    def read(self, heard: Heard, *, samples: int, times: bool = False) -> Recognized:
+        """Decode what the model heard in a clip of so many samples."""
+        tokenizer, beam = self.require_asr(), list[Hypothesis]()
         if self.decoder is None:
-            tokens = best_tokens(log_probs, tokenizer.vocabulary.blank)
+            tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
         else:
-            tokens = list(self.decoder.nbest(log_probs)[0].tokens)
-        words = self._words(log_probs, tokens) if times else ()
-        return Recognized(tokenizer.decode(tokens), words)
+            beam = self.decoder.nbest(heard.log_probs, self._attention(heard))
+            tokens = list(beam[0].tokens)
+        text = tokenizer.decode(tokens)
+        if not times:
+            return Recognized(text, ())
+        return Recognized(text, self._reader.read(heard.log_probs, tokens, beam, samples=samples))
 
-    def _words(self, log_probs: LogProbs, tokens: list[int]) -> tuple[Word, ...]:
-        """Align what was recognized: (U, V) -> words in seconds."""
-        tokenizer, rate = self.require_asr(), self.config.sample_rate
-        timed = time_words(
-            log_probs,
-            tokens,
-            pieces=tokenizer.pieces(),
-            blank=tokenizer.vocabulary.blank,
-        )
-        step = self.model.samples_per_frame
-        return tuple(
-            Word(
-                each.text,
-                samples_to_seconds(each.first * step, rate),
-                samples_to_seconds(each.end * step, rate),
-            )
-            for each in timed
+    def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+        """Time the words of normalized texts that are known, one for each clip.
+
+        Raises:
+            SbkitError: a text is longer than its clip can hold.
+        """
+        encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
+        rows = zip(clips, self.model.log_probs(clips), texts, strict=True)
+        return [reader.read(row, encode(text), samples=len(clip)) for clip, row, text in rows]
+
+    def _attention(self, heard: Heard) -> AttentionDecoder | None:
+        """Return the attention decoder of a clip, where it takes part."""
+        if self.decoder is None or self.decoder.attention is None:
+            return None
+        score = partial(self.model.decoder_log_probs, heard.states)
+        return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
+
+    @property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        count: int = self.model.samples_per_frame
+        return count
+
+    @cached_property
+    def _reader(self) -> WordReader:
+        """Make what aligns and judges the words of the bundle's decoder."""
+        return WordReader(
+            tokenizer=self.require_asr(),
+            samples_per_frame=self.samples_per_frame,
+            sample_rate=self.config.sample_rate,
+            offsets=self.config.word_offsets,
+            lm=self.lm,
+            confidence=self.config.confidence.get(GREEDY if self.decoder is None else BEAM),
+            unjudged=frozenset() if self.decoder is None else self.decoder.expected,
         )
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
@@ -229,7 +244,8 @@ def read_bundle(folder: Path, *names: str) -> ReadBundle:
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
     tokenizer = _load_tokenizer(config, contents, folder)
     decoder = _load_decoder(config, tokenizer, contents, folder)
-    return ReadBundle(Bundle(config, None, tokenizer, decoder), contents.get(WEIGHTS, b""))
+    lm = _words_of(config, decoder, folder)
+    return ReadBundle(Bundle(config, None, tokenizer, decoder, lm), contents.get(WEIGHTS, b""))
 
 
 def load_torch(
@@ -296,4 +312,18 @@ def _load_decoder(
         language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
         beam_size=config.decoder["beam_size"],
         weights=config.decoder["weights"],
+        attention=config.decoder.get("attention"),
     )
+
+
+def _words_of(
+    config: BundleConfig, decoder: BeamDecoder | None, folder: Path
+) -> LanguageModel | None:
+    """Return the language model of words; refuse confidences that ask for one without it."""
+    words = None if decoder is None else decoder.language_models.words
+    if words is None and any(each.needs_language_model for each in config.confidence.values()):
+        raise SbkitError(
+            f"`confidence` in {folder / CONFIG} must be of what the bundle has, but asks for a "
+            "language model of words, which is not there. Export it again."
+        )
+    return words

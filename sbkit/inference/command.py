@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 
@@ -136,12 +136,17 @@ class _Writer:
         from sbkit.inference.subtitles import to_srt, to_tsv, to_vtt
 
         if self._format == "json":
-            return json.dumps(asdict(result), ensure_ascii=False)
+            return json.dumps(asdict(result, dict_factory=_plain), ensure_ascii=False)
         if self._format in ("srt", "vtt", "tsv"):
             write = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[self._format]
             return write(result.words)
         named = self._many and self._out is None
         return f"{result.file}\t{result}" if named else str(result)
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Leave out a confidence that a word does not have."""
+    return {name: value for name, value in pairs if name != "confidence" or value is not None}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 import hashlib
 import inspect
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
+from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
@@ -48,7 +50,15 @@ from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = ("beam_size", "weights", "chosen_on", "CER", "WER", "utterances")  # of decoder.json
+IN_BUNDLE = (
+    "beam_size",
+    "weights",
+    "attention",
+    "chosen_on",
+    "CER",
+    "WER",
+    "utterances",
+)  # of decoder.json
 LARGEST_DESCRIPTION = 1 << 16  # bytes
 RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
@@ -121,6 +131,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         | described
         | {"imports": _imports(described, own)}
         | {"decoder": None if decoder is None else decoder.described}
+        | {"confidence": _described(run / CONFIDENCE_FILE)}
     )
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
@@ -137,6 +148,16 @@ def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
         return find_held_out(run, own=own)
     except SbkitError as error:
         return str(error)
+
+
+def change_config(bundle: Path, **values: object) -> None:
+    """Write a bundle again with other values in its config.json, whole or not at all."""
+    config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
+    with replacing(bundle) as beside:
+        shutil.copytree(bundle, beside, dirs_exist_ok=True)
+        (beside / CONFIG).write_text(to_json(config | values, indent=1) + "\n", encoding="utf-8")
+        write_checksums(beside)
+        load_bundle(beside)
 
 
 def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:
@@ -284,24 +305,29 @@ class _Decoder(NamedTuple):
 
 def _decoder_of(run: Path) -> _Decoder | None:
     """Read the decoder that the test was run with; None for a run without one."""
-    file = run / DECODER_FILE
-    if not file.exists() and not file.is_symlink():
+    described = _described(run / DECODER_FILE)
+    if described is None:
         return None
-    content = read_regular(file, largest=LARGEST_DESCRIPTION, what="The run's decoder")
-    try:
-        described = json.loads(content)
-        named = {name: described[name] for name in IN_BUNDLE if name in described}
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must be what training wrote, but cannot be read. Remove it, and train.py "
-            "with the same options writes it again."
-        ) from error
     return _Decoder(
-        named,
+        {name: described[name] for name in IN_BUNDLE if name in described},
         read_regular(
             run / LANGUAGE_MODELS, largest=LARGEST_LANGUAGE_MODEL, what="The run's decoder"
         ),
     )
+
+
+def _described(file: Path) -> dict[str, Any] | None:
+    """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
+    if not file.exists() and not file.is_symlink():
+        return None
+    content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
+    try:
+        return dict(json.loads(content).items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"{file} must be what training wrote, but cannot be read. Write it again: "
+            f"sbkit tune {file.parent}"
+        ) from error
 
 
 def _labels_of(run: Path) -> ClassLabels | None:

@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
 
 Result = TypeVar("Result")
 
@@ -38,8 +40,11 @@ class Model(Protocol):
     def fallbacks(self) -> int:
         """How many batches a compiled model ran uncompiled."""
 
-    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
+
+    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
+        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
@@ -99,9 +104,17 @@ class ModelThread:
         """How many samples go by from one frame of CTC to the next."""
         return self.call(lambda model: model.samples_per_frame)
 
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
+        return self.call(lambda model: model.hear(clips))
+
     def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
         """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
-        return self.call(lambda model: model.log_probs(clips))
+        return [each.log_probs for each in self.hear(clips)]
+
+    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
+        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
+        return self.call(lambda model: model.decoder_log_probs(states, tokens))
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""

@@ -6,15 +6,17 @@ torch and onnxruntime are imported in that thread, and only the one that is aske
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
 from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
 from sbkit.inference.installed import why_no_cuda
 from sbkit.inference.model_thread import Model, ModelThread
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
@@ -133,15 +135,22 @@ class OnnxClips:
             runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
         )
 
-    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
         lengths = np.array([len(clip) for clip in clips])
         audio = np.zeros((len(clips), lengths.max()), np.int16)
         for row, clip in zip(audio, clips, strict=True):
             row[: len(clip)] = clip
         found = self._model.log_probs(audio, lengths)
         rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
-        return [row[:count] for row, count in rows]
+        return [Heard(row[:count]) for row, count in rows]
+
+    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
+        """Refuse: the attention decoder is not exported to ONNX."""
+        raise SbkitError(
+            "An attention decoder must be run by torch, but this model is ONNX. Use --runtime "
+            "torch."
+        )
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Refuse: classifiers are not exported to ONNX."""

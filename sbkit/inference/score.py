@@ -18,6 +18,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
@@ -28,18 +29,21 @@ from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.logs.accuracy_report import (
+    ACCURACY,
     Answer,
-    accuracy,
     accuracy_figures,
-    count_right,
     describe_accuracy,
 )
-from sbkit.logs.wer_report import describe_results, error_figures, report_errors
+from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
+from sbkit.logs.run_results import read_results
+from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.text.normalize import normalize
-from sbkit.text.wer import Scored, score, total_scores
+from sbkit.text.wer import Scored, score
+from sbkit.train.run_report import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
 SCORES = "scores.json"
+ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +75,8 @@ class Task:
     measure: the figures of each value of a column; report: writes files, returns all figures.
     """
 
-    score: Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
-    measure: Callable[[Sequence[Any]], Mapping[str, float]]
+    score: ScoreBatch
+    measure: Callable[[Sequence[Any]], Mapping[str, Any]]
     describe: Callable[[Sequence[Any]], str]
     report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
 
@@ -91,15 +95,17 @@ def score_model(
             "overwritten. Choose another folder."
         )
     entries: dict[str, Any] = {}
-    with _opened(model, own) as opened:
+    scored: dict[str, datasets.Dataset] = {}
+    with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
-            rows = _prepare(bundle, source, wanted, name)
-            results = _results(bundle, rows, task)
+            rows = scored[name] = prepare_source(bundle, source, wanted, name)
+            results = score_rows(bundle, rows, task.score)
             entries[name] = _report(name, rows, results, task, wanted)
             yield f"{name}: {task.describe(results)}, {len(rows)} utterances"
     if wanted.out is not None:
+        _write_page(wanted.out, entries, scored, bundle, model)
         text = to_json({"model": str(model), "test": entries}, indent=2)
         write_text_atomically(wanted.out / SCORES, text + "\n")
 
@@ -120,8 +126,29 @@ def _report(
     return entry
 
 
+def _write_page(
+    out: Path,
+    entries: Mapping[str, Any],
+    scored: Mapping[str, datasets.Dataset],
+    bundle: Bundle,
+    model: Path,
+) -> None:
+    """Write ``report.html`` with the audio that was scored."""
+    words = None if bundle.decoder is None else bundle.decoder.language_models.words
+    write_report(
+        out / REPORT,
+        [read_results(out, entries)],
+        metrics=ERROR_RATES if bundle.config.is_asr else ACCURACY,
+        clips=partial(clips_of, scored, bundle.config.sample_rate),
+        known=None
+        if words is None
+        else Known(words=words, source="the words of the language model"),
+        notes=[f"{model.name}, sbkit {__version__}"],
+    )
+
+
 @contextmanager
-def _opened(model: Path, own: frozenset[str]) -> Iterator[Bundle]:
+def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundle]:
     """Load a bundle, or make one of a run in a temporary folder."""
     if (model / CONFIG).exists():
         yield load_bundle(model, own=own)
@@ -142,7 +169,7 @@ def _named(sources: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _prepare(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> datasets.Dataset:
+def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> datasets.Dataset:
     """Decode and normalize a source as training does; rows without text stay, as in a test set."""
     language = bundle.config.language or "und"
     prepared = prepare_split(
@@ -171,19 +198,19 @@ def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Man
     )
 
 
-def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
+def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
     for clips in read_whole_clips(rows, bundle.config.sample_rate):
-        found |= zip(clips.places, task.score(clips.rows, clips.audio), strict=True)
+        found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 
 
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         return Task(
-            score=partial(_transcribe, bundle),
-            measure=_error_rates,
+            score=partial(_transcribe, bundle, wanted.out is not None),
+            measure=slice_error_rates,
             describe=describe_results,
             report=report_errors,
         )
@@ -194,30 +221,27 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
         )
     return Task(
         score=partial(_classify, bundle, wanted.label),
-        measure=_accuracy,
+        measure=accuracy_figures,
         describe=describe_accuracy,
         report=_report_answers,
     )
 
 
 def _transcribe(
-    bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
+    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Scored]:
-    texts, rate = bundle.transcribe(clips), bundle.config.sample_rate
+    rate, found = bundle.config.sample_rate, bundle.recognize(clips, times=times)
     return [
         score(
             row["id"],
             row["text"],
-            text,
+            heard.text,
             speaker=str(row.get("speaker", "")),
             seconds=samples_to_seconds(row["samples"], rate),
+            words=heard.words,
         )
-        for row, text in zip(rows, texts, strict=True)
+        for row, heard in zip(rows, found, strict=True)
     ]
-
-
-def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
-    return error_figures(total_scores(results))
 
 
 def _classify(
@@ -229,10 +253,6 @@ def _classify(
         Answer(row["id"], str(row[label]), names[each], row.get("speaker", ""))
         for row, each in zip(rows, best, strict=True)
     ]
-
-
-def _accuracy(results: Sequence[Answer]) -> Mapping[str, float]:
-    return {"accuracy": accuracy(results), "right": count_right(results)}
 
 
 def _report_answers(out: Path, name: str, results: Sequence[Answer]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import inf
 from textwrap import wrap
 
-from sbkit.inference.bundle import Word
+from sbkit.text.word import Word
 
 WIDTH, LINES = 42, 2
 SHORTEST, LONGEST = 5 / 6, 7.0  # seconds that a subtitle stands

@@ -24,12 +24,15 @@ from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
+from sbkit.decoding.attend import score_tokens
+from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.budget import within_budget
 from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
 from sbkit.inference.effective import Effective, require_effective
+from sbkit.inference.heard import Heard
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
 from sbkit.inference.running import fitting
 from sbkit.text.vocabulary import Vocabulary
@@ -89,14 +92,15 @@ class TorchModel:
         return 0 if self._blocks is None else self._blocks.fallbacks
 
     def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each.
+        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
+        return [each.log_probs for each in self.hear(clips)]
 
-        Where the model is compiled, in batches of its table.
-        """
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
         blocks = self._blocks
         if blocks is None:
             return self._score(*self._as_batch(clips))
-        found: list[LogProbs] = []
+        found: list[Heard] = []
         for start in range(0, len(clips), blocks.most_clips):
             few = clips[start : start + blocks.most_clips]
             batch = self._as_batch(few, blocks)
@@ -104,13 +108,19 @@ class TorchModel:
         return found
 
     @torch.inference_mode()
-    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[LogProbs]:
-        """Score a padded batch: (B, S), (B,) -> (U, V) each."""
+    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Heard]:
+        """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
             features, frames = self.network.features(audio, audio_lengths)
             states, frames = self.network.encode(features, frames)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
-        return [row[:count].numpy() for row, count in zip(rows, frames.tolist(), strict=True)]
+        found = zip(rows, states, frames.tolist(), strict=True)
+        return [Heard(row[:count].numpy(), state[:count]) for row, state, count in found]
+
+    @torch.inference_mode()
+    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
+        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
+        return score_tokens(self.network, states, tokens)
 
     def _run_silence(self, clips: int, seconds: float) -> None:
         self.log_probs([np.zeros(round(seconds * self._rate), np.int16)] * clips)

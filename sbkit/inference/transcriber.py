@@ -12,22 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.spelling import SPACE
-from sbkit.inference.bundle import Bundle, Word
+from sbkit.inference.bundle import Bundle
 from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
 from sbkit.inference.joining import find_gap
 from sbkit.inference.model_thread import ModelThread
 from sbkit.inference.pieces import Cutter, Piece
 from sbkit.inference.running import fitting
 from sbkit.inference.runtimes import Wanted, open_model
+from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
@@ -128,6 +128,7 @@ class Transcriber:
         bundle = open_model(Path(folder), wanted, own=own)
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
+            _require_states(ready, runtime)
             return cls(bundle=ready, thread=bundle.model, times=times)
         except BaseException:
             bundle.model.close()
@@ -223,9 +224,9 @@ class Transcriber:
             else:
                 yield _Part(source, before, is_last=True)
 
-    def _score(self, pool: Sequence[_Part]) -> dict[int, LogProbs | SbkitError]:
-        """Run the model on the pieces of a pool, batched by length: place in the pool -> (U, V)."""
-        rows: dict[int, LogProbs | SbkitError] = {}
+    def _score(self, pool: Sequence[_Part]) -> dict[int, Heard | SbkitError]:
+        """Run the model on the pieces of a pool, batched by length: by place in the pool."""
+        rows: dict[int, Heard | SbkitError] = {}
         for batch in _batches(pool, self._bundle.config.sample_rate):
             try:
                 found = self._run([pool[place] for place in batch])
@@ -239,25 +240,27 @@ class Transcriber:
                 rows |= zip(batch, found, strict=True)
         return rows
 
-    def _run(self, parts: Sequence[_Part]) -> list[LogProbs]:
+    def _run(self, parts: Sequence[_Part]) -> list[Heard]:
         with fitting(parts[0].source.name or "an array"):
-            return self._thread.log_probs([part.piece.samples for part in parts if part.piece])
+            return self._thread.hear([part.piece.samples for part in parts if part.piece])
 
-    def _advance(self, opened: _Open, part: _Part, rows: LogProbs | SbkitError | None) -> None:
+    def _advance(self, opened: _Open, part: _Part, heard: Heard | SbkitError | None) -> None:
         """Decode a piece, and add what is said in it to its source."""
         if opened.error is None:
-            opened.error = rows if isinstance(rows, SbkitError) else part.error
-        if opened.error is not None or part.piece is None or not isinstance(rows, np.ndarray):
+            opened.error = heard if isinstance(heard, SbkitError) else part.error
+        if opened.error is not None or part.piece is None or not isinstance(heard, Heard):
             return
-        cut, end = opened.cut, len(rows)
+        cut, end = opened.cut, len(heard.log_probs)
         step = self._thread.samples_per_frame
         opened.cut = 0
         if part.piece.overlap:
             following = (part.piece.next_start - part.piece.start) // step
-            end = find_gap(rows, end - following, self._silent)
+            end = find_gap(heard.log_probs, end - following, self._silent)
             opened.cut = end - following
+        whole = end == len(heard.log_probs)
+        samples = len(part.piece.samples) - cut * step if whole else (end - cut) * step
         try:
-            found = self._bundle.read(rows[cut:end], times=self._times)
+            found = self._bundle.read(heard.part(cut, end), samples=samples, times=self._times)
         except SbkitError as error:
             opened.error = error
             return
@@ -279,6 +282,16 @@ class Transcriber:
 
     def _seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self._bundle.config.sample_rate)
+
+
+def _require_states(bundle: Bundle, runtime: str) -> None:
+    """Refuse a decoder that asks a runtime for what it does not have."""
+    if runtime != "torch" and bundle.decoder is not None and bundle.decoder.attention is not None:
+        raise SbkitError(
+            f"`--runtime {runtime}` must have all that the decoder asks, but this bundle's asks "
+            "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
+            "greedy, or export the run after: sbkit tune RUN --attention null"
+        )
 
 
 def _read(path: Path | str, sample_rate: int, name: str | None) -> Iterator[Samples]:

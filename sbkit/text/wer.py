@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jiwer
+from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len
+
+from sbkit.text.word import Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +78,19 @@ class Scores:
 class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
-    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known; seconds: of audio, None where they are not known.
+    greedy: what the best token of each frame comes to, where another decoder wrote the hypothesis;
+    speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
+    the hypothesis in time, where they were aligned.
     """
 
     id: str
     reference: str
     hypothesis: str
     scores: Scores
-    greedy: Scores | None = None
+    greedy: "Scored | None" = None
     speaker: str = ""
     seconds: float | None = None
+    words: tuple[Word, ...] = ()
 
 
 class Alignment(NamedTuple):
@@ -96,8 +101,17 @@ class Alignment(NamedTuple):
     marks: str
 
 
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
+
+
 def score(
-    id: str, reference: str, hypothesis: str, *, speaker: str = "", seconds: float | None = None
+    id: str,
+    reference: str,
+    hypothesis: str,
+    *,
+    speaker: str = "",
+    seconds: float | None = None,
+    words: tuple[Word, ...] = (),
 ) -> Scored:
     """Score one utterance."""
     return Scored(
@@ -107,6 +121,7 @@ def score(
         scores=count_errors(reference, hypothesis),
         speaker=speaker,
         seconds=seconds,
+        words=words,
     )
 
 
@@ -129,13 +144,29 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
     )
 
 
+def right_words(reference: Sequence[str], heard: Sequence[str]) -> list[bool]:
+    """Return which words that were heard are those of the reference, by an alignment of both."""
+    right = {place for _, place in matching_words(reference, heard)}
+    return [place in right for place in range(len(heard))]
+
+
+def matching_words(reference: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the words that are right, in the reference and in what was heard."""
+    return [
+        (operation.src_start + place, operation.dest_start + place)
+        for operation in Levenshtein.opcodes(reference, heard)
+        if operation.tag == "equal"
+        for place in range(operation.src_end - operation.src_start)
+    ]
+
+
 def align(reference: str, hypothesis: str) -> Alignment:
     """Set the words of both in shared columns, ``*`` where one is missing, marked S, D or I.
 
     Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
     combining accent.
     """
-    columns = [_column(*pair) for pair in _pair_words(reference.split(), hypothesis.split())]
+    columns = [_column(*pair) for pair in pair_words(reference.split(), hypothesis.split())]
     lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
     return Alignment(*(" ".join(line).rstrip() for line in lines))
 
@@ -149,10 +180,10 @@ def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     )
 
 
-def _pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
     """Pair each word with its counterpart, "" where there is none."""
     chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
-    pairs: list[tuple[str, str]] = []
+    pairs: WordPairs = []
     for chunk in chunks:
         said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
         heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]
@@ -167,11 +198,12 @@ def _fill(words: Sequence[str], length: int) -> list[str]:
 
 def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:
     width = max(cell_len(reference), cell_len(hypothesis), 1)
-    cells = (reference or "*" * width, hypothesis or "*" * width, _mark(reference, hypothesis))
+    cells = (reference or "*" * width, hypothesis or "*" * width, mark_pair(reference, hypothesis))
     return (_pad(cells[0], width), _pad(cells[1], width), _pad(cells[2], width))
 
 
-def _mark(reference: str, hypothesis: str) -> str:
+def mark_pair(reference: str, hypothesis: str) -> str:
+    """Return S, D or I for a word and its counterpart, "" where they are equal."""
     if reference == hypothesis:
         return ""
     return "S" if reference and hypothesis else "D" if reference else "I"

@@ -10,6 +10,7 @@ import pytest
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.inference.effective import Effective, require_effective
+from sbkit.inference.heard import Heard
 from sbkit.inference.model_thread import ModelThread
 from sbkit.inference.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
@@ -25,7 +26,7 @@ class Named(ToneModel):
         super().__init__(10, 0)
         self.threads = {threading.get_ident()}
 
-    def log_probs(self, clips: object) -> list[np.ndarray]:  # type: ignore[type-arg]
+    def hear(self, clips: object) -> list[Heard]:
         self.threads.add(threading.get_ident())
         return []
 

@@ -1,5 +1,6 @@
 """What is said in long audio is what is said in its sentences, and one bad file stops no other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import soundfile
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.inference.heard import Heard
 from sbkit.inference.transcriber import BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import RATE, ToneModel, silence, speak, tone_transcriber
@@ -88,10 +90,10 @@ def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
 class Fussy(ToneModel):
     """Fail over loud clips."""
 
-    def log_probs(self, clips: list[Samples]) -> list[npt.NDArray[np.float64]]:  # type: ignore[override]
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         if any(np.abs(clip).max() > 20_000 for clip in clips):
             raise RuntimeError("too loud")
-        return super().log_probs(clips)  # type: ignore[return-value]
+        return super().hear(clips)
 
 
 def test_a_clip_that_the_model_fails_over_does_not_fail_its_batch(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.config import MODEL_CLASSES, BundleConfig
 from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
 from sbkit.inference.model_thread import ModelThread
 from sbkit.inference.transcriber import Transcriber
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -34,9 +37,12 @@ class ToneModel:
         self._vocab_size, self._blank = vocab_size, blank
         self.batches: list[list[float]] = []  # seconds of the clips
 
-    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         self.batches.append([len(clip) / RATE for clip in clips])
-        return [self._hear(clip) for clip in clips]
+        return [Heard(self._hear(clip)) for clip in clips]
+
+    def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
+        raise NotImplementedError
 
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         raise NotImplementedError
@@ -81,6 +87,7 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
         tokenizer="",
         labels=None,
         imports=(),
+        word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
     thread = ModelThread(lambda: model)
     bundle = Bundle(config, thread, tokenizer)
