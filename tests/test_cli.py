@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,16 +66,24 @@ def test_wrong_arguments(
 def test_export_hands_over_both_folders_and_the_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[tuple[Path, Path, list[str]]] = []
+    calls: list[tuple[Path, Path, list[str], str]] = []
+    module = ModuleType("sbkit.inference.export")
 
-    def export_run(folder: Path, out: Path, wanted: Any, *, own: object) -> dict[str, Any]:
-        calls.append((folder, out, wanted.formats))
-        return {}
+    def export_run(run: Path, out: Path, wanted: SimpleNamespace, **own: object) -> Any:
+        calls.append((run, out, wanted.formats, wanted.licence))
+        return {"onnx": {"int8": {"reasons": ["too far"]}}} if wanted.formats else {}
 
-    monkeypatch.setattr("sbkit.inference.export.export_run", export_run)
-    assert run(["export", "results/1", "--out", "model", "--formats", "onnx, hub"]) == 0
-    assert calls == [(Path("results/1"), Path("model"), ["onnx", "hub"])]
-    assert capsys.readouterr().out == "model\n"
+    monkeypatch.setattr(module, "export_run", export_run, raising=False)
+    monkeypatch.setattr(module, "Wanted", SimpleNamespace, raising=False)
+    monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
+    assert run(["export", "results/1", "--out", "model"]) == 0
+    more = ["--formats", "onnx, torch", "--license", "mit"]
+    assert run(["export", "results/1", "--out", "model", *more]) == 1
+    both = (Path("results/1"), Path("model"))
+    assert calls == [(*both, [], "unknown"), (*both, ["onnx", "torch"], "mit")]
+    printed = capsys.readouterr()
+    assert printed.out == "model\n" * 2
+    assert printed.err == "onnx (int8) is not written: too far.\n"
 
 
 @pytest.mark.parametrize(

@@ -179,11 +179,12 @@ def tokens(found: LogProbs, blank: int) -> list[list[int]]:
 
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
-    """Decode as `sbkit transcribe` does, greedily and with the bundle's own decoder."""
+    """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
     tokenizer = bundle.require_asr()
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
     if bundle.decoder is not None:
-        best["beam"] = bundle.decoder.decode(
+        name = "beam" if bundle.decoder.attention is None else "beam of CTC alone"
+        best[name] = bundle.decoder.decode(
             torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
         )
     return {name: [tokenizer.decode(ids) for ids in each] for name, each in best.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
@@ -67,8 +68,9 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
                 f"length to have this format, but it raised {type(error).__name__} "
                 f"({printable(str(error))[:300]}). Leave the format out, or change that part."
             ) from error
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it names folders of this machine, and is saved
+    for graph in program.graph_module.modules():  # one in the other, as with autocast
+        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # it names folders of this machine, and is saved
     return program
 
 
