@@ -6,20 +6,19 @@ Each command imports its parts when it runs, so that ``sbkit --help`` answers at
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.version import __version__
-
-TRANSCRIPTS = ("text", "json", "srt", "vtt")  # formats; the last three have the times of words
+from sbkit.inference.command import add_options as add_transcribe_options
+from sbkit.inference.command import transcribe as run_transcribe
 
 if TYPE_CHECKING:
     from sbkit.inference.classify import Classification
-    from sbkit.inference.transcribe import Transcript
 
 
 def main() -> None:
@@ -65,12 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(replay)
     replay.set_defaults(command=_replay)
 
-    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
-    export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
-    export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
-    _add_import(export)
-    export.set_defaults(command=_export)
-
+    _add_export(commands)
     _add_tune(commands)
     _add_score(commands)
     _add_compare(commands)
@@ -79,6 +73,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_lm(commands)
     _add_inference(commands)
     return parser
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
+    export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
+    export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
+    export.add_argument(
+        "--formats",
+        metavar="NAMES",
+        default="",
+        help="onnx, torch, sherpa-onnx, speechbrain, hub, with commas; each is compared first",
+    )
+    export.add_argument("--license", metavar="ID", default="unknown", help="for the model card")
+    _add_import(export)
+    export.set_defaults(command=_export)
 
 
 def _add_prepare(commands: Any) -> None:
@@ -122,15 +131,22 @@ def _add_cache(commands: Any) -> None:
 
 def _add_inference(commands: Any) -> None:
     transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
-    transcribe.set_defaults(command=_transcribe)
+    transcribe.set_defaults(command=run_transcribe)
+    add_transcribe_options(transcribe)
     _add_decoder(transcribe)
+    _add_import(transcribe)
+    doctor = commands.add_parser("doctor", help="print what models can run on here")
+    doctor.add_argument(
+        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="whose formats are tried"
+    )
+    _add_import(doctor)
+    doctor.set_defaults(command=_doctor)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
-    for each, formats in ((transcribe, TRANSCRIPTS), (classify, TRANSCRIPTS[:2])):
-        each.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-        each.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
-        each.add_argument("--format", choices=formats, default="text")
-        _add_import(each)
+    classify.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
+    classify.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
+    classify.add_argument("--format", choices=("text", "json"), default="text")
+    _add_import(classify)
 
 
 def _add_score(commands: Any) -> None:
@@ -260,12 +276,21 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.export import export_run
+    from sbkit.inference.export import Wanted, export_run
     from sbkit.inference.own_parts import import_own
 
-    export_run(options.run, options.out, own=import_own(options.imports))
+    formats = [name.strip() for name in options.formats.split(",") if name.strip()]
+    wanted = Wanted(formats=formats, licence=options.license)
+    certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
+    missed = [
+        f"{name} ({kind}) is not written: {reason}."
+        for name, several in certificates.items()
+        for kind, found in several.items()
+        for reason in found["reasons"]
+    ]
+    print(*missed, sep="\n", end="\n" if missed else "", file=sys.stderr)
     print(options.out)
-    return 0
+    return FAILED if missed else 0
 
 
 def _score(options: argparse.Namespace) -> int:
@@ -303,24 +328,15 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _transcribe(options: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> int:
+    from sbkit.inference.doctor import examine
     from sbkit.inference.own_parts import import_own
-    from sbkit.inference.transcribe import transcribe_files
 
-    if options.format in ("srt", "vtt") and len(options.files) > 1:
-        raise SbkitError(
-            f"Subtitles must be of one file, but there are {len(options.files)}. Call it for each."
-        )
-    own = import_own(options.imports)
-    results = transcribe_files(
-        options.bundle,
-        options.files,
-        decoder=options.decoder,
-        hotwords=options.hotwords,
-        times=options.format != "text",
-        own=own,
-    )
-    return _print_each(results, options)
+    code = 0
+    for finding in examine(options.bundle, own=import_own(options.imports)):
+        print(finding, flush=True)
+        code = code if finding.is_well else BAD_INPUT
+    return code
 
 
 def _classify(options: argparse.Namespace) -> int:
@@ -328,15 +344,8 @@ def _classify(options: argparse.Namespace) -> int:
     from sbkit.inference.own_parts import import_own
 
     own = import_own(options.imports)
-    return _print_each(classify_files(options.bundle, options.files, own=own), options)
-
-
-def _print_each(
-    results: "Iterable[Transcript | Classification | SbkitError]", options: argparse.Namespace
-) -> int:
-    """Print what is found in each file, and the errors of those in which nothing is."""
     code = 0
-    for result in results:
+    for result in classify_files(options.bundle, options.files, own=own):
         if isinstance(result, SbkitError):
             print(result, file=sys.stderr)
             code = BAD_INPUT
@@ -379,25 +388,11 @@ def _prune_cache(options: argparse.Namespace) -> int:
     return 0
 
 
-def _line(result: "Transcript | Classification", options: argparse.Namespace) -> str:
+def _line(result: "Classification", options: argparse.Namespace) -> str:
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        values = asdict(result, dict_factory=_known) | {"file": str(result.file)}
-        return json.dumps(values, ensure_ascii=False)
-    if options.format in ("srt", "vtt"):
-        return _subtitles(result, options)
+        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
     return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
-
-
-def _known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out what is not known, such as a confidence."""
-    return {name: value for name, value in pairs if value is not None}
-
-
-def _subtitles(result: Any, options: argparse.Namespace) -> str:
-    from sbkit.inference.subtitles import to_srt, to_vtt
-
-    return to_srt(result.words) if options.format == "srt" else to_vtt(result.words)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # Sourced by the tools: goes to the root of the checkout and makes its `.venv`, once.
 #
-#   environment         installs what a run needs
-#   environment test    and this extra of setup.cfg
+#   environment                installs what a run needs
+#   environment test,export    and these extras of setup.cfg
 #
 # and puts it first in PATH: `python`, `torchrun` and `sbkit` are its own.
 

@@ -59,8 +59,8 @@ def _finite(value: object) -> object:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until every file of a flat folder, and the folder itself, is on the disk."""
-    for path in [*folder.iterdir(), folder]:
+    """Wait until all that a folder holds, and the folder itself, is on the disk."""
+    for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -2,15 +2,17 @@
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
-def versions() -> dict[str, str | None]:
+def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
     """Return the versions of Python and of the packages that a run rests on, None if absent."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    packages = (*PACKAGES, *more)
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
 def git_commit(folder: Path) -> str | None:

@@ -21,8 +21,8 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
-from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch

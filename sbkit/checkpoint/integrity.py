@@ -106,6 +106,14 @@ def _files(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir() if not each.is_dir()} - {CHECKSUMS}
 
 
+def listed_checksums(folder: Path) -> Mapping[str, str]:
+    """Return the digest of each file; none where no list can be read."""
+    try:
+        return _read_checksums(folder)
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
 def _read_checksums(folder: Path) -> Mapping[str, str]:
     """Read the digest of each file; raises OSError or ValueError when there is no such list."""
     file = folder / CHECKSUMS

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
@@ -26,6 +24,9 @@ from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Search = PrefixBeamSearch | JointBeamSearch
 LIKELY = -6.0  # log-probability of tokens that are tried
@@ -221,8 +222,8 @@ class BeamDecoder:
 
     def beams(
         self,
-        log_probs: Tensor,
-        frame_lengths: Tensor,
+        log_probs: "Tensor",
+        frame_lengths: "Tensor",
         attention: Sequence[AttentionDecoder | None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
@@ -231,7 +232,7 @@ class BeamDecoder:
         pairs = zip(heard, attention or [None] * len(heard), strict=True)
         return [self.nbest(*pair) for pair in pairs]
 
-    def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
+    def decode(self, log_probs: "Tensor", frame_lengths: "Tensor") -> list[list[int]]:
         """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
         return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
 

@@ -8,6 +8,7 @@ import inspect
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -25,18 +26,25 @@ from sbkit.base.provenance import versions
 from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.checkpoint.weights import average, refuse_unusable
+from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
+from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
+from sbkit.inference.formats.grid import Grid
+from sbkit.inference.formats.held_out import HeldOut, find_held_out
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.write import Certificates, require_formats, write_formats
+from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
-from sbkit.inference.place import refuse_occupied, replacing
+from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
+from sbkit.inference.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
@@ -57,15 +65,56 @@ LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
 
-def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> None:
-    """Write the best checkpoint of a run as a bundle, whole or not at all.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is written besides the bundle itself.
 
-    ``own`` names modules of the user's that hold parts of the model.
+    Attributes:
+        formats: names of `sbkit.inference.formats.write.WRITERS`.
+        licence: of the model, for its card.
+        grid: on which formats are compared with the trained model.
+    """
+
+    formats: Sequence[str] = ()
+    licence: str = LICENCE_UNKNOWN
+    grid: Grid = field(default_factory=Grid)
+
+
+def export_run(
+    run: Path, out: Path, wanted: Wanted | None = None, *, own: frozenset[str] = frozenset()
+) -> Certificates:
+    """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
+
+    ``own`` names modules of the user's that hold parts of the model. A format that misses its
+    limits is not written; its certificate, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
     on the list, and when ``out`` exists and is not a bundle.
     """
+    wanted = wanted or Wanted()
+    require_formats(wanted.formats)
     _require_run(run)
     refuse_occupied(out)
+    contents, config = _contents(run, own)
+    with replacing(out) as beside:
+        for name, content in contents.items():
+            (beside / name).write_bytes(content)
+        write_checksums(beside)
+        bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
+        certificates: Certificates = {}
+        if wanted.formats:
+            certificates = write_formats(
+                Source(bundle, own), beside, wanted.formats, _held_out(run, own), wanted.grid
+            )
+        card = model_card(run, config, certificates, licence=wanted.licence)
+        for folder in (beside, beside / HUB):
+            if (folder / CONFIG).exists():
+                (folder / CARD).write_text(card, encoding="utf-8")
+                write_checksums(folder)
+    return certificates
+
+
+def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Collect the files of a bundle, and its configuration."""
     refuse_bomb(run / RESOLVED)
     root = read_document(run / RESOLVED).root
     plain = (int, float, str, NoneType)
@@ -76,24 +125,29 @@ def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> No
     for part in described["parts"].values():
         refuse_unlisted(part, own=own)
     best = best_checkpoints(run / "checkpoints", tokenizer)
+    decoder = _decoder_of(run)
     config = (
         _config(run, root, tokenizer, labels, best)
         | described
         | {"imports": _imports(described, own)}
+        | {"decoder": None if decoder is None else decoder.described}
+        | {"confidence": _described(run / CONFIDENCE_FILE)}
     )
-    decoder = _decoder_of(run)
-    config["decoder"] = None if decoder is None else decoder.described
-    config["confidence"] = _described(run / CONFIDENCE_FILE)
-    weights = _weights_of(best, run)
-    with replacing(out) as beside:
-        (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-        if tokenizer is not None:
-            (beside / TOKENIZER).write_bytes(tokenizer.content)
-        if decoder is not None:
-            (beside / LANGUAGE_MODELS).write_bytes(decoder.language_models)
-        (beside / WEIGHTS).write_bytes(save(weights))
-        write_checksums(beside)
-        load_bundle(beside, own=own)  # what cannot be loaded is not exported
+    contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
+    if tokenizer is not None:
+        contents[TOKENIZER] = tokenizer.content
+    if decoder is not None:
+        contents[LANGUAGE_MODELS] = decoder.language_models
+    contents[WEIGHTS] = save(_weights_of(best, run))
+    return contents, config
+
+
+def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
+    """Find the run's test sets, or say why they are not there."""
+    try:
+        return find_held_out(run, own=own)
+    except SbkitError as error:
+        return str(error)
 
 
 def change_config(bundle: Path, **values: object) -> None:

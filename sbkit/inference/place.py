@@ -20,11 +20,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import fsync_tree, naming
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.checkpoint.integrity import CHECKSUMS
+from sbkit.checkpoint.integrity import CHECKSUMS, checksum, listed_checksums
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, LARGEST, TOKENIZER, WEIGHTS
 
-FILES = (CONFIG, WEIGHTS, TOKENIZER, LANGUAGE_MODELS, CHECKSUMS)
+CARD, PARITY = "README.md", "parity.json"
+FILES = (CONFIG, WEIGHTS, TOKENIZER, LANGUAGE_MODELS, CARD, CHECKSUMS)
+HUB = "hub"
+FOLDERS = ("onnx", "torch", "sherpa-onnx", "speechbrain", HUB)  # of formats
 FORMATS = (1, 2)  # of bundles that sbkit wrote
 
 
@@ -46,9 +49,8 @@ def refuse_occupied(out: Path) -> None:
             f"--out must be a new folder or an earlier bundle, but {out} {what}. Choose another "
             "name."
         )
-    strange = sorted(there - {*FILES}) or (
-        [] if not there or _is_bundle(out, there) else sorted(there)
-    )
+    strange = _strange(out) if there else []
+    strange = strange or ([] if not there or _is_bundle(out, there) else sorted(there))
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise SbkitError(
@@ -91,6 +93,27 @@ def replacing(out: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _strange(out: Path) -> list[str]:
+    """Name what an export did not write, or somebody has written since: a card that was edited."""
+    named = [each.name for each in out.iterdir() if each.name not in (*FILES, *FOLDERS)]
+    if CARD in {each.name for each in out.iterdir()} and not _is_as_written(out / CARD):
+        named.append(CARD)
+    for folder in (out / name for name in FOLDERS):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            named.append(folder.name)
+        elif folder.is_dir():
+            ours = {CHECKSUMS, *listed_checksums(folder)}
+            named += [
+                f"{folder.name}/{each.name}" for each in folder.iterdir() if each.name not in ours
+            ]
+    return sorted(named)
+
+
+def _is_as_written(file: Path) -> bool:
+    digest = listed_checksums(file.parent).get(file.name)
+    return file.is_file() and not file.is_symlink() and checksum(file) == digest
+
+
 def _what_is_wrong(out: Path) -> str | None:
     if out.is_symlink():
         return "is a symbolic link"
@@ -109,7 +132,7 @@ def _clear(out: Path) -> None:
         if each.name.endswith(".old") and not out.exists():
             with naming(out):
                 each.rename(out)
-        elif {inner.name for inner in each.iterdir()} <= {*FILES}:
+        elif {inner.name for inner in each.iterdir()} <= {*FILES, *FOLDERS}:
             shutil.rmtree(each, ignore_errors=True)
 
 

@@ -13,25 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
-import torch
-from torch import Tensor
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
-from sbkit.data.batch import UtteranceDataset
-from sbkit.data.columns import sample_counts
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
-from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
+from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.logs.accuracy_report import (
     ACCURACY,
     Answer,
@@ -46,9 +42,8 @@ from sbkit.text.wer import Scored, score
 from sbkit.train.run_report import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
-BATCH_SECONDS = 120.0  # of padded audio
 SCORES = "scores.json"
-ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
+ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,14 +200,9 @@ def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Man
 
 def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
-    rate, lengths = bundle.config.sample_rate, sample_counts(rows)
-    reader = UtteranceDataset(rows)
     found: dict[int, Any] = {}
-    for batch in EvalSampler(samples=lengths, batch_seconds=BATCH_SECONDS, sample_rate=rate):
-        chosen = reader.__getitems__(batch)
-        audio = (np.frombuffer(row["audio"], "<i2").copy() for row in chosen)
-        scored = score(chosen, [torch.from_numpy(each) for each in audio])
-        found |= zip((row for each in batch for row in each.rows), scored, strict=True)
+    for clips in read_whole_clips(rows, bundle.config.sample_rate):
+        found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 
 
@@ -238,7 +228,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
 
 
 def _transcribe(
-    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Scored]:
     rate, found = bundle.config.sample_rate, bundle.recognize(clips, times=times)
     return [
@@ -255,7 +245,7 @@ def _transcribe(
 
 
 def _classify(
-    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Answer]:
     names = bundle.require_labels()
     best = bundle.classify(clips).argmax(1).tolist()

@@ -55,8 +55,12 @@ def read_utterances(path: Path) -> list[Scored]:
 
 def hash_references(scored: Iterable[Scored]) -> str:
     """Return the SHA-256 of all ids and references, whatever their order."""
-    pairs = sorted((each.id, each.reference) for each in scored)
-    return hashlib.sha256(to_json(pairs).encode()).hexdigest()
+    return hash_pairs((each.id, each.reference) for each in scored)
+
+
+def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the SHA-256 of ids with their references, whatever their order."""
+    return hashlib.sha256(to_json(sorted(pairs)).encode()).hexdigest()
 
 
 def _row(utterance: Scored) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class AsrModel:
 
         @torch.no_grad()
         def count(samples: int) -> int:
-            features, lengths = self.features(torch.zeros(1, samples), torch.tensor([samples]))
+            silence = torch.zeros(1, samples, device=next(self.model.parameters()).device)
+            features, lengths = self.features(silence, torch.tensor([samples]))
             return int(self._acoustic.front_end(features, lengths)[1])
 
         return measure_striding(count, part="CNN", unit="samples", shortest=sample_rate).stride

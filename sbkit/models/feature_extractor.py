@@ -97,6 +97,6 @@ def _pair(output: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check_shape(features: Tensor, audio: Tensor) -> None:
-    if features.ndim != 3 or len(features) != len(audio):
+    if features.ndim != 3 or features.shape[0] != audio.shape[0]:
         came = f"it makes {described(features)} of audio of shape {tuple(audio.shape)}"
         refuse(NAME, FEATURE_SIGNATURES, came)

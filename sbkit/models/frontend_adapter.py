@@ -44,10 +44,10 @@ class FrontEnd:
         """
         output = self._part(features, **self._takes.of(features, frame_lengths))
         if self._takes.form == "absolute":
-            x, lengths = _pair(output, len(features))
+            x, lengths = _pair(output, features.shape[0])
             _check_lengths(x, lengths, frame_lengths)
         else:
-            x = _only(output, len(features))
+            x = _only(output, features.shape[0])
             lengths = self._count(features, frame_lengths).clamp(max=x.shape[1])
         return x.flatten(2), lengths
 
@@ -74,7 +74,7 @@ class FrontEnd:
 
 def _only(output: Any, batch: int) -> Tensor:
     x = first_tensor(output, part=NAME, signatures=FRONT_END_SIGNATURES)
-    if x.ndim not in (3, 4) or len(x) != batch:
+    if x.ndim not in (3, 4) or x.shape[0] != batch:
         came = f"it returns {described(x)} for {batch} utterance{'s' * (batch != 1)}"
         refuse(NAME, FRONT_END_SIGNATURES, came)
     return x
@@ -94,8 +94,11 @@ def _pair(output: Any, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_lengths(x: Tensor, lengths: Tensor, frame_lengths: Tensor) -> None:
-    """Compare lengths with the frames; on the host only, which waits for no device."""
-    if lengths.device.type != "cpu" or not len(lengths):
+    """Compare lengths with the frames; on the host only, which waits for no device.
+
+    Not while an exporter traces, for which lengths have no values.
+    """
+    if lengths.device.type != "cpu" or torch.compiler.is_exporting() or not len(lengths):
         return
     frames, longest = x.shape[1], int(lengths.max())
     if x.ndim == 3 and longest == x.shape[2] and abs(longest - frames) > NEAR:

@@ -27,8 +27,8 @@ class Striding:
 
     def count(self, lengths: Tensor) -> Tensor:
         """Count what is left of lengths: (B,) -> (B,)."""
-        counted = torch.div(lengths + self.offset, self.stride, rounding_mode="floor")
-        return counted.clamp(min=0)
+        # Clamped first: division of whole numbers rounds to zero in ONNX, and down in torch.
+        return (lengths + self.offset).clamp(min=0) // self.stride
 
 
 def measure_striding(

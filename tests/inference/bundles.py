@@ -26,8 +26,13 @@ SIZES: dict[str, object] = {
 }
 
 
-def make_run(folder: Path, yaml: Path = ROOT / "hparams" / "ctc.yaml", **knobs: object) -> Path:
-    """Save a model with the weights that it begins with, as training would."""
+def make_run(
+    folder: Path,
+    yaml: Path = ROOT / "hparams" / "ctc.yaml",
+    change: Callable[[Any], Any] = lambda hparams: None,
+    **knobs: object,
+) -> Path:
+    """Save a model with the weights that it begins with, or with a change, as training would."""
     folder.mkdir(parents=True)
     ensure_tokenizer(
         model_file=folder / "tokenizer.model",
@@ -38,6 +43,7 @@ def make_run(folder: Path, yaml: Path = ROOT / "hparams" / "ctc.yaml", **knobs: 
     overrides = {**SIZES, "output_folder": str(folder), **knobs}
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
+    change(hparams)
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

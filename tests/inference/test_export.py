@@ -40,7 +40,7 @@ def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
     assert names(bundle.parent) == {"bundle"}
 
 
-@pytest.mark.parametrize("more", [".git", "README.md", "notes"])
+@pytest.mark.parametrize("more", [".git", "NOTES.md", "notes"])
 def test_a_folder_with_anything_else_is_left_alone(run: Path, bundle: Path, more: str) -> None:
     (bundle / more).mkdir()
     with pytest.raises(SbkitError, match=rf"something else \({more}\)"):
@@ -169,4 +169,4 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     export_run(run, tmp_path / "bundle", own=own)
     with pytest.raises(SbkitError, match="exported with `--import my_heads`"):
         load_bundle(tmp_path / "bundle")
-    assert type(load_bundle(tmp_path / "bundle", own=own).model.ctc_lin).__name__ == "Head"
+    assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"

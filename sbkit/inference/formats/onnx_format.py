@@ -1,0 +1,142 @@
+"""ONNX: waveforms in, log-probabilities out, in float32 and with matrices in int8."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
+from sbkit.inference.formats.quiet import quietly
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.traced import shortest
+from sbkit.inference.onnx_runtime import FILES, OnnxModel
+
+OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
+PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
+
+
+def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
+    """Write ``model.onnx`` and ``model.int8.onnx``."""
+    program, bundle = source.program, source.bundle
+    metadata = {
+        "sample_rate": bundle.config.sample_rate,
+        "min_samples": shortest(program),
+        "samples_per_frame": bundle.model.samples_per_frame,
+        "blank": bundle.require_asr().vocabulary.blank,
+    }
+    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
+    save_onnx(model, folder / FILES["fp32"], metadata)
+    _quantize(model, folder / FILES["int8"], metadata)
+    limits = {"fp32": EXACT, "int8": QUANTIZED}
+    return [
+        Candidate(
+            name=precision,
+            files=(file,),
+            limits=limits[precision],
+            log_probs=OnnxModel((folder / file).read_bytes(), threads=1).log_probs,
+        )
+        for precision, file in FILES.items()
+    ]
+
+
+def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """Translate a traced graph to ONNX, check it, and remove its traces of paths.
+
+    Raises SbkitError when it cannot be translated, or a size was taken for a constant.
+    """
+    onnx = require_package("onnx")
+    require_package("onnxscript")
+    try:
+        with quietly():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                verbose=False,
+            )
+        assert made is not None
+        model = made.model_proto
+        _strip(model)
+        onnx.checker.check_model(model)
+    except Exception as error:  # the exporter and the checker have many of their own
+        raise SbkitError(
+            "A model must be made of operations that ONNX has, but its exporter raised "
+            f"{type(error).__name__} ({printable(str(error))[:300]}). Leave the format out, or "
+            "change that part."
+        ) from error
+    _require_dynamic(model)
+    return model
+
+
+def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a model with this metadata, and no other."""
+    model.ClearField("metadata_props")
+    text = {name: str(value) for name, value in metadata.items()}
+    require_package("onnx").helper.set_model_props(model, text)
+    file.write_bytes(model.SerializeToString())
+
+
+def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
+    """Write the weights of matrix products in int8, each column with its scale.
+
+    Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
+    them: a log-mel of 8 bits is none.
+    """
+    onnx = require_package("onnx")
+    quantization: Any = require_package("onnxruntime.quantization")
+    onnx.helper.set_model_props(model, dict([PREPROCESSED]))
+    with quietly():
+        quantization.quantize_dynamic(
+            model,
+            file,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=sorted(_before_logarithm(model.graph)),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+    save_onnx(onnx.load(file), file, metadata)
+
+
+def _before_logarithm(graph: Any) -> set[str]:
+    """Name the nodes that a logarithm depends on: those of the features."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    waiting = [node for node in graph.node if node.op_type == "Log"]
+    found: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.name not in found:
+            found.add(node.name)
+            waiting += [made_by[name] for name in node.input if name in made_by]
+    return found
+
+
+def _strip(model: Any) -> None:
+    """Remove what the exporter wrote for its makers: stack traces, which name folders."""
+    graph = model.graph
+    for each in [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]:
+        each.ClearField("metadata_props")
+        each.ClearField("doc_string")
+    graph.ClearField("value_info")
+    for function in model.functions:
+        for each in [function, *function.node]:
+            each.ClearField("metadata_props")
+            each.ClearField("doc_string")
+
+
+def _require_dynamic(model: Any) -> None:
+    """Refuse a graph whose batch or length was taken for a constant of the example."""
+    for each in [*model.graph.input, *model.graph.output]:
+        sizes = each.type.tensor_type.shape.dim
+        fixed = [place for place, size in enumerate(sizes[:2]) if size.HasField("dim_value")]
+        if fixed:
+            raise SbkitError(
+                f"The ONNX model must take any batch and length, but `{each.name}` has a fixed "
+                f"size of {sizes[fixed[0]].dim_value}. Leave the format out, or take `len()` and "
+                "`.item()` out of the model's forward."
+            )

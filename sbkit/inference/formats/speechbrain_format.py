@@ -1,0 +1,100 @@
+"""A folder for SpeechBrain: ``EncoderASR.from_hparams(source=FOLDER, savedir=None)``.
+
+Its YAML builds sbkit's own parts, so sbkit must be installed; audio and decoding are SpeechBrain's.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from sbkit.audio.lengths import to_relative
+from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, require_package
+from sbkit.inference.formats.source import Source, trained_log_probs
+from sbkit.inference.formats.waveform_encoder import WaveformEncoder
+from sbkit.inference.module_spec import ARGUMENTS, KINDS, build
+from sbkit.inference.onnx_runtime import Floats
+from sbkit.inference.plain import Plain
+
+YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
+HEAD = """\
+# Written by sbkit export. It builds parts of sbkit, which must be installed beside SpeechBrain.
+sample_rate: {rate}
+audio_normalizer: !new:speechbrain.dataio.preprocess.AudioNormalizer {{sample_rate: {rate}}}
+tokenizer: !new:sentencepiece.SentencePieceProcessor
+decoding_function: !name:speechbrain.decoders.ctc_greedy_decode {{blank_id: {blank}}}
+"""
+TAIL = """\
+modules:
+    encoder: !ref <encoder>
+pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
+    loadables:
+        asr: !ref <encoder>
+        tokenizer: !ref <tokenizer>
+"""
+
+
+def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
+    """Write YAML, weights and tokenizer, and let EncoderASR load them."""
+    inference: Any = require_package("speechbrain.inference.ASR")
+    bundle, tokenizer = source.bundle, source.bundle.require_asr()
+    config = bundle.config
+    arguments = {
+        "model": list(config.model),
+        "vocabulary": {
+            "new": "sbkit.text.vocabulary.Vocabulary",
+            ARGUMENTS: vars(tokenizer.vocabulary),
+        },
+        **config.parts,
+    }
+    (folder / YAML).write_text(
+        HEAD.format(rate=config.sample_rate, blank=tokenizer.vocabulary.blank)
+        + f"encoder: !new:{WaveformEncoder.__module__}.{WaveformEncoder.__qualname__}\n"
+        + "".join(f"    {name}: {_flow(plain)}\n" for name, plain in arguments.items())
+        + TAIL,
+        encoding="utf-8",
+    )
+    parts = {name: build(plain, own=source.own) for name, plain in config.parts.items()}
+    encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
+    encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
+    torch.save(encoder.state_dict(), folder / WEIGHTS)
+    (folder / TOKENIZER).write_bytes(tokenizer.content)
+    loaded = inference.EncoderASR.from_hparams(source=str(folder.absolute()), savedir=None)
+    return [
+        Candidate(
+            name="fp32",
+            files=(YAML, WEIGHTS, TOKENIZER),
+            limits=replace(EXACT, word_error_rate=WORD_ERROR_RATE),
+            log_probs=partial(trained_log_probs, loaded.mods.encoder.waveform),
+            transcribe=partial(_transcribe, loaded),
+        )
+    ]
+
+
+def _transcribe(recognizer: Any, clips: Sequence[Floats]) -> list[str]:
+    """Transcribe clips as one batch."""
+    audio = pad_sequence([torch.from_numpy(each) for each in clips], batch_first=True)
+    lengths = torch.tensor([len(each) for each in clips])
+    words, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
+    return [" ".join(str(each).split()) for each in words]
+
+
+def _flow(plain: Plain) -> str:
+    """Write plain data in one line of HyperPyYAML."""
+    if isinstance(plain, list | tuple):
+        return f"[{', '.join(map(_flow, plain))}]"
+    if not isinstance(plain, dict):
+        text = json.dumps(plain)
+        # YAML takes 1e-05 for a text, and 1.0e-05 for a number.
+        return text.replace("e", ".0e") if isinstance(plain, float) and "." not in text else text
+    if plain.keys() == {"tuple"}:
+        return f"({', '.join(map(_flow, plain['tuple']))})"
+    for kind in KINDS:
+        if plain.keys() == {kind, ARGUMENTS}:
+            return f"!{kind}:{plain[kind]} {_flow(plain[ARGUMENTS])}"
+    return f"{{{', '.join(f'{name}: {_flow(value)}' for name, value in plain.items())}}}"

@@ -1,0 +1,87 @@
+"""A recognizer as one module, and as the graph that an exporter makes of it.
+
+Legend: B utterances, S samples, T frames of features, M mel bins, U frames, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+
+from sbkit.audio.io import FULL_SCALE
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.inference.formats.quiet import quietly
+from sbkit.models.asr import AsrModel
+
+EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
+
+
+class WaveformModel(nn.Module):
+    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
+
+    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
+    changes no digit.
+    """
+
+    def __init__(self, model: AsrModel) -> None:
+        super().__init__()
+        self.parts = model.model  # owns every parameter
+        self._model = model
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame."""
+        features, frames = self._model.features(audio * FULL_SCALE, audio_lengths)
+        states, frames = self._model.encode(features, frames)
+        return self._model.ctc_log_probs(states), frames
+
+
+class FeatureModel(nn.Module):
+    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+
+    def __init__(self, model: AsrModel) -> None:
+        super().__init__()
+        self.parts = model.model
+        self._model = model
+
+    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame."""
+        states, frames = self._model.encode(x, x_lens)
+        return self._model.ctc_log_probs(states), frames
+
+
+def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
+    """Trace a module of data (B, S, ...) and lengths (B,) for any B and S.
+
+    Raises SbkitError when it cannot be traced, or only for the sizes of the example.
+    """
+    free: tuple[Any, Any] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    with torch.no_grad(), quietly():
+        module(*example)  # measures what is measured once, and fills caches with real tensors
+        try:
+            program = torch.export.export(module, example, dynamic_shapes=free, strict=False)
+        except Exception as error:  # parts may be anybody's, and do what no exporter knows
+            raise SbkitError(
+                "A model must be made of operations that torch.export can trace for any batch and "
+                f"length to have this format, but it raised {type(error).__name__} "
+                f"({printable(str(error))[:300]}). Leave the format out, or change that part."
+            ) from error
+    for graph in program.graph_module.modules():  # one in the other, as with autocast
+        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # it names folders of this machine, and is saved
+    return program
+
+
+def shortest(program: ExportedProgram) -> int:
+    """Return the least length of audio that a traced graph takes, in samples."""
+    audio = next(node for node in program.graph.nodes if node.name == "audio")
+    symbol = audio.meta["val"].shape[1].node.expr
+    return int(program.range_constraints[symbol].lower)
+
+
+def example_audio(sample_rate: int) -> tuple[Tensor, Tensor]:
+    """Make a second of noise of three lengths: (B, S), (B,)."""
+    noise = torch.randn(EXAMPLE, sample_rate, generator=torch.Generator().manual_seed(0)) / 10
+    return noise, torch.tensor([sample_rate, sample_rate * 3 // 4, sample_rate // 2])

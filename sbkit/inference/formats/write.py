@@ -1,0 +1,102 @@
+"""Write a bundle's formats: each is compared with the trained model, and kept within its limits.
+
+FORMAT/          what its users load
+    parity.json      what was compared, or why it is not written
+    checksums.json   SHA-256 of the other files
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json
+from sbkit.base.provenance import versions
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.inference.formats.candidate import Candidate
+from sbkit.inference.formats.grid import Grid
+from sbkit.inference.formats.held_out import HeldOut
+from sbkit.inference.formats.hub_format import write_hub
+from sbkit.inference.formats.onnx_format import write_onnx
+from sbkit.inference.formats.parity import certificate, compare
+from sbkit.inference.formats.quiet import quietly
+from sbkit.inference.formats.sherpa_format import write_sherpa
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.speechbrain_format import write_speechbrain
+from sbkit.inference.formats.torch_format import write_torch
+from sbkit.inference.place import PARITY
+
+Writer = Callable[[Source, Path], Sequence[Candidate]]
+Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
+
+WRITERS: Mapping[str, Writer] = {
+    "onnx": write_onnx,
+    "torch": write_torch,
+    "sherpa-onnx": write_sherpa,
+    "speechbrain": write_speechbrain,
+    "hub": write_hub,
+}
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx")
+
+
+def require_formats(names: Sequence[str]) -> None:
+    """Raise SbkitError for a name that is no format."""
+    unknown = [name for name in names if name not in WRITERS]
+    if unknown:
+        raise SbkitError(
+            f"`--formats` must name some of {', '.join(WRITERS)}, with commas, but has "
+            f"{unknown[0]!r}. Correct it."
+        )
+
+
+def write_formats(
+    source: Source, folder: Path, names: Sequence[str], held_out: HeldOut | str, grid: Grid
+) -> Certificates:
+    """Write formats into a bundle's folder, each with its certificate.
+
+    ``held_out`` may be why the run's test sets are not there.
+    Raises SbkitError for a classifier.
+    """
+    if not source.bundle.config.is_asr:
+        raise SbkitError(
+            "`--formats` must be of a model that writes text, but this one tells labels apart. "
+            "Leave it out."
+        )
+    written: dict[str, Sequence[Candidate]] = {}
+    certificates: dict[str, dict[str, Any]] = {}
+    for name in names:
+        (folder / name).mkdir()
+        try:
+            with quietly():
+                written[name] = WRITERS[name](source, folder / name)
+        except SbkitError as error:
+            certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
+    candidates = [each for several in written.values() for each in several]
+    clips = None if isinstance(held_out, str) else held_out
+    by_candidate = {id(each.candidate): each for each in compare(source, candidates, grid, clips)}
+    for name, several in written.items():
+        found = [by_candidate[id(each)] for each in several]
+        certificates[name] = {
+            each.candidate.name: certificate(each, grid, held_out) for each in found
+        }
+    for name in names:
+        kept = [each for each in written.get(name, ()) if not by_candidate[id(each)].reasons()]
+        _keep(folder / name, written.get(name, ()), kept, certificates[name])
+    return certificates
+
+
+def _keep(
+    folder: Path, written: Sequence[Candidate], kept: Sequence[Candidate], certified: Any
+) -> None:
+    """Remove what missed its limits, and write the certificate."""
+    if not kept:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    for each in written:
+        if each not in kept:
+            for file in each.files:
+                (folder / file).unlink(missing_ok=True)
+    said = {"versions": versions(PACKAGES), "compared_with_the_trained_model": certified}
+    (folder / PARITY).write_text(to_json(said, indent=1) + "\n", encoding="utf-8")
+    write_checksums(folder)

@@ -1,0 +1,174 @@
+"""Every format is what the trained model is: whoever loads it hears the same words, or it is not
+there.
+
+The consumers are the real ones: onnxruntime, torch, sherpa-onnx and SpeechBrain's EncoderASR.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import sherpa_onnx
+import soundfile
+import torch
+from speechbrain.inference.ASR import EncoderASR
+from torch import nn
+
+from sbkit.audio.io import Samples
+from sbkit.audio.lengths import to_relative
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import find_damage
+from sbkit.inference.bundle import Bundle, load_bundle
+from sbkit.inference.export import Wanted, export_run
+from sbkit.inference.formats.grid import Grid
+from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.formats.write import WRITERS
+from sbkit.inference.onnx_runtime import OnnxModel
+from tests.inference.bundles import ROOT, make_run
+
+pytestmark = pytest.mark.slow
+SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+Clips = list[Samples]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
+    """Make a run whose model says something: its head is louder than that of a new one."""
+    return make_run(tmp_path_factory.mktemp("formats") / "run", change=louder)
+
+
+def louder(hparams: Any) -> None:
+    with torch.no_grad():
+        hparams["ctc_lin"].weight.mul_(30)
+        hparams["ctc_lin"].bias[1:4] = -100  # sherpa-onnx writes special tokens by their names
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path) -> Path:
+    """Export all formats; the exporter compares them with the clips, too."""
+    export_run(run, run.parent / "bundle", Wanted(formats=[*WRITERS], grid=SMALL))
+    return run.parent / "bundle"
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Bundle:
+    return load_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def clips(run: Path) -> Clips:
+    """Load every clip of the test set, the shortest first."""
+    batches = find_held_out(run, own=frozenset()).batches()
+    return [clip for batch in batches for clip in batch.audio]
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle, clips: Clips) -> list[str]:
+    texts = bundle.transcribe(clips)
+    assert len(set(texts)) > 50
+    return texts
+
+
+def certificate(folder: Path, name: str) -> dict[str, Any]:
+    said = json.loads((folder / name / "parity.json").read_text())
+    found: dict[str, Any] = said["compared_with_the_trained_model"]
+    return found
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> None:
+    assert find_damage(folder / name) is None
+    for precision, found in certificate(folder, name).items():
+        assert found["written"] and not found["reasons"]
+        assert found["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
+        assert found["held_out"]["utterances"] == sum(found["held_out"]["sets"].values()) == 65
+        rates = found["held_out"]["error_rates"]
+        if precision != "int8":
+            assert found["grid"]["largest_difference"] < 1e-4
+            assert not found["grid"]["utterances_with_other_tokens"]
+        if precision == "fp32":
+            assert rates == found["held_out"]["error_rates_of_the_trained_model"]
+            assert not found["held_out"]["transcripts_with_other_words"]
+
+
+def test_onnxruntime_hears_the_same_words(folder: Path, bundle: Bundle, clips: Clips) -> None:
+    model, tokenizer = OnnxModel.load(folder, threads=1), bundle.require_asr()
+    for clip in [*clips, np.zeros(10, np.int16)]:
+        log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
+        best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
+        ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
+        assert tokenizer.decode(ids) == bundle.transcribe([clip])[0]
+
+
+def test_the_command_runs_onnx_without_importing_torch(
+    folder: Path, bundle: Bundle, clips: Clips, tmp_path: Path
+) -> None:
+    soundfile.write(tmp_path / "clip.wav", clips[-1], 16_000)
+    code = (
+        "import sys; from sbkit.cli import run; run(sys.argv[1:]); "
+        "assert not {'torch', 'speechbrain', 'datasets'} & set(sys.modules)"
+    )
+    words = ["transcribe", folder, tmp_path / "clip.wav", "--runtime", "onnx"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
+    assert done.stderr.startswith("running on onnx, cpu, fp32, ")
+
+
+def test_sherpa_onnx_hears_the_same_words(folder: Path, clips: Clips, expected: list[str]) -> None:
+    """From the waveform, with features of its own; of the other two types the card tells."""
+    recognizer = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(
+        model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
+    )
+    for clip, text in zip(clips, expected, strict=True):
+        stream = recognizer.create_stream()
+        stream.accept_waveform(16_000, clip / np.float32(32768))
+        recognizer.decode_stream(stream)
+        assert stream.result.text.split() == text.split()
+
+
+def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: list[str]) -> None:
+    """In batches of clips of very different lengths, whose relative lengths are rounded."""
+    recognizer = EncoderASR.from_hparams(source=str(folder / "speechbrain"), savedir=None)
+    lengths = torch.tensor([len(clip) for clip in clips])
+    rows = [torch.from_numpy(clip / np.float32(32768)) for clip in clips]
+    audio = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    words, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
+    assert [each.split() for each in words] == [text.split() for text in expected]
+
+
+def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
+    hub = load_bundle(folder / "hub")
+    assert hub.transcribe(clips[:3]) == load_bundle(folder).transcribe(clips[:3])
+    assert (folder / "hub/README.md").read_text() == (folder / "README.md").read_text()
+    assert "*.safetensors filter=lfs" in (folder / "hub/.gitattributes").read_text()
+
+
+def test_no_path_of_this_machine_is_in_a_format(folder: Path) -> None:
+    here = str(Path(__file__).parents[3]).encode()
+    for file in folder.rglob("*"):
+        if file.suffix == ".pt2":
+            with ZipFile(file) as archive:
+                assert not [name for name in archive.namelist() if here in archive.read(name)]
+        assert not file.is_file() or here not in file.read_bytes(), file
+
+
+def test_all_is_replaced_and_nothing_of_others(run: Path, folder: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(folder, tmp_path / "bundle"))
+    (mine / "onnx/notes.txt").touch()
+    with pytest.raises(SbkitError, match=r"something else \(onnx/notes.txt\)"):
+        export_run(run, mine)
+    (mine / "onnx/notes.txt").unlink()
+    (mine / "README.md").write_text("an edited card")
+    with pytest.raises(SbkitError, match=r"something else \(README.md\)"):
+        export_run(run, mine)
+    shutil.copyfile(folder / "README.md", mine / "README.md")
+    export_run(run, mine)
+    assert not (mine / "onnx").exists()

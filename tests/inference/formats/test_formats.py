@@ -1,0 +1,132 @@
+"""A format is compared before it is kept, and what cannot be compared or exported is said."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.inference.bundle import load_bundle
+from sbkit.inference.export import Wanted, export_run
+from sbkit.inference.formats import write
+from sbkit.inference.formats.candidate import EXACT, Candidate
+from sbkit.inference.formats.grid import Grid, noise
+from sbkit.inference.formats.onnx_format import make_onnx
+from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.traced import trace
+from sbkit.inference.formats.write import WRITERS
+from sbkit.inference.onnx_runtime import LogProbs
+from sbkit.inference.place import FOLDERS
+from tests.inference.bundles import make_run
+
+SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
+    return make_run(tmp_path_factory.mktemp("formats") / "run")
+
+
+def certificate(folder: Path, name: str) -> dict[str, Any]:
+    said = json.loads((folder / name / "parity.json").read_text())
+    found: dict[str, Any] = said["compared_with_the_trained_model"]
+    return found
+
+
+def off_by(difference: float) -> Callable[[Source, Path], Sequence[Candidate]]:
+    """Make a writer whose format differs from the model."""
+
+    def write(source: Source, folder: Path) -> Sequence[Candidate]:
+        def log_probs(audio: Any, lengths: Any) -> LogProbs:
+            with torch.inference_mode():
+                found, frames = source.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
+            return LogProbs(found.numpy() + np.float32(difference), frames.numpy())
+
+        (folder / "model.onnx").touch()
+        return [Candidate(name="fp32", files=["model.onnx"], limits=EXACT, log_probs=log_probs)]
+
+    return write
+
+
+@pytest.mark.parametrize(("difference", "kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
+def test_a_format_beyond_its_limits_is_not_written(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    difference: float,
+    kept: bool,
+) -> None:
+    monkeypatch.setattr(write, "WRITERS", {"onnx": off_by(difference)})
+    monkeypatch.setattr("sbkit.inference.export.Grid", lambda: SMALL)
+    code = sbkit(["export", str(run), "--out", str(tmp_path / "out"), "--formats", "onnx"])
+    printed = capsys.readouterr().err
+    load_bundle(tmp_path / "out")
+    assert (tmp_path / "out/onnx/model.onnx").exists() == kept == (code == 0)
+    found = certificate(tmp_path / "out", "onnx")["fp32"]
+    assert found["written"] == kept
+    assert kept or "log-probabilities differ by" in found["reasons"][0] in printed
+
+
+def test_without_its_test_data_a_format_is_compared_on_noise(run: Path, tmp_path: Path) -> None:
+    lost = Path(shutil.copytree(run, tmp_path / "run"))
+    yaml = lost / "hyperparams.yaml"
+    lines = yaml.read_text().splitlines()
+    yaml.write_text(
+        "\n".join("data_folder: /nowhere" if "data_folder:" in each else each for each in lines)
+    )
+    export_run(lost, tmp_path / "out", Wanted(formats=["hub"], grid=SMALL))
+    found = certificate(tmp_path / "out", "hub")["fp32"]
+    assert found["grid"]["audio"] == "noise" and found["written"]
+    assert "/nowhere is not a folder" in found["held_out"]["not_compared"]
+
+
+def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match=r"`--formats` must name some of onnx, .* 'tflite'"):
+        export_run(run, tmp_path / "out", Wanted(formats=["onnx", "tflite"]))
+
+
+def test_a_place_of_a_bundle_knows_the_folders_of_all_formats() -> None:
+    assert tuple(WRITERS) == FOLDERS
+
+
+class Fixed(nn.Module):
+    """Take the length of its example for a constant."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio[:, : len(audio[0])].reshape(-1, 100, 1), audio_lengths
+
+
+def test_a_model_of_one_length_only_is_refused() -> None:
+    with pytest.raises(SbkitError, match="for any batch and length"):
+        trace(Fixed(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+
+
+class Summed(nn.Module):
+    """Drop the axis of time."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio.sum(1, keepdim=True), audio_lengths
+
+
+def test_a_graph_with_a_fixed_axis_is_refused() -> None:
+    program = trace(Summed(), torch.zeros(3, 100), torch.tensor([100, 100, 50]))
+    with pytest.raises(SbkitError, match="`y` has a fixed size of 1"):
+        make_onnx(program, ["a", "b"], ["y", "n"])
+
+
+def test_a_grid_pads_as_it_says() -> None:
+    cases = {
+        case.what: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(noise(100), 100)
+    }
+    assert len(cases) == 2 + 3
+    ragged = cases["2 x 1 s, padding: ragged"]
+    assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
+    assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 200)

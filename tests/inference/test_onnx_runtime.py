@@ -1,0 +1,77 @@
+"""onnxruntime runs where it was asked to, and needs nothing of torch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.onnx_runtime import OnnxModel
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def content() -> bytes:
+    """Make a model of one product: (B, S), (B,) -> (B, S), (B,)."""
+    audio = helper.make_tensor_value_info("audio", TensorProto.FLOAT, ["B", "S"])
+    lengths = helper.make_tensor_value_info("audio_lengths", TensorProto.INT64, ["B"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S"])
+    n = helper.make_tensor_value_info("n", TensorProto.INT64, ["B"])
+    weight = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["audio", "w"], ["y"]),
+        helper.make_node("Identity", ["audio_lengths"], ["n"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [audio, lengths], [y, n], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, {"min_samples": "4"})
+    return bytes(model.SerializeToString())
+
+
+def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
+    model = OnnxModel(content())
+    samples = np.array([[16384, -32768, 8192]], np.int16)
+    expected = [[0.5, -1.0, 0.25, 0.0]]
+    for audio in (samples, samples.astype(np.float32) / 32768):
+        found = model.log_probs(audio, np.array([3]))
+        assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
+
+
+def test_the_placement_is_read_back() -> None:
+    assert OnnxModel(content()).placement == {CPU: 2}
+
+
+def test_a_provider_that_is_not_here_is_refused() -> None:
+    with pytest.raises(SbkitError, match=r"must be one that this onnxruntime has \(cpu"):
+        OnnxModel(content(), provider="cuda")
+
+
+class FallenBack(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """The GPU package on a machine without CUDA: it is listed, and all runs on the CPU."""
+
+    def __init__(self, content: bytes, options: object, **more: object) -> None:
+        super().__init__(content, options, providers=[CPU])
+
+
+def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
+    with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
+        OnnxModel(content(), provider="cuda")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(SbkitError, match="must be one that onnxruntime loads"):
+        OnnxModel(b"no model")
+
+
+def test_nothing_of_torch_is_imported() -> None:
+    code = (
+        "import sys, sbkit.inference.onnx_runtime as it; it.import_onnxruntime();"
+        "sys.exit(len({'torch', 'speechbrain', 'datasets', 'onnx'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
