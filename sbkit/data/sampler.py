@@ -22,6 +22,7 @@ from sbkit.config.ranges import NOT_NEGATIVE, SHARE
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
+MOST_PADDING = 0.04  # of the padded audio of an epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
@@ -92,7 +93,8 @@ class TrainSampler(Sampler[MicroBatch]):
         )
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
         order = np.argsort(examples.samples * spread, kind="stable")
-        return Plan(examples, order, self._capacity).shuffle(random)
+        plan = Plan(examples, order, self._capacity, most_padding=MOST_PADDING)
+        return plan.shuffle(random)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for step in self.steps():

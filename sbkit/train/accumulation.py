@@ -118,10 +118,14 @@ class Accumulation:
         sample_rate = getattr(getattr(self._brain, "hparams", None), "sample_rate", SAMPLE_RATE)
         found = [each for each in failures if each is not None]
         for each in found:
-            each.refuse_unless_splittable(sample_rate)
+            if not each.is_splittable:
+                each.refuse(sample_rate)
         self._splitter.learn(found)
         for each in found:
-            (print if len(failures) == 1 and rank() > 0 else say)(each.describe(sample_rate))
+            if len(failures) == 1 and rank() > 0:  # no other rank knows
+                print(each.describe(sample_rate), flush=True)
+            else:
+                say(each.describe(sample_rate))
 
 
 def _join(objective: Any, losses: Sequence[Loss]) -> Loss:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
@@ -31,22 +31,25 @@ class TooLarge:
         size = (len(batch), batch.audio.shape[1]) if isinstance(batch, Batch) else None
         return cls(tuple(ids_of(batch)[:SHOWN]), size, rank())
 
-    def refuse_unless_splittable(self, sample_rate: int = SAMPLE_RATE) -> None:
-        """Raise SbkitError for an utterance alone, and for a batch that only its loader knows."""
+    @property
+    def is_splittable(self) -> bool:
+        """Return whether it is a batch of several utterances that sbkit made."""
+        return self.size is not None and self.size[0] > 1
+
+    def refuse(self, sample_rate: int = SAMPLE_RATE) -> NoReturn:
+        """Raise SbkitError for what cannot be split."""
         if self.size is None:
             raise SbkitError(
                 "A batch must fit into memory or be one of sbkit's, which can be split, but one of "
                 f"{', '.join(self.ids) or 'a loader of its own'} is neither. Let the loader make "
                 "smaller ones."
             )
-        utterances, samples = self.size
-        if utterances == 1:
-            seconds = samples_to_seconds(samples, sample_rate)
-            raise SbkitError(
-                f"Each utterance must fit into memory by itself, but {self.ids[0]} "
-                f"({seconds:.1f} s) does not. Lower --max_seconds, take a smaller model, or set "
-                "--precision=bf16 where the device has it."
-            )
+        seconds = samples_to_seconds(self.size[1], sample_rate)
+        raise SbkitError(
+            f"Each utterance must fit into memory by itself, but {self.ids[0]} ({seconds:.1f} s) "
+            "does not. Lower --max_seconds, take a smaller model, or set --precision=bf16 where "
+            "the device has it."
+        )
 
     def describe(self, sample_rate: int) -> str:
         """Say what did not fit, and what becomes of it."""

@@ -164,31 +164,36 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    The one dry run leaves gradients and buffers as they were.
+    The one dry run leaves gradients and buffers as they were. Raises SbkitError where an utterance
+    does not fit into memory by itself.
     """
     buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
-    _backward(step, batch)
+    failure = _backward(step, batch)
     for name, buffer in step.parts.named_buffers():
         buffer.data.copy_(buffers[name])
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
     unused = {name for name, parameter in trainable if parameter.grad is None}
-    everywhere = set.intersection(*gather_over_ranks(unused))
+    everyone = gather_over_ranks((unused, failure))
+    for each in (found for _, found in everyone if found is not None):
+        each.refuse()
+    everywhere = set.intersection(*(names for names, _ in everyone))
     for name, parameter in trainable:
         parameter.requires_grad_(name not in everywhere)
         parameter.grad = None
     return sorted(everywhere)
 
 
-def _backward(step: ForwardLoss, batch: Any) -> None:
-    """Run forward and backward, in halves where the whole does not fit into memory."""
+def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
+    """Run forward and backward, in halves where the whole does not fit; return what never does."""
     try:
         torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
-        return
+        return None
     except torch.OutOfMemoryError:
         failure = TooLarge.of(batch)
-    failure.refuse_unless_splittable()
-    for half in halves(batch):
-        _backward(step, half)
+    if not failure.is_splittable:
+        return failure
+    first, second = halves(batch)
+    return _backward(step, first) or _backward(step, second)
 
 
 def _tell_unused(names: list[str]) -> None:
