@@ -15,6 +15,7 @@ from sbkit.base.units import at_speed
 
 Counts = npt.NDArray[np.int64]
 TIGHTER = (0.14, 0.12, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04)  # padding of a batch, to be tried
+MORE_BATCHES = 2  # times as many as without that limit, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,13 @@ def _cut(lengths: Counts, capacity: int, most_padding: float) -> Counts:
     The lengths of a small corpus differ within a batch: the default one has a padding of 6.7 % in
     22 batches of 60 s, and 3.7 % in 33. Large ones and batches of 32 s need no limit.
     """
-    for limit in (1.0, *TIGHTER):
-        ends = np.array(cut_runs(lengths.tolist(), capacity, limit), dtype=np.int64)
+    ends = np.array(cut_runs(lengths.tolist(), capacity), dtype=np.int64)
+    most = MORE_BATCHES * len(ends)
+    for limit in TIGHTER if padding_of(lengths, ends) > most_padding else ():
+        tighter = np.array(cut_runs(lengths.tolist(), capacity, limit), dtype=np.int64)
+        if len(tighter) > most:
+            break
+        ends = tighter
         if padding_of(lengths, ends) <= most_padding:
             break
     return ends
