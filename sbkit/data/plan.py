@@ -15,7 +15,7 @@ from sbkit.base.units import at_speed
 
 Counts = npt.NDArray[np.int64]
 TIGHTER = (0.14, 0.12, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04)  # padding of a batch, to be tried
-MORE_BATCHES = 2  # times as many as without that limit, at most
+MORE_BATCHES = 1.9  # times as many as without that limit, at most
 
 
 @dataclass(frozen=True, slots=True)
