@@ -18,8 +18,6 @@ from torchaudio.transforms import Resample
 from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
 
-BUCKETS = 32  # lengths of padded audio from one power of two to the next
-
 
 @dataclass(frozen=True, slots=True)
 class SpeedGroup:
@@ -36,10 +34,10 @@ def speed_perturb(
     """Play utterances faster or slower: (B, S), (B,) -> (B, S'), (B,).
 
     Resampling changes tempo and pitch together (Ko et al. 2015). How long everything becomes is
-    known to the host, which waits for nothing. On an accelerator S' is one of few lengths.
+    known to the host, which waits for nothing.
     """
     if all(group.percent == 100 for group in speed_groups):
-        return _pad_to_bucket(audio), lengths
+        return audio, lengths
     counts = [group.utterances for group in speed_groups]
     parts = [
         _at_speed(clips[:, : group.longest], counted, group.percent)
@@ -49,24 +47,7 @@ def speed_perturb(
     ]
     longest = max(clips.shape[1] for clips, _ in parts)
     padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in parts]
-    return _pad_to_bucket(torch.cat(padded)), torch.cat([counted for _, counted in parts])
-
-
-def bucket_of(samples: int) -> int:
-    """Return the smallest of a few lengths that holds so many samples: 32 of them in an octave.
-
-    What was compiled, tuned or allocated for a shape then serves many batches: three epochs of
-    clips of 1.5 to 10.5 s in batches of 60 s have 106 shapes, not 793, and 1.1 % more padding.
-    """
-    step = max(1, (1 << max(0, samples - 1).bit_length() >> 1) // BUCKETS)
-    return -(-samples // step) * step
-
-
-def _pad_to_bucket(audio: Tensor) -> Tensor:
-    """Pad (B, S) to one of few lengths; not on the CPU, where no shape is faster than another."""
-    if audio.device.type == "cpu":
-        return audio
-    return pad(audio, (0, bucket_of(audio.shape[1]) - audio.shape[1]))
+    return torch.cat(padded), torch.cat([counted for _, counted in parts])
 
 
 def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.rng import TorchState, restore_torch_state, torch_state
-from sbkit.distributed.ranks import any_rank, gather_over_ranks, rank
-from sbkit.logs.log import say
+from sbkit.distributed.ranks import any_rank, gather_over_ranks
 from sbkit.models.loss import Loss
 from sbkit.train.out_of_memory import BatchSplitter, TooLarge
 from sbkit.train.step import as_loss
@@ -85,12 +83,14 @@ class Accumulation:
             computed, failure = None, TooLarge.of(self._piece)
         # Not where it is caught: the exception holds all that fills the memory.
         if not is_shared:
-            self._learn([failure])
+            if failure is not None:
+                self._splitter.learn([failure], is_shared=False)
             return computed
         if failure is not None:
             ddp_step.send_zeros()
         if any_rank(failure is not None):
-            self._learn(gather_over_ranks(failure))
+            everyone = gather_over_ranks(failure)
+            self._splitter.learn([each for each in everyone if each], is_shared=True)
             ddp_step.renew()
             return None
         return computed
@@ -113,19 +113,6 @@ class Accumulation:
             micro_batch.batch, micro_batch.random, reduce(torch.add, totals), micro_batch.number
         )
         return Computed(outputs, objective)
-
-    def _learn(self, failures: Sequence[TooLarge | None]) -> None:
-        sample_rate = getattr(getattr(self._brain, "hparams", None), "sample_rate", SAMPLE_RATE)
-        found = [each for each in failures if each is not None]
-        for each in found:
-            if not each.is_splittable:
-                each.refuse(sample_rate)
-        self._splitter.learn(found)
-        for each in found:
-            if len(failures) == 1 and rank() > 0:  # no other rank knows
-                print(each.describe(sample_rate), flush=True)
-            else:
-                say(each.describe(sample_rate))
 
 
 def _join(objective: Any, losses: Sequence[Loss]) -> Loss:

@@ -91,26 +91,29 @@ def make_batches() -> Iterator[Batch]:
         yield whole.take(slice(rank() * share, (rank() + 1) * share))
 
 
-def train(
-    most: int, where: str, accumulation: int, *, spared: int = 0, searches: bool = False
-) -> dict[str, float]:
-    """Return what the parameters add up to after a few steps, and the mean loss."""
+def make_brain(
+    most: int, where: str = "forward", *, spared: int = 0, **options: Any
+) -> LimitedBrain:
+    """Make a Brain in memory that ends."""
     torch.manual_seed(0)
     modules = {
         "body": nn.Linear(2, 3),
         "limit": Limited(most, where, spared),
         "head": nn.Linear(3, WIDTH),
     }
-    brain = LimitedBrain(
+    return LimitedBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        run_opts={
-            "device": "cpu",
-            "noprogressbar": True,
-            "grad_accumulation_factor": accumulation,
-            "find_unused_parameters": searches,
-        },
+        run_opts={"device": "cpu", "noprogressbar": True, **options},
     )
+
+
+def train(
+    most: int, where: str, accumulation: int, *, spared: int = 0, searches: bool = False
+) -> dict[str, float]:
+    """Return what the parameters add up to after a few steps, and the mean loss."""
+    options = {"grad_accumulation_factor": accumulation, "find_unused_parameters": searches}
+    brain = make_brain(most, where, spared=spared, **options)
     losses = []
     brain.on_stage_end = lambda stage, loss, epoch=None: losses.append(loss)
     brain.fit(range(1), DataLoader(list(make_batches()), batch_size=None))  # type: ignore[arg-type]

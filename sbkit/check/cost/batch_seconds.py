@@ -28,7 +28,7 @@ from sbkit.data.columns import sample_counts
 from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
 from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
-from sbkit.logs.log import say
+from sbkit.logs.log import quiet, say
 from sbkit.train.memory import bytes_of
 from sbkit.train.recipe import Recipe
 
@@ -153,7 +153,7 @@ def settle(
     if (before := _declared_before(knobs)) is not None:
         say(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
-    with main_rank_first(), alone():
+    with main_rank_first(), alone(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
         with PlannedRun(yaml_file, probing, recipe=recipe) as planned:
             found = _find(planned, int(os.environ.get("WORLD_SIZE", "1")))
