@@ -82,6 +82,8 @@ class Accumulation:
         except torch.OutOfMemoryError:
             computed, failure = None, TooLarge.of(self._piece)
         # Not where it is caught: the exception holds all that fills the memory.
+        if failure is not None and ddp_step.is_wrapped:
+            ddp_step.require_independent_forward()
         if not is_shared:
             if failure is not None:
                 self._splitter.learn([failure], is_shared=False)
@@ -105,8 +107,9 @@ class Accumulation:
             with brain.no_sync(not (brain.should_step and is_last and piece is pieces[-1])):
                 with brain.training_ctx:
                     outputs, objective = brain.ddp_step(piece)
-                losses.append(as_loss(objective))
-                totals.append(brain.global_step.backward(losses[-1], brain.scaler))
+                loss = as_loss(objective)
+                totals.append(brain.global_step.backward(loss, brain.scaler))
+                losses.append(loss.detach())
         if len(pieces) > 1:
             objective = _join(objective, losses)
         brain.global_step.nonfinite.record(

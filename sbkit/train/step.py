@@ -100,17 +100,20 @@ class DdpStep:
         wrapped.register_comm_hook(self._sent, average_bucket)
         return wrapped
 
-    def send_zeros(self) -> None:
-        """Send zeros for the buckets that a step which broke off on this rank has not sent.
-
-        The other ranks wait for them. Raises SbkitError where they wait within the model, too.
-        """
-        wrapped: Any = self._wrapped
+    def require_independent_forward(self) -> None:
+        """Raise SbkitError where a rank that begins a batch again would leave others waiting."""
         if any(isinstance(each, nn.SyncBatchNorm) for each in self._graph.modules()):
             raise SbkitError(
                 "A batch must fit into memory where batch normalization sees the batch of all "
                 "ranks, but one did not, and cannot be split. Lower --batch_seconds."
             )
+
+    def send_zeros(self) -> None:
+        """Send zeros for the buckets that a step which broke off on this rank has not sent.
+
+        The other ranks wait for them.
+        """
+        wrapped: Any = self._wrapped
         left = wrapped.reducer._get_zeros_like_grad_buckets()[len(self._sent) :]
         for bucket in left:
             wrapped.reducer._run_comm_hook(bucket).wait()

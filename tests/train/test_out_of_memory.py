@@ -1,12 +1,16 @@
 """A batch that does not fit into memory is split, and its step is the one that was declared."""
 
+from typing import Any
+
 import pytest
 import torch
 from speechbrain import Stage
+from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.train.evaluation import evaluate_splits
 from sbkit.train.out_of_memory import BatchSplitter, TooLarge
+from sbkit.train.step import DdpStep, ForwardLoss
 from tests.train.splitting import UTTERANCES, make_batches, make_brain, train
 
 
@@ -41,6 +45,13 @@ def test_validation_goes_on_in_halves_too(capsys: pytest.CaptureFixture[str]) ->
 def test_an_utterance_that_does_not_fit_is_named() -> None:
     with pytest.raises(SbkitError, match=r"clip0-0 \(0\.0 s\) does not\. Lower --max_seconds"):
         train(0, "forward", 1)
+
+
+def test_normalization_over_all_ranks_cannot_begin_again() -> None:
+    modules = nn.ModuleList([nn.SyncBatchNorm(2)])
+    graph: Any = ForwardLoss(modules=modules, forward=print, objectives=print)
+    with pytest.raises(SbkitError, match="sees the batch of all ranks, but one did not"):
+        DdpStep(graph, torch.device("cpu")).require_independent_forward()
 
 
 def test_batches_that_only_their_loader_knows_are_refused() -> None:
