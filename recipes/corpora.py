@@ -4,29 +4,20 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
+from sbkit.data import sharded_corpus
 from sbkit.data.archive import is_archive, unpack
+from sbkit.data.corpus import Corpus
 from sbkit.data.manifest import Manifest
+from sbkit.data.streamed_split import StreamedSplit
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
-
-
-class Corpus(Protocol):
-    """What a corpus can do; a module with these two functions is one."""
-
-    def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the splits for ``train``, ``valid`` and ``test``."""
-        ...
-
-    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest:
-        """Return the rows of one split."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class UnpackedCorpus:
         """Return the splits of the folder."""
         return self.corpus.splits({**knobs, "data_folder": str(self.folder)})
 
-    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest:
+    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
         """Return the rows of one split of the folder."""
         return self.corpus.read({**knobs, "data_folder": str(self.folder)}, split)
 
@@ -62,6 +53,8 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
         return own_data
     if not knobs.get("data_folder"):
         return asterisk_prompts
+    if sharded_corpus.recognizes(str(knobs["data_folder"])):
+        return sharded_corpus
     folder = Path(knobs["data_folder"]).expanduser().absolute()
     packed = is_archive(folder)
     if packed:
@@ -72,9 +65,9 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
     state = "has none of these layouts" if folder.is_dir() else "is not a folder"
     raise SbkitError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
-        "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), or a .tar.gz of one, but "
-        f"{folder} {state}. Pass --data_folder=FOLDER of one, or --manifest train=FILE --manifest "
-        "dev=FILE."
+        "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), or a .tar.gz of one, or a "
+        f"folder or URL of shards (sbkit-shards.json), but {knobs['data_folder']} {state}. Pass "
+        "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
     )
 
 

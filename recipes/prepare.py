@@ -10,6 +10,7 @@ from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import require_store
+from sbkit.data.corpus import read_listed
 from sbkit.data.duration_limits import within_limits
 from sbkit.data.locale import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
@@ -41,7 +42,7 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
     store = require_store(knobs.get("audio_store", "pcm"))
 
     def prepare(name: str, role: str) -> PreparedSplit:
-        manifest = corpus.read(knobs, name)
+        manifest = read_listed(corpus, knobs, name)
         for language in language_tags(knobs["language"])[:1] if not keep_empty else ():
             if note := check_locale(manifest, language):
                 say(f"note: {name}: {note}")

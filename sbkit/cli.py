@@ -55,12 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
-    prepare = commands.add_parser(
-        "prepare", help="decode the data of a run; any number of processes may share the work"
-    )
-    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
-    prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")
-    prepare.set_defaults(command=_prepare)
+    _add_prepare(commands)
 
     replay = commands.add_parser(
         "replay",
@@ -84,6 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_lm(commands)
     _add_inference(commands)
     return parser
+
+
+def _add_prepare(commands: Any) -> None:
+    prepare = commands.add_parser(
+        "prepare", help="decode the data of a run; any number of processes may share the work"
+    )
+    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
+    prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")
+    prepare.add_argument(
+        "--shards", metavar="DIR|URL", help="write the data there as shards, and nothing else"
+    )
+    prepare.add_argument("--shard-size", metavar="SIZE", help="of audio (default: 1GB)")
+    prepare.set_defaults(command=_prepare)
 
 
 def _add_lm(commands: Any) -> None:
@@ -203,8 +211,21 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from sbkit.training import prepare_data
+    from sbkit.training import prepare_data, prepare_shards
 
+    if options.shards is not None:
+        if options.report is not None:
+            raise SbkitError(
+                "A report must be of data as training takes it, but --shards only writes it. Call "
+                f"again with --report, without --shards and with --data_folder={options.shards}."
+            )
+        size = options.shard_size or "1GB"
+        prepare_shards([str(options.yaml), *options.overrides], options.shards, size)
+        return 0
+    if options.shard_size is not None:
+        raise SbkitError(
+            "`--shard-size` must come with --shards, but there is none. Add --shards DIR."
+        )
     prepare_data([str(options.yaml), *options.overrides], options.report)
     return 0
 

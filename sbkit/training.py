@@ -15,9 +15,13 @@ from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.audio_cache import default_cache
+from sbkit.data.audio_store import SHARDED
 from sbkit.data.report import measure_data
 from sbkit.data.report_page import write_data_report
+from sbkit.data.shard_units import ShardOptions
 from sbkit.data.splits import Splits
+from sbkit.data.storage import Storage
+from sbkit.data.write_shards import parse_size, write_shards
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
@@ -117,9 +121,41 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
         say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
         say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
-    say(f"prepared audio: {default_cache()}")
+    if SHARDED not in splits.train.column_names:
+        say(f"prepared audio: {default_cache()}")
     if report is not None:
         say(f"report: {report_data(run, splits, report)}")
+
+
+def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
+    """Write the data of a run as shards, or this process's share of them.
+
+    Raises:
+        SbkitError: bad input, or there is no room.
+    """
+    run = Run(*parse_command(arguments))
+    run.refuse_out_of_range()
+    if run.recipe.corpus is None:
+        raise SbkitError(
+            "The recipe must name its `corpus` for shards to be made of it, but does not. Add "
+            "corpus=recipes.corpora.corpus_of to the recipe."
+        )
+    corpus = run.recipe.corpus(run.knobs)
+    options = ShardOptions(
+        sample_rate=run.knobs["sample_rate"],
+        store=run.knobs.get("audio_store", "pcm"),
+        shard_bytes=parse_size(shard_size),
+        seed=run.knobs["seed"],
+    )
+    roles = corpus.splits(run.knobs)
+    sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
+    index = write_shards(Storage.at(destination), options, sources, roles)
+    if index is not None:
+        for name, shards in index.splits.items():
+            hours = sum(shard.samples for shard in shards) / options.sample_rate / 3600
+            clips = sum(shard.clips for shard in shards)
+            say(f"{name}: {clips} clips, {hours:.2f} h, {len(shards)} shards")
+        say(f"Train with --data_folder={destination}")
 
 
 def tune_run(folder: Path, changes: Mapping[str, object]) -> None:

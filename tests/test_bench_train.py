@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
+import torch
 
+from sbkit.config.hparams import load_hparams, parse_command
+from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import ROOT, Workplace, make_workplace
+from tools.bench_gpu import CONFORMER, SECONDS, WORDS, Part, make_release, parts, run
 
 SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
 SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
@@ -32,5 +37,33 @@ def test_both_sides_train_in_turns(asterisk_english: Path, tmp_path: Path) -> No
     assert max(sizes) / min(sizes) < 1.01
     for side in ("sbkit", "speechbrain active", "speechbrain passive"):
         assert len(re.findall(rf"round \d {side}: \d+ RTFx", done.stdout)) == 2
+    header, first, *_ = done.stdout.partition("RTFx     padding")[2].splitlines()
+    assert header.split() == ["waiting", "memory", "GB", "TFLOP/s"]
+    assert float(first.split()[-1]) > 0
     assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", done.stdout)
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", done.stdout)
+
+
+def test_what_a_gpu_is_measured_with_is_of_the_size_that_it_says(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "release", {"train": 3, "dev": 1})
+    assert len((release / "train.tsv").read_text().splitlines()) == 4
+    for file in (release / "clips").iterdir():
+        assert SECONDS[0] <= soundfile.info(file).duration <= SECONDS[1]
+    ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: WORDS
+    )
+    _, overrides = parse_command(["x.yaml", *CONFORMER, f"--output_folder={tmp_path}"])
+    with torch.device("meta"):
+        model = load_hparams(ROOT / "hparams" / "ctc.yaml", overrides)["model"]
+    assert 29e6 < sum(each.numel() for each in model.parameters()) < 31e6
+
+
+def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
+    python = (sys.executable, "-c")
+    failed = run(Part("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
+    assert failed.startswith("a test (exit code 3, ") and failed.endswith("seen")
+    hung = (*python, "import time; print('begun', flush=True); time.sleep(60)")
+    assert run(Part("another", hung, 1)).startswith("another (ended after 1 s, ")
+    large = parts(["--data_folder=x", "--seconds=8"], Path("run"))[1]
+    assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
+    assert sum(part.limit for part in parts([], Path("run"))) < 600

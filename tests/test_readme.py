@@ -38,6 +38,8 @@ ELSEWHERE = {
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
     "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
     "test_the_command_answers_with_its_exit_code",
+    "sbkit prepare YAML --shards": "data/test_shards.py::"
+    "test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream",
     "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
     "sbkit export RUN": "recipes/test_classification.py::"
     "test_a_bundle_classifies_and_does_not_transcribe",

@@ -8,6 +8,7 @@ from typing import Any
 
 import soundfile
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from torchaudio.functional import resample
 
 from recipes.corpora import corpus_of
@@ -15,6 +16,7 @@ from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
 from sbkit.data.columns import sample_counts, take_columns
+from sbkit.data.corpus import read_listed
 from sbkit.text.wer import score, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
@@ -43,6 +45,18 @@ class TrainingSide(ABC):
     def device(self) -> torch.device:
         """Return where it trains."""
         return torch.device(self.brain.device)
+
+    @property
+    def name(self) -> str:
+        """Name the device as its maker does."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+
+    def flops_per_second(self) -> float:
+        """Count the floating-point operations of a step by padded second of audio."""
+        with FlopCounterMode(display=False) as counter:
+            _, padded = self.step(next(self.batches))
+        return float(counter.get_total_flops() / padded)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -86,7 +100,7 @@ def convert(release: Path) -> Path:
             continue
         (release / "clips").mkdir(parents=True, exist_ok=True)
         rows = ["path\tsentence"]
-        for clip in corpus.read(knobs, split).clips:
+        for clip in read_listed(corpus, knobs, split).clips:
             name = f"{split}-{len(rows)}.mp3"
             samples = torch.from_numpy(read_audio(clip.path)) / 32768
             louder = resample(samples, 16_000, MP3_RATE).numpy()
@@ -189,7 +203,8 @@ class Theirs(TrainingSide):
 
 def _clips(run: Run, split: str) -> Iterator[Clip]:
     """Yield the clips that sbkit has in a split, with their files, normalized texts and seconds."""
-    paths = {clip.id: clip.path for clip in corpus_of(run.knobs).read(run.knobs, split).clips}
+    listed = read_listed(corpus_of(run.knobs), run.knobs, split)
+    paths = {clip.id: clip.path for clip in listed.clips}
     rows = run.splits.named()[split]
     ids, texts = (take_columns(rows, name)[name].to_pylist() for name in ("id", "text"))
     rate = run.knobs["sample_rate"]

@@ -1,11 +1,14 @@
 """Train sbkit and SpeechBrain's CommonVoice recipe in alternating rounds, and compare them.
 
-python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--key=value of the YAML ...]
+python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--alone] [--yaml FILE]
+    [--key=value of the YAML ...]
 
 The same corpus (48 kHz mp3; without --data_folder the default corpus is converted), labels, number
 of parameters within 1 %, seconds of audio in an update, and precision. Both sides are processes of
 this one; a side that has not its turn is stopped, so that none of its threads spins. Prints RTFx
-(seconds of audio trained on per second) by round, the medians and their ratio.
+(seconds of audio trained on per second) by round, the medians and their ratio. TFLOP/s are those of
+the products of matrices, convolutions and attention, padding included, as torch counts them; on a
+GPU of the table below, MFU is their share of what it could do in bfloat16.
 """
 
 import argparse
@@ -28,7 +31,8 @@ SIDES = {  # what is compared, and the variables that each needs: sbkit chooses 
     "speechbrain active": {WAITING: "active"},
     "speechbrain passive": {WAITING: "passive"},
 }
-JOINT = {  # of hparams/ctc.yaml: the joint model of 2.8 million parameters
+YAML = "hparams/ctc.yaml"
+JOINT = {  # of that YAML: the joint model of 2.8 million parameters
     "num_encoder_layers": 4,
     "num_decoder_layers": 2,
     "d_ffn": 576,
@@ -36,8 +40,8 @@ JOINT = {  # of hparams/ctc.yaml: the joint model of 2.8 million parameters
     "token_type": "bpe",
     "vocab_size": 100,
     "batch_seconds": 60.0,
-    "check": False,
 }
+PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
 def main() -> None:
@@ -46,7 +50,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
     parser.add_argument("--to-cer", type=float, help="train on until dev CER is below this")
-    parser.add_argument("--yaml", default="hparams/ctc.yaml")
+    parser.add_argument("--yaml", default=YAML, help="another one is trained as it stands")
+    parser.add_argument("--alone", action="store_true", help="without SpeechBrain")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options, more = parser.parse_known_args()
@@ -107,7 +112,8 @@ class Side:
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
-    sides = [Side(name, arguments, variables) for name, variables in SIDES.items()]
+    names = list(SIDES)[: 1 if options.alone else None]
+    sides = [Side(name, arguments, SIDES[name]) for name in names]
     try:
         for side in sides:
             print(f"{side.name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
@@ -127,13 +133,32 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
 
 def table(sides: Sequence[Side]) -> str:
     """Write the medians, and how many times faster the first side is than the best other one."""
-    columns = {"RTFx": "rtfx", "padding": "padding", "waiting": "waiting", "memory GB": "memory"}
+    columns = {
+        "RTFx": "rtfx",
+        "padding": "padding",
+        "waiting": "waiting",
+        "memory GB": "memory",
+        "TFLOP/s": "tflops",
+    }
+    peak = peak_of(sides[0].facts["name"])
+    if peak is not None:
+        for side in sides:
+            side.rounds = [{**each, "mfu": each["tflops"] / peak} for each in side.rounds]
+        columns["MFU"] = "mfu"
     lines = [f"{'':20}" + "".join(f"{name:>12}" for name in columns)]
     for side in sides:
         figures = (f"{side.median(key):12.3g}" for key in columns.values())
         lines.append(f"{side.name:20}" + "".join(figures))
+    if len(sides) == 1:
+        return "\n".join(lines)
     ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
     return "\n".join([*lines, f"sbkit to the better one of SpeechBrain's: {ratio:.2f}"])
+
+
+def peak_of(device: str) -> float | None:
+    """Return what a GPU of this name could do in bfloat16, in TFLOP/s, where it is known."""
+    found = (peak for name, peak in PEAKS.items() if name in device.split())
+    return next(found, None)
 
 
 def race(sides: Sequence[Side], options: argparse.Namespace) -> None:
@@ -163,18 +188,21 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
     with ThreadWaiting():
         from tools.bench_sides import make_side
 
-        side = make_side(options.side, Path(options.yaml), more, JOINT, options.folder)
-        print(json.dumps({"parameters": side.parameters, "device": str(side.device)}), flush=True)
+        sizes = {**(JOINT if options.yaml == YAML else {}), "check": False}
+        side = make_side(options.side, Path(options.yaml), more, sizes, options.folder)
+        facts = {"parameters": side.parameters, "device": str(side.device), "name": side.name}
+        print(json.dumps(facts), flush=True)
+        flops = side.flops_per_second()
         for line in sys.stdin:
             question = json.loads(line)
             if "evaluate" in question:
                 print(json.dumps({"cer": side.cer()}), flush=True)
             else:
-                print(json.dumps(train(side, question["seconds"])), flush=True)
+                print(json.dumps(train(side, question["seconds"], flops)), flush=True)
 
 
-def train(side: Any, seconds: float) -> dict[str, float]:
-    """Train for so many seconds, and return the figures."""
+def train(side: Any, seconds: float, flops: float) -> dict[str, float]:
+    """Train for so many seconds, and return the figures; flops: of a padded second of audio."""
     audio = padded = waiting = 0.0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -190,6 +218,7 @@ def train(side: Any, seconds: float) -> dict[str, float]:
         "rtfx": audio / took,
         "padding": 1 - audio / padded,
         "waiting": waiting / took,
+        "tflops": flops * padded / took / 1e12,
         "memory": side.memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 

@@ -4,6 +4,7 @@ manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kald
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.roles import ROLES, require_split_name, resolve_splits
+from sbkit.data.saved_dataset import is_saved_dataset
+from sbkit.data.streamed_split import StreamedSplit, streamed_files
 from sbkit.text.languages import language_tags
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -34,28 +37,44 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     return resolve_splits(knobs.get("splits"), roles, list(files))
 
 
-def read(knobs: Mapping[str, Any], split: str) -> Manifest:
-    """Read the files of one split as one manifest.
+def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
+    """Read the files of one split as one manifest, or find those that `datasets` streams.
 
     Raises:
         SbkitError: a file cannot be read, or lacks the columns.
     """
-    files, _ = _read_mapping(knobs["manifest"])
-    return read_manifests(
-        files[split],
-        path_column=knobs.get("path_column"),
-        text_column=knobs.get("text_column"),
-        language=language_tags(knobs["language"])[0],
-    )
+    sources = _read_mapping(knobs["manifest"])[0][split]
+    columns: dict[str, Any] = {
+        "path_column": knobs.get("path_column"),
+        "text_column": knobs.get("text_column"),
+        "language": language_tags(knobs["language"])[0],
+    }
+    streamed = {source: streamed_files(source) for source in sources if _is_streamed(source)}
+    if not streamed:
+        return read_manifests([Path(source) for source in sources], **columns)
+    for source in sources:
+        if not streamed.get(source):
+            raise SbkitError(
+                f"A split that is streamed must come from folders or URLs that hold parquet or "
+                f"JSON Lines (.jsonl), but {source} is none. Correct it, or list files instead."
+            )
+    return StreamedSplit(tuple(chain.from_iterable(streamed.values())), **columns)
 
 
-def _read_mapping(value: object) -> tuple[dict[str, tuple[Path, ...]], dict[str, list[str]]]:
+def _is_streamed(source: str) -> bool:
+    """Tell a URL, and a folder that is neither Kaldi's nor a saved dataset."""
+    folder = Path(source)
+    known = is_saved_dataset(folder) or (folder / "wav.scp").is_file()
+    return "://" in source or (folder.is_dir() and not known and bool(streamed_files(source)))
+
+
+def _read_mapping(value: object) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
     """Return the files of each split, and the splits of each role."""
     if not isinstance(value, Mapping) or not value:
         raise SbkitError(
             f"`manifest` must map the names of splits to files, but is {value!r}. {EXAMPLE}"
         )
-    files: dict[str, tuple[Path, ...]] = {}
+    files: dict[str, tuple[str, ...]] = {}
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for key, named in value.items():
         inner = named if isinstance(named, Mapping) else {str(key): named}
@@ -82,10 +101,14 @@ def _role(name: str) -> str:
     )
 
 
-def _paths(split: str, value: object) -> tuple[Path, ...]:
+def _paths(split: str, value: object) -> tuple[str, ...]:
+    """Return absolute paths, and URLs as they are."""
     values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not values or not all(isinstance(each, str | Path) and str(each) for each in values):
         raise SbkitError(
             f"`manifest.{split}` must be a file or a list of files, but is {value!r}. {EXAMPLE}"
         )
-    return tuple(Path(str(each)).expanduser().absolute() for each in values)
+    return tuple(
+        str(each) if "://" in str(each) else str(Path(str(each)).expanduser().absolute())
+        for each in values
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
+from recipes.corpora import corpus_of
 from recipes.prepare import prepare_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import take_columns
@@ -44,5 +45,6 @@ CLASSIFICATION = Recipe(
     prepare_labels=prepare_labels,
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,
+    corpus=corpus_of,
     label_file=LABEL_FILE,
 )

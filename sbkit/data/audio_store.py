@@ -5,22 +5,36 @@ flac  the same samples without loss in about half the room, decoded when they ar
 none  the path of the clip's own file, which is decoded when it is read: no room at all
 
 Each has a column of its own in a prepared split, which holds bytes; `read_stored` makes samples of
-any of them.
+any of them. Of a corpus in shards, one column says where these bytes lie; `read_rows` fetches them.
 """
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data.storage import ByteRange, read_ranges
 
 COLUMNS = {"pcm": "audio", "flac": "audio_flac", "none": "audio_file"}
+SHARDED = "audio_shard"  # the column of a corpus in shards: a `PLACE` for each clip
+PLACE = pa.struct(
+    {
+        "file": pa.string(),  # a URL
+        "store": pa.string(),
+        "start": pa.int64(),  # bytes
+        "size": pa.int64(),
+        "crc32": pa.int64(),  # of these bytes
+    }
+)
 FASTEST = 0.0  # of FLAC's compressions; the highest takes four times as long for 3 % less
 
 
@@ -50,7 +64,36 @@ def to_stored(audio: bytes, path: Path, *, store: str, sample_rate: int) -> byte
 
 def stored_column(names: Sequence[str]) -> str:
     """Return the column, of those of a prepared split, that holds its audio."""
-    return next(name for name in COLUMNS.values() if name in names)
+    return next(name for name in (*COLUMNS.values(), SHARDED) if name in names)
+
+
+def read_rows(
+    split: datasets.Dataset, rows: Sequence[int], at_once: int = 50
+) -> Iterator[dict[str, Any]]:
+    """Yield rows of a prepared split; what lies in shards is fetched for ``at_once`` of them.
+
+    Raises:
+        SbkitError: a shard is missing, cut short or damaged.
+    """
+    for start in range(0, len(rows), at_once):
+        columns = split[rows[start : start + at_once]]
+        if SHARDED in columns:
+            places = columns.pop(SHARDED)
+            columns[COLUMNS[places[0]["store"]]] = _fetch(places)
+        for row in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, row, strict=True))
+
+
+def _fetch(places: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    stored = read_ranges([ByteRange(each["file"], each["start"], each["size"]) for each in places])
+    for place, content in zip(places, stored, strict=True):
+        if zlib.crc32(content) != place["crc32"]:
+            raise SbkitError(
+                f"{place['file']} must hold what was prepared, but is damaged (the checksum of "
+                f"bytes {place['start']} to {place['start'] + place['size']} is another). Copy it "
+                "again, or prepare it again."
+            )
+    return stored
 
 
 def read_stored(row: Mapping[str, Any]) -> bytes:

@@ -22,13 +22,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.audio_store import COLUMNS, read_stored
+from sbkit.data.audio_store import COLUMNS, SHARDED, read_rows, read_stored
 from sbkit.data.plan import Example
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
-OWN = ("id", "text", "samples", "percent", "weight", *COLUMNS.values())  # the rest are columns
+OWN = (
+    "id",
+    "text",
+    "samples",
+    "percent",
+    "weight",
+    *COLUMNS.values(),
+    SHARDED,
+)  # the rest are columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +135,8 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
     def __getitems__(self, examples: Sequence[Example]) -> list[dict[str, Any]]:
         """Read the examples of a batch with one look-up, in the order of their speeds."""
         examples = sorted(examples, key=lambda each: each.percent)
-        columns = self._store[[row for each in examples for row in each.rows]]
-        names = list(columns)
-        rows = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        wanted = [row for each in examples for row in each.rows]
+        rows = read_rows(self._store, wanted, at_once=len(wanted))
         return [_join(list(islice(rows, len(each.rows))), each) for each in examples]
 
     def __len__(self) -> int:

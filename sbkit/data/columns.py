@@ -4,6 +4,9 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.data.audio_store import SHARDED
 
 
 def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
@@ -19,3 +22,12 @@ def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
     """Return the length of the audio of every row."""
     counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()
     return counts
+
+
+def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+    """Return the number of the shard that the audio of every row lies in; 0 without shards."""
+    if SHARDED not in split.column_names:
+        return np.zeros(len(split), np.int64)
+    files = pc.struct_field(take_columns(split, SHARDED)[SHARDED], "file").combine_chunks()
+    numbers: npt.NDArray[np.int64] = files.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers

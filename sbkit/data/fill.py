@@ -83,7 +83,8 @@ class _Filling:
 
     def decode(self, block: Sequence[ClipKey], *, wait: bool) -> bool:
         """Decode a block, less what others have done; return False where another has it."""
-        with _claimed(self._place.folder, block, wait=wait) as mine:
+        name = f"{block[0].path}\0{block[-1].path}"
+        with claimed(self._place.folder, name, wait=wait) as mine:
             if mine:
                 self._search.look()
                 self._decode([key for key in block if key not in self._search.found])
@@ -98,7 +99,7 @@ class _Filling:
             decoding = decode_clips(paths, self._place.sample_rate, store=self._place.store)
             for key, decoded in zip(keys, decoding, strict=True):
                 size = len(decoded.audio) if isinstance(decoded.audio, bytes) else 0
-                if writer.bytes and writer.bytes + size > SHARD_BYTES:
+                if writer.audio.bytes and writer.audio.bytes + size > SHARD_BYTES:
                     self._search.add(writer.finish())
                     writer = self._new_writer()
                 self._write(writer, key, decoded)
@@ -152,10 +153,12 @@ class _Filling:
 
 
 @contextmanager
-def _claimed(folder: Path, block: Sequence[ClipKey], *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a block; yield whether it is held. A disk without locks has one process."""
-    name = hashlib.sha256(f"{block[0].path}\0{block[-1].path}".encode()).hexdigest()[:16]
-    file = folder / f"{CLAIM}{name}"
+def claimed(folder: Path, work: str, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of some work, by its name; yield whether it is held.
+
+    A disk without locks has one process.
+    """
+    file = folder / f"{CLAIM}{hashlib.sha256(work.encode()).hexdigest()[:16]}"
     lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         mine = try_lock(lock)

@@ -8,7 +8,7 @@ import datasets
 from torch.utils.data import DataLoader
 
 from sbkit.data.batch import make_loader
-from sbkit.data.columns import sample_counts
+from sbkit.data.columns import sample_counts, shard_numbers
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
@@ -42,7 +42,8 @@ def make_loaders(
     """Plan the batches of every split from the knobs of the YAML.
 
     It reads `batch_seconds`, `grad_accumulation_factor`, `eval_batch_seconds`, `num_workers`,
-    `sample_rate`, `seed`, `concat_prob` and `speeds`; the last two may be absent.
+    `sample_rate`, `seed`, `shuffle_shards`, `concat_prob` and `speeds`; the last three may be
+    absent.
     """
     shared = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
     options: dict[str, Any] = {
@@ -56,6 +57,8 @@ def make_loaders(
         seed=knobs["seed"],
         concat_prob=knobs.get("concat_prob", 0.0),
         speeds=knobs.get("speeds", [1.0]),
+        shards=shard_numbers(splits.train),
+        shuffle_shards=knobs.get("shuffle_shards", 8),
         accumulation=knobs["grad_accumulation_factor"],
         **shared,
     )

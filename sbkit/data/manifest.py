@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import pyarrow as pa
+
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_store import COLUMNS
+from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clip, Clips
 
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values())  # of prepared splits
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED)  # of prepared
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 
@@ -25,10 +27,14 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The rows of one split, in the order of its corpus."""
+    """The rows of one split, in the order of its corpus.
+
+    stored: of clips whose audio lies in shards already: samples, digest and place of each.
+    """
 
     clips: Sequence[Clip]
     bad_rows: tuple[BadRow, ...]
+    stored: pa.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def read_manifests(
         _read_source(source, path_column, text_column, several=len(sources) > 1)
         for source in sources
     )
-    return collect((_with_language(row, language) for row in rows), base=sources[0].parent)
+    return collect((with_language(row, language) for row in rows), base=sources[0].parent)
 
 
 def _read_source(
@@ -88,7 +88,8 @@ def _named_by(source: Path) -> Callable[[Row | BadRow], Row | BadRow]:
     return name
 
 
-def _with_language(row: Row | BadRow, language: str) -> Row | BadRow:
+def with_language(row: Row | BadRow, language: str) -> Row | BadRow:
+    """Return a row with the column ``language``, which it may have already."""
     if isinstance(row, BadRow) or "language" in row.clip.columns:
         return row
     return replace(row, clip=replace(row.clip, columns={**row.clip.columns, "language": language}))
@@ -98,7 +99,7 @@ def _read(
     source: Path, path_column: str | None, text_column: str | Literal[False] | None
 ) -> Iterator[Row | BadRow]:
     if is_saved_dataset(source):
-        return _read_rows(read_saved_dataset(source), path_column, text_column)
+        return read_rows(read_saved_dataset(source), path_column, text_column)
     if (source / "wav.scp").is_file():
         return read_kaldi(source, transcripts=text_column is not False)
     if source.is_dir():
@@ -106,12 +107,13 @@ def _read(
             f"A manifest that is a folder must be Kaldi's (wav.scp and text) or a dataset saved by "
             f"datasets.save_to_disk, but {source} is neither. Name a file in it."
         )
-    return _read_rows(read_table(source), path_column, text_column)
+    return read_rows(read_table(source), path_column, text_column)
 
 
-def _read_rows(
+def read_rows(
     table: Table, path_column: str | None, text_column: str | Literal[False] | None
 ) -> Iterator[Row | BadRow]:
+    """Read the clips of a table; raises SbkitError where it lacks a column."""
     text = ""
     if text_column is not False:
         named = text_column if isinstance(text_column, str) else None

@@ -111,9 +111,11 @@ class Plan:
         self._ends = _cut(examples.samples[order], capacity, most_padding)
         self._shuffled = np.arange(len(self._ends))
 
-    def shuffle(self, random: np.random.Generator) -> Self:
-        """Bring the batches into a random order."""
+    def shuffle(self, random: np.random.Generator, windows: Counts) -> Self:
+        """Bring the batches into a random order, within the windows of their first examples."""
         self._shuffled = random.permutation(len(self._ends))
+        first = self._order[np.append(0, self._ends)[self._shuffled]]
+        self._shuffled = self._shuffled[np.argsort(windows[first], kind="stable")]
         return self
 
     def __getitem__(self, index: int) -> MicroBatch:

@@ -18,7 +18,7 @@ from datasets.table import ConcatenationTable, InMemoryTable, MemoryMappedTable
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import AudioCache
-from sbkit.data.audio_store import COLUMNS
+from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clips, Paths
 from sbkit.data.manifest import RESERVED_COLUMNS, Manifest
 from sbkit.data.shard_search import CachedAudio
@@ -65,7 +65,10 @@ def prepare_split(
     clips = Clips.of(manifest.clips)
     texts = [normalize(sentence) for sentence in clips.sentences]
     spoken = [row for row, text in enumerate(texts) if keep_empty or text.strip()]
-    audio = _prepare_audio(clips, spoken, sample_rate, cache_folder, store, split)
+    if manifest.stored is None:
+        audio = _prepare_audio(clips, spoken, sample_rate, cache_folder, store, split)
+    else:
+        audio = _stored_audio(manifest.stored, spoken)
     lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
     reasons: Counter[str] = Counter(row.reason for row in manifest.bad_rows)
     kept, found = list[int](), list[CachedAudio]()
@@ -83,8 +86,20 @@ def prepare_split(
     ]
     table = _texts(clips, texts, kept, found)
     fingerprint = _fingerprint(table, found, sample_rate)
-    dataset = _join(table, found, COLUMNS[store], fingerprint)
+    if manifest.stored is None:
+        dataset = _join(table, found, COLUMNS[store], fingerprint)
+    else:
+        places = manifest.stored[SHARDED].take(pa.array(kept, pa.int64()))
+        with_places = InMemoryTable(table.append_column(SHARDED, places))
+        dataset = datasets.Dataset(with_places, fingerprint=fingerprint[:16])
     return PreparedSplit(dataset, lost + empty, fingerprint)
+
+
+def _stored_audio(stored: pa.Table, rows: Sequence[int]) -> Sequence[CachedAudio]:
+    """Return the length and digest of audio that lies in shards, and needs no preparation."""
+    chosen = stored.take(pa.array(rows, pa.int64()))
+    values = zip(rows, *(chosen[name].to_pylist() for name in ("samples", "digest")), strict=True)
+    return [CachedAudio("", row, samples, digest) for row, samples, digest in values]
 
 
 def _prepare_audio(

@@ -14,7 +14,7 @@ import soundfile
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.data.audio_store import read_stored
+from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.columns import take_columns
 from sbkit.data.report import measure_data
 from sbkit.data.splits import Splits
@@ -68,7 +68,8 @@ def _players(
     for row, utterance in enumerate(take_columns(unused, "id")["id"].to_pylist()):
         if utterance in wanted:
             try:
-                audio = np.frombuffer(read_stored(unused[row]), "<i2")
+                (clip,) = read_rows(unused, [row])
+                audio = np.frombuffer(read_stored(clip), "<i2")
             except SbkitError:
                 continue
             found["train", utterance] = _mp3(audio[: LONGEST_PLAYED * sample_rate], sample_rate)

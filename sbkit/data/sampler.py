@@ -5,6 +5,9 @@ the hardware, and is dealt out to ``world_size x accumulation`` micro-batches of
 plan of an epoch, joins and speeds included, follows from the seed and the epoch alone, so every
 rank knows all of it, every rank gets the same number of micro-batches, and another world size sees
 the same steps.
+
+Audio in shards is taken window by window: a few shards, drawn anew in every epoch, are shuffled as
+if they were the whole corpus, then the next few. So only the shards of a window are being read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +36,8 @@ class TrainSampler(Sampler[MicroBatch]):
 
     An utterance is joined to the next one drawn with a chance of ``concat_prob``, which shows the
     model words in a wider company than the few sentences of a small corpus, and is played at one
-    of the ``speeds``.
+    of the ``speeds``. ``shards`` are the numbers of the shards that the rows lie in, of which
+    ``shuffle_shards`` are shuffled together.
     """
 
     RANGES: ClassVar = {
@@ -49,12 +53,16 @@ class TrainSampler(Sampler[MicroBatch]):
         seed: int,
         concat_prob: float = 0.0,
         speeds: Sequence[float] = (1.0,),
+        shards: Lengths | None = None,
+        shuffle_shards: int = 8,
         rank: int = 0,
         world_size: int = 1,
         accumulation: int = 1,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)
+        self._shards = np.zeros_like(self._samples) if shards is None else np.asarray(shards)
+        self._shuffle_shards = shuffle_shards
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
         self._long_enough = seconds_to_samples(LONG_ENOUGH, sample_rate)
         self._seed, self._rank, self._world_size = seed, rank, world_size
@@ -83,21 +91,36 @@ class TrainSampler(Sampler[MicroBatch]):
         return self._planned[1]
 
     def _plan(self) -> Plan:
-        """Join rows in random order, at random speeds, and batch them by length."""
+        """Join rows in random order, at random speeds, and batch them by length.
+
+        Lengths rise in one window and fall in the next, so that a batch over their border is of
+        like ones, too.
+        """
         random = np.random.default_rng((self._seed, self._epoch))
         count = len(self._samples)
+        windows, order = self._windows(), random.permutation(count)
         examples = join_rows(
             self._samples,
-            order=random.permutation(count),
+            order=order[np.argsort(windows[order], kind="stable")],
             percents=random.choice(self._percents, count),
             joins=random.random(count) < self._concat_prob,
             capacity=self._capacity,
             long_enough=self._long_enough,
         )
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
-        order = np.argsort(examples.samples * spread, kind="stable")
+        windows = windows[examples.rows[examples.starts[:-1]]]
+        lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
+        order = np.lexsort((lengths, windows))
         plan = Plan(examples, order, self._capacity, most_padding=MOST_PADDING)
-        return plan.shuffle(random)
+        return plan.shuffle(random, windows)
+
+    def _windows(self) -> npt.NDArray[np.int64]:
+        """Return the window that every row is in, which is where its shard comes in this epoch."""
+        numbers = np.unique(self._shards)
+        random = np.random.default_rng((self._seed, self._epoch, len(numbers)))
+        places = random.permutation(len(numbers)) // self._shuffle_shards
+        windows: npt.NDArray[np.int64] = places[np.searchsorted(numbers, self._shards)]
+        return windows
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for step in self.steps():

@@ -109,27 +109,60 @@ class HashedFile(io.FileIO):
         return self._digest.hexdigest()
 
 
+class AudioFile:
+    """Write audio into an Arrow file, a record batch at a time.
+
+    Attributes:
+        bytes: of audio so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._sink = HashedFile(path)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), AUDIO_SCHEMA)
+        self._batch: list[bytes] = []
+        self.bytes = 0
+
+    def add(self, audio: bytes) -> None:
+        """Add a row; it is on the way to the disk with the next batch."""
+        if sum(map(len, self._batch)) + len(audio) > BATCH_BYTES or len(self._batch) >= BATCH_ROWS:
+            self._flush()
+        self._batch.append(audio)
+        self.bytes += len(audio)
+
+    def finish(self) -> str:
+        """Write the rest, and return the file's SHA-256."""
+        self._flush()
+        self._stream.close()
+        return self._sink.finish()
+
+    def discard(self) -> None:
+        """Remove what was written, unless it was renamed."""
+        with suppress(OSError):
+            self._sink.close()
+        self.path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._batch:
+            batch = pa.record_batch({"audio": pa.array(self._batch, pa.binary())})
+            self._stream.write_batch(batch)
+            self._batch = []
+
+
 class ShardWriter:
     """Write one shard; it is there when it is finished, and not before."""
 
     def __init__(self, folder: Path, store: str = "pcm") -> None:
         self._store = store
         self._file = folder / f"{uuid4().hex}.arrow"
-        self._unfinished = self._file.with_name(f".{self._file.name}.tmp")
-        self._sink = HashedFile(self._unfinished)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), AUDIO_SCHEMA)
+        self.audio = AudioFile(self._file.with_name(f".{self._file.name}.tmp"))
         self._clips: list[CachedClip] = []
         self._unreadable: list[UnreadableClip] = []
-        self._batch: list[bytes] = []
-        self.bytes = 0
 
     def add(self, clip: CachedClip, audio: bytes) -> None:
         """Add a clip; its audio is on the way to the disk with the next batch."""
-        if sum(map(len, self._batch)) + len(audio) > BATCH_BYTES or len(self._batch) >= BATCH_ROWS:
-            self._flush()
         self._clips.append(clip)
-        self._batch.append(audio)
-        self.bytes += len(audio)
+        self.audio.add(audio)
 
     def add_unreadable(self, clip: UnreadableClip) -> None:
         """Note a file that need not be tried again."""
@@ -138,10 +171,8 @@ class ShardWriter:
     def finish(self) -> Shard:
         """Write the data, then the listing that makes a shard of them."""
         with naming(self._file):
-            self._flush()
-            self._stream.close()
-            sha256 = self._sink.finish()
-            self._unfinished.rename(self._file)
+            sha256 = self.audio.finish()
+            self.audio.path.rename(self._file)
         clips = Listing.of(self._clips)
         shard = Shard(self._file, clips, self._unreadable, sha256, self._store)
         listing = {
@@ -156,15 +187,7 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Remove what was written."""
-        with suppress(OSError):
-            self._sink.close()
-        self._unfinished.unlink(missing_ok=True)
-
-    def _flush(self) -> None:
-        if self._batch:
-            batch = pa.record_batch({"audio": pa.array(self._batch, pa.binary())})
-            self._stream.write_batch(batch)
-            self._batch = []
+        self.audio.discard()
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

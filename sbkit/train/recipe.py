@@ -18,6 +18,7 @@ from sbkit.base import version
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.config.ranges import Range
+from sbkit.data.corpus import Corpus
 from sbkit.data.loaders import Loaders
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
@@ -35,6 +36,8 @@ class Recipe:
             list of classes); it leaves `label_file` in the run folder, which the YAML opens.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
         brain: the `sbkit.Brain` of the task.
+        corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;
+            a recipe without one makes none.
         label_file: the name of the file that `prepare_labels` writes.
         ranges: what the recipe's own numbers may be.
     """
@@ -43,6 +46,7 @@ class Recipe:
     prepare_labels: Callable[[Knobs, Splits], Any]
     make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
     brain: Callable[..., Any]
+    corpus: Callable[[Knobs], Corpus] | None = None
     label_file: str = "tokenizer.model"
     ranges: Mapping[str, Range] = field(default_factory=dict)
 

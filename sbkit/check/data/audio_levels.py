@@ -9,7 +9,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.data.utterances import Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_stored, stored_column
+from sbkit.data.audio_store import read_rows, read_stored, stored_column
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 WHICH = f"up to {SAMPLED} clips of each split were looked at"
@@ -60,9 +60,8 @@ def sampled_rows(count: int) -> Rows:
 def _measure(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
     clips = planned.splits.named()[split]
     clips = clips.select_columns(["id", "samples", stored_column(clips.column_names)])
-    for start in range(0, len(rows), AT_ONCE):
-        for clip in clips.select(rows[start : start + AT_ONCE]):
-            yield measure_audio(np.frombuffer(read_stored(clip), "<i2"))
+    for clip in read_rows(clips, rows.tolist(), AT_ONCE):
+        yield measure_audio(np.frombuffer(read_stored(clip), "<i2"))
 
 
 def measure_audio(samples: Samples) -> Audio:

@@ -10,7 +10,7 @@ import numpy as np
 from sbkit.check.data.utterances import TEXT, Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_stored
+from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.columns import take_columns
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
@@ -59,8 +59,8 @@ def _copies(dataset: datasets.Dataset) -> dict[int, str]:
     compared = (row for group in islice(alike, COMPARED // 2) for row in group)
     first: dict[int, str] = {}
     found: dict[int, str] = {}
-    for row in islice(compared, COMPARED):
-        clip = dataset[row]
+    chosen = list(islice(compared, COMPARED))
+    for row, clip in zip(chosen, read_rows(dataset, chosen), strict=True):
         original = first.setdefault(hash(read_stored(clip)), clip["id"])
         if original != clip["id"]:
             found[row] = original

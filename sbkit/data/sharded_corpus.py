@@ -1,0 +1,255 @@
+"""A corpus in shards: Arrow files of about a gigabyte, each beside a table of what is in it.
+
+<data_folder>/sbkit-shards.json     the index, written last: rate, splits, sizes and checksums
+             SPLIT-KEY-NNN.arrow    audio, as `audio_store` keeps it, a row for each clip
+             SPLIT-KEY-NNN.parquet  what else is known of the rows, and where their audio lies
+
+The folder may be any URL that fsspec reads. Plans are made of the tables; of the audio each process
+reads the clips of its own batches, as ranges of bytes, each of which has its checksum.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.data.audio_store import COLUMNS, PLACE, SHARDED
+from sbkit.data.clips import Clips
+from sbkit.data.manifest import BadRow, Manifest
+from sbkit.data.roles import resolve_splits
+from sbkit.data.storage import Storage
+
+INDEX = "sbkit-shards.json"
+FORMAT = 1
+FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
+NAME = re.compile(r"[\w.+-]+")
+OWN = ("id", "sentence", "samples", SHARDED)  # columns of every table; the rest is the corpus's
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """What is known of one shard.
+
+    name: of its files, without their endings; bytes, sha256: of the Arrow file; clips, samples: in
+    it; sources: rows of the corpus that were read for it, from the first of its part of the corpus
+    on; last: whether they are all; left_out: id, reason and detail of those that hold no audio.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    clips: int
+    samples: int
+    sources: int
+    last: bool
+    left_out: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One shard as the index lists it; ``table_sha256`` is that of its parquet file."""
+
+    name: str
+    bytes: int
+    sha256: str
+    clips: int
+    samples: int
+    table_sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a corpus in shards holds; ``roles`` are its splits of train, valid and test."""
+
+    sample_rate: int
+    store: str
+    roles: Mapping[str, Sequence[str]]
+    splits: Mapping[str, Sequence[Listed]]
+
+
+def recognizes(place: str) -> bool:
+    """Check whether a folder or URL holds the index of shards."""
+    return Storage.at(place).sizes([INDEX]) != [None]
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else as they were prepared.
+
+    Raises:
+        SbkitError: the index is none.
+    """
+    index = read_index(Storage.at(knobs["data_folder"]))
+    return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
+
+
+def read(knobs: Mapping[str, Any], split: str) -> Manifest:
+    """Return the rows of one split, whose audio stays where it is.
+
+    Raises:
+        SbkitError: a shard is missing, cut short, of another rate or with other columns.
+    """
+    storage = Storage.at(knobs["data_folder"])
+    index = read_index(storage)
+    if index.sample_rate != knobs["sample_rate"]:
+        raise SbkitError(
+            f"`sample_rate` must be that of the shards in {printable(storage.url)} "
+            f"({index.sample_rate} Hz), but is {knobs['sample_rate']}. Pass "
+            f"--sample_rate={index.sample_rate}, or prepare shards at that rate."
+        )
+    shards = index.splits[split]
+    for name, state in missing_shards(storage, shards)[:1]:
+        raise SbkitError(
+            f"{printable(storage.file(name))} must be as it was written, but {state}. Copy it "
+            "again, or prepare the shards again: only what is missing is written."
+        )
+    tables, bad = list[pa.Table](), list[BadRow]()
+    contents = _read_tables(storage, shards)
+    for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
+        with _of_a_table(shard.name):
+            table = pq.read_table(pa.BufferReader(content))
+            table.validate(full=True)  # text is UTF-8, too
+            bad.extend(BadRow(*each) for each in facts_of(content).left_out)
+            tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
+    require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})
+    return _manifest(pa.concat_tables(tables), bad)
+
+
+def read_index(storage: Storage) -> Index:
+    """Read the index of a folder of shards.
+
+    Raises:
+        SbkitError: it is missing, or not what `sbkit prepare` wrote.
+    """
+    (content,) = storage.read([INDEX])
+    try:
+        values = json.loads(content)
+        if values.pop("format") != FORMAT:
+            raise ValueError("another format")
+        listed = {
+            split: [Listed(**each) for each in shards]
+            for split, shards in values.pop("splits").items()
+        }
+        roles = {role: list(names) for role, names in values.pop("roles").items()}
+        index = Index(roles=roles, splits=listed, **values)
+        names = [shard.name for shards in listed.values() for shard in shards]
+        if index.store not in COLUMNS or not all(map(NAME.fullmatch, names)):
+            raise ValueError("impossible values")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"{printable(storage.file(INDEX))} must be the index that `sbkit prepare --shards` "
+            f"writes, but is not ({printable(str(error))[:100]}). Run that again."
+        ) from error
+    return index
+
+
+def write_index(storage: Storage, index: Index) -> None:
+    """Write the index, which makes a corpus of what is there."""
+    text = json.dumps({"format": FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
+    storage.write(INDEX, text.encode())
+
+
+def facts_of(table: bytes) -> ShardFacts:
+    """Return what a parquet file says of its shard; raises SbkitError where it is none."""
+    with _of_a_table("a shard"):
+        schema = pq.read_schema(pa.BufferReader(table))
+        return ShardFacts(**json.loads(schema.metadata[FACTS]))
+
+
+def listed(table: bytes) -> Listed:
+    """Return what the index says of a shard, by its parquet file."""
+    facts = asdict(facts_of(table))
+    of_both = {field.name: facts[field.name] for field in fields(Listed) if field.name in facts}
+    return Listed(**of_both, table_sha256=hashlib.sha256(table).hexdigest())
+
+
+def require_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
+    """Refuse tables that differ in their columns, by the names of their shards.
+
+    Raises:
+        SbkitError: two of them do.
+    """
+    first, *others = columns or [""]
+    for other in others:
+        here = sorted(set(columns[first]) ^ set(columns[other]))
+        if here:
+            raise SbkitError(
+                f"All parts of a split must have the same columns, but {printable(first)} and "
+                f"{printable(other)} differ in {printable(', '.join(here))}. Give all of them the "
+                "same, and prepare again; shards of what did not change stay."
+            )
+
+
+def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str, str]]:
+    """Return the files that are not there as they were written, and how they are."""
+    wanted = {f"{shard.name}.arrow": shard.bytes for shard in shards}
+    wanted |= {f"{shard.name}.parquet": 0 for shard in shards}
+    missing = []
+    for (name, size), found in zip(wanted.items(), storage.sizes(list(wanted)), strict=True):
+        if found is None:
+            missing.append((name, "is missing"))
+        elif size and found != size:
+            missing.append((name, f"has {found} bytes instead of {size}"))
+    return missing
+
+
+@contextmanager
+def _of_a_table(shard: str) -> Iterator[None]:
+    """Turn what damage ends in into one sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
+        raise SbkitError(
+            f"The table of {shard} (.parquet) must be as it was written, but is damaged "
+            f"({printable(str(error))[:100]}). Remove it, and prepare again."
+        ) from error
+
+
+def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
+    contents = storage.read([f"{shard.name}.parquet" for shard in shards])
+    for shard, content in zip(shards, contents, strict=True):
+        if hashlib.sha256(content).hexdigest() != shard.table_sha256:
+            raise SbkitError(
+                f"{printable(storage.file(shard.name))}.parquet must have the checksum that the "
+                f"index has of it, but is damaged. Copy it again, or remove it and prepare the "
+                "shards again: only what is missing is written."
+            )
+        yield content
+
+
+def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
+    """Complete the places of a shard's rows by the file that they are in.
+
+    The digests are given its number, too: the plan of an epoch follows from what lies in which.
+    """
+    column = table[SHARDED].combine_chunks()
+    places = [pa.repeat(pa.scalar(each, pa.string()), len(table)) for each in (file, store)]
+    places += [column.field(each.name) for each in list(PLACE)[2:]]
+    digest = pc.binary_join_element_wise(column.field("digest"), pa.scalar(str(number)), "@")
+    placed = pa.StructArray.from_arrays(places, fields=list(PLACE))
+    at = table.schema.get_field_index(SHARDED)
+    return (
+        table.set_column(at, SHARDED, placed)
+        .append_column("digest", digest)
+        .replace_schema_metadata(None)
+    )
+
+
+def _manifest(table: pa.Table, bad: Sequence[BadRow]) -> Manifest:
+    own = pa.table(
+        {
+            "id": table["id"],
+            "path": table["id"].cast(pa.binary()),
+            "sentence": table["sentence"],
+        }
+    )
+    clips = Clips(own, table.drop_columns([*OWN, "digest"]))
+    return Manifest(clips, tuple(bad), table.select(["samples", "digest", SHARDED]))

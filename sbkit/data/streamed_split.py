@@ -1,0 +1,147 @@
+"""A split that `datasets` streams: parquet or JSON Lines, in a folder or at a URL.
+
+It is read row by row into shards, and never in memory or on the disk as a whole.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import datasets
+import fsspec
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.data.manifest import BadRow, Row
+from sbkit.data.own_manifest import read_rows, with_language
+from sbkit.data.shard_units import ShardOptions, Unit
+from sbkit.data.sharded_corpus import require_same_columns
+from sbkit.data.storage import MissingFileError, Storage
+from sbkit.data.tables import PATH_COLUMNS, Table, TableRow, find_column
+
+BUILDERS = {".parquet": "parquet", ".jsonl": "json"}  # of `datasets`, by the endings of files
+SHUFFLED = 1000  # rows of a file that are shuffled in memory; as MP3 of 5 s they are 40 MB
+
+
+@dataclass(frozen=True)
+class StreamedSplit:
+    """Files that are read as they come; columns and language are as `read_manifests` takes them."""
+
+    files: tuple[str, ...]
+    path_column: str | None
+    text_column: str | Literal[False] | None
+    language: str
+
+    def units(self, options: ShardOptions, scratch: Path) -> list[Unit]:
+        """Return a unit for each file; audio that files hold is put into ``scratch`` for a moment.
+
+        Raises:
+            SbkitError: the files differ in their columns, or one of them cannot be read.
+        """
+        first = self._columns(self.files[0])
+        return [self._unit(file, first, options, scratch) for file in self.files]
+
+    def _unit(
+        self, file: str, columns: tuple[str, ...], options: ShardOptions, scratch: Path
+    ) -> Unit:
+        def rows(start: int) -> Iterator[Row | BadRow]:
+            require_same_columns({self.files[0]: columns, file: self._columns(file)})
+            shuffled = _open(file).shuffle(seed=options.seed, buffer_size=SHUFFLED)
+            content = _Rows(file, shuffled.skip(start), self.path_column, scratch)
+            table = Table(_parent(file) / "rows", columns, content)
+            for row in read_rows(table, self.path_column, self.text_column):
+                yield with_language(row, self.language)
+
+        with _reading(file):
+            system, path = fsspec.url_to_fs(file)
+            state = system.ukey(path)
+        return Unit(options.key(file, state), rows, cut=True)
+
+    def _columns(self, file: str) -> tuple[str, ...]:
+        with _reading(file):
+            return tuple(next(iter(_open(file)), {}))
+
+
+def streamed_files(source: str) -> list[str]:
+    """Return the files of a URL, or of a folder, that `datasets` can stream.
+
+    Raises:
+        SbkitError: the URL cannot be read.
+    """
+    return Storage.at(source).list_files(list(BUILDERS))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one file as those of a table, with files in the place of audio."""
+
+    file: str
+    dataset: Any
+    path_column: str | None
+    scratch: Path
+
+    def __iter__(self) -> Iterator[TableRow]:
+        name = ""
+        rows = iter(self.dataset)
+        for number in count(1):
+            with _reading(self.file):
+                row: dict[str, Any] | None = next(rows, None)
+            if row is None:
+                return
+            table = Table(Path(self.file), tuple(row), ())
+            name = name or find_column(table, self.path_column, PATH_COLUMNS, "path_column")
+            path = self._to_path(row.pop(name))
+            fields = {key: "" if value is None else str(value) for key, value in row.items()}
+            yield TableRow(number, {**fields, name: path})
+
+    def _to_path(self, audio: object) -> str:
+        """Return the path of a clip: its own, or that of a file made of its bytes."""
+        content = None
+        path = audio
+        if isinstance(audio, Mapping):
+            content, path = audio.get("bytes"), audio.get("path")
+        elif isinstance(audio, bytes):
+            content, path = audio, None
+        path = str(path or "")
+        if content is None:
+            if not path or "://" not in self.file:
+                return path
+            url = path if "://" in path else f"{self.file.rpartition('/')[0]}/{path}"
+            try:
+                (content,) = Storage.at(url.rpartition("/")[0]).read([url.rpartition("/")[2]])
+            except MissingFileError:
+                return path.rpartition("://")[2]  # which is not here either, and is left out
+        folder = self.scratch / uuid4().hex
+        folder.mkdir()
+        place = folder / (Path(path).name or hashlib.sha256(content).hexdigest()[:16])
+        place.write_bytes(content)
+        return str(place)
+
+
+def _parent(file: str) -> Path:
+    return Path("/") if "://" in file else Path(file).parent
+
+
+def _open(file: str) -> datasets.IterableDataset:
+    builder = BUILDERS[Path(file).suffix]
+    opened = datasets.load_dataset(builder, data_files=[file], split="train", streaming=True)
+    return opened.decode(False) if opened.features else opened
+
+
+@contextmanager
+def _reading(file: str) -> Iterator[None]:
+    """Turn what `datasets` raises into one sentence; damage ends in errors of many kinds."""
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:
+        raise SbkitError(
+            f"{printable(file)} must be a file that `datasets` can stream, but fails "
+            f"({type(error).__name__}: {printable(str(error))[:200]}). Correct it."
+        ) from error

@@ -1,0 +1,283 @@
+"""Writing a corpus in shards, by any number of processes that share the work.
+
+On a disk with locks each process takes what no other one holds; elsewhere it takes its share by
+SLURM_ARRAY_TASK_ID or RANK. A shard is there when its table is, and the corpus when the index is,
+which is written by the process that finds all shards. Who is killed loses the shard at hand.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import count, tee
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import scratch_folder
+from sbkit.base.printable import printable
+from sbkit.data.decode import Decoded, decode_clips
+from sbkit.data.fill import DISK_FULL, claimed
+from sbkit.data.manifest import BadRow, Manifest, Row
+from sbkit.data.new_shard import NewShard
+from sbkit.data.shard import CLAIM, AudioFile
+from sbkit.data.shard_units import ShardOptions, Unit, manifest_units
+from sbkit.data.sharded_corpus import (
+    INDEX,
+    Index,
+    Listed,
+    facts_of,
+    listed,
+    missing_shards,
+    read_index,
+    require_same_columns,
+    write_index,
+)
+from sbkit.data.storage import Storage
+from sbkit.data.streamed_split import StreamedSplit
+from sbkit.logs.log import say
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
+UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+Source = Manifest | StreamedSplit
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes written as 1GB; raises SbkitError."""
+    found = SIZE.fullmatch(text)
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size <= 0:
+        raise SbkitError(
+            f"The size of a shard must be a number with its unit (kB, MB or GB), but is {text!r}. "
+            "1GB is usual."
+        )
+    return size
+
+
+def write_shards(
+    storage: Storage,
+    options: ShardOptions,
+    sources: Mapping[str, Source],
+    roles: Mapping[str, Sequence[str]],
+) -> Index | None:
+    """Write what is missing of a corpus in shards; return its index, None where others still work.
+
+    Args:
+        storage: where to.
+        options: the audio's rate and store, the size of a shard, and the seed of the order.
+        sources: the rows of each split.
+        roles: the splits of train, valid and test.
+
+    Raises:
+        SbkitError: other shards are there, the place cannot be written to, or a disk is full.
+    """
+    if options.store not in ("pcm", "flac"):
+        raise SbkitError(
+            f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
+            "audio. Pass --audio_store=flac."
+        )
+    with _writing(storage), scratch_folder("sbkit-shards") as scratch:
+        if storage.folder is not None:
+            storage.folder.mkdir(parents=True, exist_ok=True)
+        units = {
+            split: _units(source, options, scratch / split) for split, source in sources.items()
+        }
+        if (there := _existing(storage, units, roles)) is not None:
+            return there
+        writer = _Writer(storage, options, scratch)
+        writer.write([(split, unit) for split, some in units.items() for unit in some])
+        return _finish(storage, options, units, roles)
+
+
+def _units(source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
+    if isinstance(source, Manifest):
+        return manifest_units(source, options)
+    scratch.mkdir()
+    return source.units(options, scratch)
+
+
+def _existing(
+    storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
+) -> Index | None:
+    """Return the index where all that it names is there; raises SbkitError where it has others."""
+    if storage.sizes([INDEX]) == [None]:
+        return None
+    index = read_index(storage)
+    there = {split: _unit_names(shards) for split, shards in index.splits.items()}
+    meant = {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}
+    if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
+        raise SbkitError(
+            f"{printable(storage.url)} must be empty or hold shards of the same data, made in the "
+            f"same way, but its {INDEX} names others. Name another place, or remove that file."
+        )
+    missing = [each for shards in index.splits.values() for each in missing_shards(storage, shards)]
+    return None if missing else index
+
+
+def _unit_names(shards: Sequence[Listed]) -> list[str]:
+    return list(dict.fromkeys(shard.name.rpartition("-")[0] for shard in shards))
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """One process's share of the work; ``scratch`` is a folder of its own."""
+
+    storage: Storage
+    options: ShardOptions
+    scratch: Path
+
+    def write(self, units: Sequence[tuple[str, Unit]]) -> None:
+        """Write all units, or this process's share of them."""
+        folder = self.storage.folder
+        if folder is None:
+            place, of = share(os.environ)
+            for split, unit in units[place::of]:
+                self._write_unit(split, unit)
+            return
+        held = []
+        for split, unit in units:
+            with claimed(folder, unit.key, wait=False) as mine:
+                if mine:
+                    self._write_unit(split, unit)
+                else:
+                    held.append((split, unit))
+        if held:
+            say(f"Other processes write {len(held)} of {len(units)} parts; waiting for them.")
+        for split, unit in held:
+            with claimed(folder, unit.key, wait=True):
+                self._write_unit(split, unit)
+
+    def _write_unit(self, split: str, unit: Unit) -> None:
+        """Write the shards of a unit, behind those that are there."""
+        there = [facts_of(table) for table in finished(self.storage, split, unit)]
+        if there and there[-1].last:
+            return
+        start = there[-1].sources if there else 0
+        part = self._begin(split, unit, len(there), start)
+        try:
+            for row, decoded in self._decode(unit.rows(start)):
+                size = len(decoded.audio) if decoded and isinstance(decoded.audio, bytes) else 0
+                full = part.audio.bytes + size > self.options.shard_bytes
+                if unit.cut and full and part.audio.bytes:
+                    part.finish(self.storage, last=False)
+                    part = self._begin(split, unit, part.number + 1, part.sources)
+                part.add(row, decoded)
+            part.finish(self.storage, last=True)
+        finally:
+            part.audio.discard()
+
+    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> NewShard:
+        folder = self.storage.folder or self.scratch
+        audio = AudioFile(folder / f".{uuid4().hex}.arrow.tmp")
+        return NewShard(f"{split}-{unit.key}", number, audio, sources)
+
+    def _decode(
+        self, rows: Iterator[Row | BadRow]
+    ) -> Iterator[tuple[Row | BadRow, Decoded | None]]:
+        """Pair rows with their audio, which is decoded ahead; remove files that were made of it."""
+        rows, ahead = tee(rows)
+        paths = (row.clip.path for row in ahead if isinstance(row, Row))
+        decoding = decode_clips(paths, self.options.sample_rate, store=self.options.store)
+        for row in rows:
+            if isinstance(row, BadRow):
+                yield row, None
+                continue
+            yield row, next(decoding)
+            if row.clip.path.is_relative_to(self.scratch):
+                shutil.rmtree(row.clip.path.parent)
+
+
+def finished(storage: Storage, split: str, unit: Unit) -> Iterator[bytes]:
+    """Yield the tables of the shards of a unit that are there, from the first on."""
+    for number in count():
+        name = f"{split}-{unit.key}-{number:03d}"
+        tables, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
+        if tables is None or size is None:
+            return
+        (table,) = storage.read([f"{name}.parquet"])
+        if facts_of(table).bytes != size:
+            return
+        yield table
+        if facts_of(table).last:
+            return
+
+
+def share(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return which process this is and of how many, by SLURM's array or torchrun's ranks.
+
+    Raises:
+        SbkitError: the variables are not as these set them.
+    """
+    prefix = "SLURM_ARRAY_TASK_"
+    try:
+        if f"{prefix}ID" not in variables:
+            return int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
+        place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
+        return place // int(variables.get(f"{prefix}STEP", "1")), int(variables[f"{prefix}COUNT"])
+    except (KeyError, ValueError) as error:
+        raise SbkitError(
+            f"The processes of an array must know their number by {prefix}ID, _MIN and _COUNT, as "
+            f"SLURM sets them, but {error} is wrong. Set them, or unset {prefix}ID."
+        ) from error
+
+
+def _finish(
+    storage: Storage,
+    options: ShardOptions,
+    units: Mapping[str, Sequence[Unit]],
+    roles: Mapping[str, Sequence[str]],
+) -> Index | None:
+    """Write the index where all shards are there."""
+    splits: dict[str, list[Listed]] = {}
+    for split, some in units.items():
+        columns: dict[str, list[str]] = {}
+        splits[split] = []
+        for unit in some:
+            last = False
+            for table in finished(storage, split, unit):
+                shard = listed(table)
+                columns[shard.name] = pq.read_schema(pa.BufferReader(table)).names
+                splits[split].append(shard)
+                last = facts_of(table).last
+            if not last:
+                say("Other processes still write; the last one writes the index.")
+                return None
+        require_same_columns(columns)
+    index = Index(options.sample_rate, options.store, roles, splits)
+    folder = storage.folder
+    with claimed(folder, INDEX, wait=True) if folder else nullcontext():
+        write_index(storage, index)
+        _clean(folder)
+    return index
+
+
+def _clean(folder: Path | None) -> None:
+    """Remove what killed processes left."""
+    for pattern in (".*.arrow.tmp", f"{CLAIM}*"):
+        for file in folder.glob(pattern) if folder else ():
+            with suppress(OSError):
+                file.unlink()
+
+
+@contextmanager
+def _writing(storage: Storage) -> Iterator[None]:
+    """Say in one sentence that the disk is full, or not to be written to."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or storage.url
+        if error.errno in DISK_FULL:
+            raise SbkitError(
+                f"The disk of {printable(str(place))} must have room for shards, but is full. Make "
+                "room, or name another place. The shards that are finished stay, and the same "
+                "command goes on from there."
+            ) from error
+        raise SbkitError(
+            f"{printable(str(place))} must be a place to write to, but is not: {error.strerror}. "
+            "Choose another one."
+        ) from error
