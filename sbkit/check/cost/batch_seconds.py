@@ -34,7 +34,6 @@ from sbkit.train.recipe import Recipe
 
 AUTO, KNOB = "auto", "batch_seconds"
 PROBED = 3600.0  # seconds of a plan of which nothing but its data is used
-UNTRIED = 60  # seconds, where the check that follows refuses the run
 MARGIN = 0.9  # of the free memory that a step may take: the allocator's gaps, other processes
 SMALLER = 0.8  # what is tried where a batch did not fit
 MIN_SECONDS = 0.1  # of an utterance, where one is empty
@@ -57,8 +56,11 @@ class FittingBatch:
 
     def describe(self) -> str:
         """Say what it takes, and why it is not larger."""
-        limit = f"; {self.limit}" if self.limit else ""
-        return f"peak {_gib(self.peak)} of {_gib(self.free)} GiB{limit}"
+        peak = f"peak {_gib(self.peak)} of {_gib(self.free)} GiB" if self.peak else ""
+        return "; ".join(each for each in (peak, self.limit) if each)
+
+
+UNTRIED = FittingBatch(60, 0, 0, "no step can be tried: see the errors of `sbkit check`")
 
 
 class _Trial:
@@ -169,9 +171,9 @@ def _find(planned: PlannedRun, processes: int) -> FittingBatch:
     try:
         free = free_memory(planned)
         if dry_run(planned).broken or dry_run(planned).mismatches:
-            return FittingBatch(UNTRIED, 0, 0, "no step could be tried")
+            return UNTRIED
     except MissingPartError:
-        raise next(iter(planned.faults.values())) from None
+        return UNTRIED
     if free is None:
         raise SbkitError(
             f"`{KNOB}` must be a number where the free memory is not known, but is {AUTO} on "

@@ -87,6 +87,15 @@ def test_no_other_word_and_no_other_knob_is_automatic() -> None:
             settle(*parse_command([str(YAML), option]))
 
 
+def test_a_run_that_cannot_be_built_is_left_to_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = {"batch_seconds": "auto", "data_folder": str(tmp_path), "output_folder": "none"}
+    assert settle(YAML, overrides) == overrides | {"batch_seconds": 60.0}
+    said = capsys.readouterr().out
+    assert said.startswith("batch_seconds: auto -> 60 (no step can be tried: see the errors of ")
+
+
 def test_a_run_keeps_the_number_that_it_began_with(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
