@@ -160,6 +160,11 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
     tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
     tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
+    tune.add_argument(
+        "--attention",
+        choices=("rescore", "joint", "null"),
+        help="how a trained attention decoder takes part; null: not",
+    )
     tune.set_defaults(command=_tune)
 
 
@@ -239,6 +244,8 @@ def _tune(options: argparse.Namespace) -> int:
         "token_lm_order": options.token_lm_order,
         "beam_size": options.beam_size,
         "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
+        "attention_decoding": options.attention,
+        "decoder.attention": options.attention,
     }
     tune_run(options.run, {key: value for key, value in given.items() if value is not None})
     return 0
@@ -371,10 +378,16 @@ def _prune_cache(options: argparse.Namespace) -> int:
 def _line(result: "Transcript | Classification", options: argparse.Namespace) -> str:
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
+        values = asdict(result, dict_factory=_known) | {"file": str(result.file)}
+        return json.dumps(values, ensure_ascii=False)
     if options.format in ("srt", "vtt"):
         return _subtitles(result, options)
     return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
+
+
+def _known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Leave out what is not known, such as a confidence."""
+    return {name: value for name, value in pairs if value is not None}
 
 
 def _subtitles(result: Any, options: argparse.Namespace) -> str:

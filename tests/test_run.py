@@ -93,6 +93,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "wer_test.txt",
         "utterances_test.jsonl",
         "summary.json",
+        "confidence.json",
         "hyperparams.yaml",
         "left_out.tsv",
         "tokenizer.model",
@@ -300,21 +301,36 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
 def test_a_trained_run_gets_another_decoder(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Language models are made, weights chosen on dev, and the export has both."""
+    """Language models are made, weights chosen on dev, and the export has both.
+
+    And the attention decoder, which was trained here, takes part in another way.
+    """
     run = tmp_path / "run"
-    assert workplace.train_here(run, "--number_of_epochs=1") == 0
+    joint = ("--ctc_weight=0.5", "--num_decoder_layers=1")
+    assert workplace.train_here(run, "--number_of_epochs=1", *joint) == 0
+    decoder = read_json(run / "decoder.json")
+    assert (decoder["attention"], decoder["chosen_on"]) == ("rescore", ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     with one_thread():
-        assert sbkit(["tune", str(run), "--word-lm-order=2", "--beam-size=4"]) == 0
+        assert (
+            sbkit(["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--attention=joint"])
+            == 0
+        )
     decoder = read_json(run / "decoder.json")
+    assert decoder["attention"] == "joint"
     assert decoder["chosen_on"] == ["dev"]
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
+    confidence = read_json(run / "confidence.json")
+    assert confidence["beam"]["weights"] is None  # dev has too few words
+    assert confidence["beam"]["words"] > 0
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])  # in the place of the first
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.decoder is not None
     assert bundle.decoder.weights.plain() == decoder["weights"]
+    assert bundle.decoder.attention == "joint"
+    assert isinstance(bundle.transcribe([torch.randn(8000) * 1000])[0], str)
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)

@@ -11,17 +11,24 @@ from typing import Any, ClassVar
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.asr.decoder_weights import choose_weights
+from recipes.asr.confidence import fit_readers
+from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
+from sbkit.decoding.attention import AttentionDecoder, attend
+from sbkit.decoding.confidence import BEAM, GREEDY
 from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.word_reader import WordReader
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.wer_report import describe_results, report_errors
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.text.wer import Scored, score, total_scores
+from sbkit.text.word import Word
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -30,10 +37,11 @@ from sbkit.train.feature_statistics import measure_on_start
 class Predictions:
     """What the model says of a batch.
 
-    log_probs (B, U, V) of CTC and, if asked for, from the intermediate of the encoder; frames (B,);
-    logits (B, L + 1, V) of the decoder if it was run.
+    states (B, U, D) of the encoder; log_probs (B, U, V) of CTC and, if asked for, from the
+    intermediate of the encoder; frames (B,); logits (B, L + 1, V) of the decoder if it was run.
     """
 
+    states: Tensor
     log_probs: Tensor
     intermediate: Tensor | None
     frames: Tensor
@@ -50,6 +58,9 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
+        if self.decoder is not None and self.hparams.ctc_weight == 1:
+            self.decoder = self.decoder.with_attention(None)  # it is not trained
+        self._readers: dict[str, WordReader] = {}  # by decoder, for a test
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
@@ -84,7 +95,11 @@ class AsrBrain(Brain):
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
         return Predictions(
-            log_probs(encoded.states), intermediate, encoded.frame_lengths, encoded.logits
+            encoded.states,
+            log_probs(encoded.states),
+            intermediate,
+            encoded.frame_lengths,
+            encoded.logits,
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
@@ -116,32 +131,63 @@ class AsrBrain(Brain):
         self._stage = stage
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Load the weights to be tested; choose those of the decoder on the validation sets."""
+        """Load the weights to be tested; fit the decoder and confidences to the validation sets."""
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        heard = list(hear(self))
         if self.decoder is not None:
-            self.decoder = choose_weights(self, self.decoder)
+            self.decoder = choose_weights(self, self.decoder, heard)
+        self._readers = fit_readers(self, self.decoder, heard)
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
-        best = greedy(predictions.log_probs, predictions.frames, self.tokenizer.vocabulary.blank)
-        scored = self._scored(best, batch)
-        if self.decoder is None or self._stage is not Stage.TEST:
+        log_probs, frames = predictions.log_probs, predictions.frames
+        best = greedy(log_probs, frames, self.tokenizer.vocabulary.blank)
+        if self._stage is not Stage.TEST:
+            return self._scored(best, batch)
+        rows = zip(log_probs.float().cpu().numpy(), frames.tolist(), strict=True)
+        heard = [row[:count] for row, count in rows]
+        scored = self._scored(best, batch, self._words(GREEDY, heard, best))
+        if self.decoder is None:
             return scored
-        decoded = self._scored(
-            self.decoder.decode(predictions.log_probs, predictions.frames), batch
-        )
-        return [
-            replace(each, greedy=other.scores) for each, other in zip(decoded, scored, strict=True)
-        ]
+        beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
+        best = [list(beam[0].tokens) for beam in beams]
+        decoded = self._scored(best, batch, self._words(BEAM, heard, best, beams))
+        return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
 
-    def _scored(self, tokens: Sequence[Sequence[int]], batch: TextBatch) -> list[Scored]:
+    def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
+        """Return the attention decoder of each utterance, where it takes part in decoding."""
+        if self.decoder is None or self.decoder.attention is None:
+            return None
+        return attend(self.asr_model, predictions.states, predictions.frames)
+
+    def _words(
+        self,
+        decoder: str,
+        log_probs: Sequence[LogProbs],
+        best: Sequence[Sequence[int]],
+        beams: Sequence[Sequence[Hypothesis]] | None = None,
+    ) -> list[tuple[Word, ...]]:
+        """Align what was decoded, and say how sure each word is."""
+        reader = self._readers[decoder]
+        rows = zip(log_probs, best, beams or [()] * len(best), strict=True)
+        return [reader.read(*row) for row in rows]
+
+    def _scored(
+        self,
+        tokens: Sequence[Sequence[int]],
+        batch: TextBatch,
+        words: Sequence[tuple[Word, ...]] | None = None,
+    ) -> list[Scored]:
         """Count the errors of every utterance in what was decoded of it."""
         texts = zip(batch.ids, batch.texts, map(self.tokenizer.decode, tokens), strict=True)
-        about = zip(texts, batch.speakers, batch.audio_lengths.tolist(), strict=True)
-        rate = self.hparams.sample_rate
+        seconds = (
+            samples_to_seconds(samples, self.hparams.sample_rate)
+            for samples in batch.audio_lengths.tolist()
+        )
+        about = zip(texts, batch.speakers, seconds, words or [()] * len(tokens), strict=True)
         return [
-            score(*text, speaker=speaker, seconds=samples_to_seconds(samples, rate))
-            for text, speaker, samples in about
+            score(*text, speaker=speaker, seconds=duration, words=heard)
+            for text, speaker, duration, heard in about
         ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:

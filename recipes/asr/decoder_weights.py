@@ -1,6 +1,7 @@
 """The weights of the decoder of a trained model: those of the YAML, or the best on validation."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,20 @@ from sbkit.logs.log import say
 from sbkit.text.wer import Scores
 
 
-def choose_weights(brain: Any, decoder: BeamDecoder) -> BeamDecoder:
+def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> BeamDecoder:
     """Return the decoder with its weights, and write them into the run folder.
 
-    Those that the YAML leaves open are chosen on the validation sets, never on a test set.
+    Those that the YAML leaves open are chosen on what was heard of the validation sets, never on a
+    test set.
     """
-    record: dict[str, Any] = {"beam_size": decoder.beam_size}
+    record: dict[str, Any] = {"beam_size": decoder.beam_size, "attention": decoder.attention}
     if decoder.is_open and any(used_weights(decoder)):
-        tuned = tune(decoder, list(_hear(brain)), add=_add)
+        ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
+        tuned = tune(decoder, heard, add=_add, ping=ping)
         decoder = decoder.with_weights(tuned.weights)
-        record |= {"chosen_on": list(_valid_sets(brain)), **tuned.plain()}
+        record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
         said = ", ".join(f"{name} {value:g}" for name, value in tuned.weights.plain().items())
-        say(f"decoder: {said} (chosen on {', '.join(_valid_sets(brain))})")
+        say(f"decoder: {said} (chosen on {', '.join(valid_sets(brain))})")
     record["weights"] = decoder.weights.plain()
     if rank() == 0:
         folder = Path(brain.hparams.output_folder)
@@ -34,23 +37,27 @@ def choose_weights(brain: Any, decoder: BeamDecoder) -> BeamDecoder:
     return decoder
 
 
-def _valid_sets(brain: Any) -> dict[str, Any]:
-    return dict(brain.loaders.valid)
+def valid_sets(brain: Any) -> dict[str, Any]:
+    """Return the loaders of a run's validation sets by name."""
+    return {} if brain.loaders is None else dict(brain.loaders.valid)
 
 
 @torch.no_grad()
-def _hear(brain: Any) -> Iterator[Heard]:
+def hear(brain: Any) -> Iterator[Heard]:
     """Compute the log-probabilities of this rank's share of the validation sets."""
     brain.modules.eval()
-    for loader in _valid_sets(brain).values():
+    for loader in valid_sets(brain).values():
         for batch in brain.pinging(loader, "decoding"):
             placed = brain.placed(batch)
             with brain.evaluation_ctx:
                 predictions = brain.compute_forward(placed, Stage.VALID)
             log_probs = predictions.log_probs.float().cpu().numpy()
             frames = predictions.frames.tolist()
-            for text, row, count in zip(batch.texts, log_probs, frames, strict=True):
-                yield Heard(row[:count], text)
+            attending = brain.attending(predictions) or [None] * len(frames)
+            for text, row, count, attention in zip(
+                batch.texts, log_probs, frames, attending, strict=True
+            ):
+                yield Heard(row[:count], text, attention)
 
 
 def _add(scores: Sequence[Scores]) -> list[Scores]:

@@ -18,12 +18,30 @@ from sbkit.decoding.spelling import SPACE
 
 
 @dataclass(frozen=True)
-class TimedWord:
-    """A word and its frames: the first, and the one after the last."""
+class TimedToken:
+    """A token and its frames: the first, and the one after the last."""
 
-    text: str
+    token: int
     first: int
     end: int
+
+
+@dataclass(frozen=True)
+class TimedWord:
+    """A word and the tokens that spell it, one or more."""
+
+    text: str
+    tokens: tuple[TimedToken, ...]
+
+    @property
+    def first(self) -> int:
+        """Return the first frame."""
+        return self.tokens[0].first
+
+    @property
+    def end(self) -> int:
+        """Return the frame after the last."""
+        return self.tokens[-1].end
 
 
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
@@ -83,15 +101,16 @@ def time_words(
 ) -> list[TimedWord]:
     """Return the words of a text with their frames; ``pieces`` are the tokens as written."""
     words: list[TimedWord] = []
-    text, first, end = "", 0, 0
-    for token, (begin, after) in zip(tokens, align(log_probs, tokens, blank), strict=True):
+    text, spelled = "", list[TimedToken]()
+    for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
+        timed = TimedToken(token, *frames)
         for letter in pieces[token]:
             if letter == SPACE:
                 if text:
-                    words.append(TimedWord(text, first, end))
-                text = ""
+                    words.append(TimedWord(text, tuple(spelled)))
+                text, spelled = "", []
                 continue
-            if not text:
-                first = begin
-            text, end = text + letter, after
-    return [*words, TimedWord(text, first, end)] if text else words
+            text += letter
+            if timed not in spelled[-1:]:
+                spelled.append(timed)
+    return [*words, TimedWord(text, tuple(spelled))] if text else words

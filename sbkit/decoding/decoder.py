@@ -12,10 +12,13 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
+from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords
+from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
 from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers
@@ -24,20 +27,22 @@ from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
+Search = PrefixBeamSearch | JointBeamSearch
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
-HOTWORD_REWARD = 8.0  # for a phrase; CHANGELOG has the figures of 6, 8 and 10
+ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the language models weigh beside CTC.
+    """What the language models and the attention decoder weigh beside CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
         word_bonus, token_bonus: for each word and each token.
         unknown: for each word that the model of words does not know.
+        attention: factor of the attention decoder's log-probabilities, where it takes part.
     """
 
     word: float = 0.6
@@ -45,6 +50,7 @@ class Weights:
     unknown: float = -5.0
     token: float = 0.3
     token_bonus: float = 0.5
+    attention: float = 1.0
 
     @classmethod
     def of(cls, values: object) -> Self:
@@ -67,9 +73,12 @@ class Weights:
 
 
 class BeamDecoder:
-    """Prefix beam search with the language models of a run.
+    """Prefix beam search with the language models of a run, and its attention decoder.
 
     ``weights`` are chosen on the validation set at the end of training where they are null.
+    ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
+    "joint" searches token by token with it, None does without.
+    Raises SbkitError for another one, and for weights that are none.
     """
 
     RANGES: ClassVar = {"beam_size": AT_LEAST_ONE}
@@ -81,14 +90,21 @@ class BeamDecoder:
         language_models: str | Path | LanguageModels,
         beam_size: int = 32,
         weights: Mapping[str, float] | Weights | None = None,
+        attention: str | None = None,
     ) -> None:
-        self.tokenizer, self.beam_size = tokenizer, beam_size
+        self.tokenizer, self.beam_size, self.attention = tokenizer, beam_size, attention
+        if attention not in (None, *ATTENTION):
+            raise SbkitError(
+                f"The decoder's `attention` must be {' or '.join(ATTENTION)}, or null, but is "
+                f"{printable(str(attention))[:100]}. Correct it."
+            )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
+        self.expected = frozenset[str]()  # words of hotwords
         self._hotwords: HotwordScorer | None = None
-        self._biased: PrefixBeamSearch | None = None
+        self._biased: Search | None = None
 
     @cached_property
     def language_models(self) -> LanguageModels:
@@ -104,37 +120,43 @@ class BeamDecoder:
             language_models=self.language_models,
             beam_size=beam_size or self.beam_size,
             weights=weights,
+            attention=self.attention,
         )
 
-    def with_hotwords(
-        self, phrases: Sequence[str], reward: float = HOTWORD_REWARD
-    ) -> "BeamDecoder":
+    def with_attention(self, attention: str | None) -> "BeamDecoder":
+        """Return the same decoder, in which the attention decoder takes part in another way."""
+        return BeamDecoder(
+            tokenizer=self.tokenizer,
+            language_models=self._source,
+            beam_size=self.beam_size,
+            weights=None if self.is_open else self.weights,
+            attention=attention,
+        )
+
+    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return the same decoder, which expects some phrases that can be spelled.
 
         Its transcript is another one only where one of them is then heard.
         """
         decoder = self.with_weights(self.weights)
-        decoder._hotwords = HotwordScorer(phrases=phrases, spelling=self._spelling, reward=reward)
+        rewards = reward_phrases(phrases, self._spelling)
+        decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+        decoder.expected = frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
         return decoder
 
     @cached_property
     def _spelling(self) -> Spelling:
-        special = self.tokenizer.vocabulary
-        return Spelling(
-            pieces=self.tokenizer.pieces(),
-            spell=self.tokenizer.encode,
-            special=(special.blank, special.unk, special.bos, special.eos),
-        )
+        return Spelling.of(self.tokenizer)
 
     @cached_property
-    def search(self) -> PrefixBeamSearch:
+    def search(self) -> Search:
         """Make the search without hotwords."""
         return self._search(self._scorers())
 
-    def _search(self, scorers: Sequence[Scorer]) -> PrefixBeamSearch:
-        special = self.tokenizer.vocabulary
+    def _search(self, scorers: Sequence[Scorer]) -> Search:
+        special, scorer = self.tokenizer.vocabulary, SumOfScorers(scorers=scorers)
         settings = BeamSettings(
             vocab_size=special.size,
             blank=special.blank,
@@ -143,7 +165,10 @@ class BeamDecoder:
             most_tokens=MOST_TOKENS,
             excluded=(special.unk, special.bos, special.eos),
         )
-        return PrefixBeamSearch(settings=settings, scorer=SumOfScorers(scorers=scorers))
+        if self.attention != "joint":
+            return PrefixBeamSearch(settings=settings, scorer=scorer)
+        weight = self.weights.attention
+        return JointBeamSearch(settings=settings, weight=weight, eos=special.eos, scorer=scorer)
 
     def _scorers(self, added: Sequence[str] = ()) -> list[Scorer]:
         """Return the language models with their weights; ``added`` words are known, too."""
@@ -172,15 +197,57 @@ class BeamDecoder:
             )
         return scorers
 
-    def nbest(self, log_probs: LogProbs) -> list[Hypothesis]:
-        """Return the beam of an utterance, (U, V), the best hypothesis first."""
-        if self._hotwords is None or self._biased is None:
-            return self.search.decode(log_probs)
+    def nbest(
+        self, log_probs: LogProbs, attention: AttentionDecoder | None = None
+    ) -> list[Hypothesis]:
+        """Return the beam of an utterance, (U, V), the best hypothesis first.
+
+        Raises SbkitError where the attention decoder is to take part and is not given.
+        """
+        if self.attention is not None and attention is None:
+            raise SbkitError(
+                f"A decoder with `attention: {self.attention}` must be given the attention decoder "
+                "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
+            )
+        plain, biased = (
+            _Listening(search, attention if self.attention else None, self.weights.attention)
+            for search in (self.search, self._biased or self.search)
+        )
+        if self._hotwords is None:
+            return plain.decode(log_probs)
         return decode_with_hotwords(
-            log_probs, unbiased=self.search, biased=self._biased, hotwords=self._hotwords
+            log_probs, unbiased=plain, biased=biased, hotwords=self._hotwords
         )
 
-    def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
-        """Return the tokens of each utterance: (B, U, V), (B,) -> ids."""
+    def beams(
+        self,
+        log_probs: Tensor,
+        frame_lengths: Tensor,
+        attention: Sequence[AttentionDecoder | None] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
         rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        return [list(self.nbest(row[:frames])[0].tokens) for row, frames in rows]
+        heard = [row[:frames] for row, frames in rows]
+        pairs = zip(heard, attention or [None] * len(heard), strict=True)
+        return [self.nbest(*pair) for pair in pairs]
+
+    def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
+        """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
+        return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
+
+
+@dataclass(frozen=True)
+class _Listening:
+    """A search for one utterance, whose attention decoder takes part where there is one."""
+
+    search: Search
+    attention: AttentionDecoder | None
+    weight: float
+
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
+        if isinstance(self.search, JointBeamSearch):
+            assert self.attention is not None
+            return self.search.decode(log_probs, self.attention)
+        found = self.search.decode(log_probs)
+        return found if self.attention is None else rescore(found, self.attention, self.weight)

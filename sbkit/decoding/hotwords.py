@@ -3,20 +3,23 @@
 The automaton is that of Aho and Corasick (1975), so its time does not grow with the list.
 """
 
+import math
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.spelling import SPACE, Spelling
 
-# Characters. A shorter phrase earns its share of the reward, since it fits into many places: four
-# hotwords of one letter made 15 of 20 false alarms on the demo's test clips, where this was seen.
-FULL_REWARD = 4
+# Natural logarithms: a phrase is likelier to be said than any other text by so much. What fits by
+# chance does so the less the longer it is, and the more the longer the list is. CHANGELOG has what
+# these come to on the demo's dev clips, where they were chosen.
+REWARD = 2.0
+REWARD_OF_LETTER = 1.2
+LETTERS = 10  # that are rewarded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,9 @@ def spellable(phrases: Iterable[str], spelling: Spelling) -> Spellable:
 class PhraseNode:
     """A beginning of phrases, `▁` before the first word.
 
-    children: by character; credit: the share of the reward that a phrase begun has, of the phrase
-    with most; earned: the share that the phrases that end here earn, the largest of them; shorter:
-    the node of the longest suffix that begins a phrase, None at the root.
+    children: by character; credit: the part of its reward that a phrase begun has, of the phrase
+    with most; earned: the reward of the phrases that end here, the largest of them; shorter: the
+    node of the longest suffix that begins a phrase, None at the root.
     """
 
     children: dict[str, "PhraseNode"] = field(default_factory=dict)
@@ -57,27 +60,25 @@ class PhraseState(NamedTuple):
 
 
 class HotwordScorer:
-    """Add a reward for each end of a word at which a phrase is complete.
+    """Add the reward of a phrase at each end of a word at which it is complete.
 
-    A phrase of four or more characters earns one reward however long it is, a shorter one as many
-    quarters as it has characters; and only from the begin of a word to the end of one. Where two
-    end together, the larger reward counts. While a phrase is spelled it has credit, in proportion
-    to its characters, so that the beam keeps it; the credit is taken back where the text goes on
-    otherwise.
+    A phrase counts only from the begin of a word to the end of one. Where two end together, the
+    larger reward counts. While a phrase is spelled it has credit, in proportion to its characters,
+    so that the beam keeps it; the credit is taken back where the text goes on otherwise.
     Raises SbkitError for a phrase that cannot be spelled, and where there is none.
     """
 
-    def __init__(self, *, phrases: Collection[str], spelling: Spelling, reward: float) -> None:
-        refused = spellable(phrases, spelling).refused
-        if refused or not phrases:
+    def __init__(self, *, rewards: Mapping[str, float], spelling: Spelling) -> None:
+        refused = spellable(rewards, spelling).refused
+        if refused or not rewards:
             came = f'"{refused[0]}" cannot' if refused else "there is none"
             raise SbkitError(
                 f"Hotwords must be spelled with the tokenizer's characters, but {came}. "
                 "Normalize them as the training text, and leave out what `spellable` refuses."
             )
-        self._texts, self._reward, self._spelling = spelling.texts, reward, spelling
-        self._letters = {phrase: spelling.letters(phrase) for phrase in phrases}
-        self._root = _build(list(self._letters.values()))
+        self._texts, self._spelling = spelling.texts, spelling
+        self._letters = {phrase: spelling.letters(phrase) for phrase in rewards}
+        self._root = _build({self._letters[phrase]: each for phrase, each in rewards.items()})
         self._before_word = self._root.children[SPACE]
 
     def start(self) -> Hashable:
@@ -98,7 +99,7 @@ class HotwordScorer:
         score = 0.0
         if state.in_word:
             score, state = self._spell(state, SPACE)
-        return score - self._reward * state.node.credit
+        return score - state.node.credit
 
     def find(self, tokens: Sequence[int]) -> frozenset[str]:
         """Return the phrases that a token sequence contains, from word begin to word end."""
@@ -111,19 +112,29 @@ class HotwordScorer:
         while letter not in node.children and node.shorter is not None:
             node = node.shorter
         after = node.children.get(letter, self._root)
-        share = after.credit - state.node.credit + after.earned
-        return self._reward * share, PhraseState(after, letter != SPACE)
+        score = after.credit - state.node.credit + after.earned
+        return score, PhraseState(after, letter != SPACE)
 
 
-def _build(phrases: Sequence[str]) -> PhraseNode:
+def reward_phrases(phrases: Collection[str], spelling: Spelling) -> dict[str, float]:
+    """Return the reward of each phrase of a list, by its letters and the length of the list."""
+    share = math.log(max(1, len(phrases)))
+    letters = {phrase: min(LETTERS, len(spelling.letters(phrase))) for phrase in phrases}
+    return {
+        phrase: max(0.0, REWARD + REWARD_OF_LETTER * count - share)
+        for phrase, count in letters.items()
+    }
+
+
+def _build(rewards: Mapping[str, float]) -> PhraseNode:
     root = PhraseNode()
-    for phrase in phrases:
-        node, share = root, min(1.0, len(phrase) / FULL_REWARD)
+    for phrase, reward in rewards.items():
+        node = root
         for place, letter in enumerate(_between_spaces(phrase)):
             node = node.children.setdefault(letter, PhraseNode())
             if place <= len(phrase):  # without the space that ends it, where the reward is paid
-                node.credit = max(node.credit, share * place / len(phrase))
-        node.earned = share
+                node.credit = max(node.credit, reward * place / len(phrase))
+        node.earned = max(node.earned, reward)
     _link(root)
     return root
 
@@ -143,11 +154,18 @@ def _link(root: PhraseNode) -> None:
             nodes.append(child)
 
 
+class Search(Protocol):
+    """A beam search."""
+
+    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
+
+
 def decode_with_hotwords(
     log_probs: LogProbs,
     *,
-    unbiased: PrefixBeamSearch,
-    biased: PrefixBeamSearch,
+    unbiased: Search,
+    biased: Search,
     hotwords: HotwordScorer,
 ) -> list[Hypothesis]:
     """Return a beam of log-probabilities (U, V), best first, that hotwords change only if heard.

@@ -6,6 +6,9 @@ of the audio do too. So a word is known however it is cut into pieces.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+from sbkit.text.tokenizer import Tokenizer
 
 SPACE = "▁"  # as sentencepiece writes it
 
@@ -21,6 +24,13 @@ class Spelling:
     spell: Callable[[str], Sequence[int]]
     special: Collection[int] = (0, 1, 2, 3)
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Spelling":
+        """Return how a tokenizer spells."""
+        ids = tokenizer.vocabulary
+        special = (ids.blank, ids.unk, ids.bos, ids.eos)
+        return cls(pieces=tokenizer.pieces(), spell=tokenizer.encode, special=special)
+
     def letters(self, text: str) -> str:
         """Return the characters that the model emits for a text, "" where it cannot spell it.
 
@@ -35,7 +45,7 @@ class Spelling:
         """Return the words that a token sequence spells."""
         return "".join(map(self._text, tokens)).replace(SPACE, " ").split()
 
-    @property
+    @cached_property
     def texts(self) -> tuple[str, ...]:
         """Return what each token adds to a text, nothing for a special one."""
         return tuple(map(self._text, range(len(self.pieces))))

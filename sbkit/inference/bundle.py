@@ -31,13 +31,16 @@ from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.base.units import samples_to_seconds
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
-from sbkit.decoding.alignment import time_words
+from sbkit.decoding.attention import attend
+from sbkit.decoding.confidence import BEAM, GREEDY
 from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
+from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.scorer import LanguageModel
+from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.budget import within_budget
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
@@ -46,6 +49,7 @@ from sbkit.models.decoding import greedy
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.vocabulary import Vocabulary
+from sbkit.text.word import Word
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
 LARGEST = {  # bytes
@@ -58,21 +62,8 @@ LARGEST = {  # bytes
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word, and when it is said, in seconds."""
-
-    text: str
-    start: float
-    end: float
-
-    def later(self, seconds: float) -> "Word":
-        """Return the word in audio that begins earlier."""
-        return Word(self.text, self.start + seconds, self.end + seconds)
-
-
-@dataclass(frozen=True)
 class Recognized:
-    """What is said in a clip, and its words where their times were asked for."""
+    """What is said in a clip, and its words in time where they were asked for."""
 
     text: str
     words: tuple[Word, ...]
@@ -83,13 +74,15 @@ class Bundle:
     """A model that is ready to be run.
 
     model: an AsrModel or an UtteranceClassifier, as config.model_class says; decoder: None where
-    the best token of each frame is taken.
+    the best token of each frame is taken; lm: its language model of words, which whoever asks how
+    sure a word is asks, too, also of a greedy decoder.
     """
 
     config: BundleConfig
     model: Any
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
+    lm: LanguageModel | None = None
 
     def transcribe(self, clips: list[Tensor]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
@@ -97,44 +90,39 @@ class Bundle:
 
     @torch.inference_mode()
     def recognize(self, clips: list[Tensor], *, times: bool = False) -> list[Recognized]:
-        """Transcribe clips as `transcribe` does; with ``times``, the words are aligned, too."""
+        """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
         tokenizer = self.require_asr()
         audio, audio_lengths = _as_batch(clips)
         features, frames = self.model.features(audio, audio_lengths)
         states, frames = self.model.encode(features, frames)
         log_probs = self.model.ctc_log_probs(states)
+        beams: list[list[Hypothesis]] = [[] for _ in clips]
         if self.decoder is None:
             best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
         else:
-            best = self.decoder.decode(log_probs, frames)
-        return [
-            Recognized(tokenizer.decode(ids), self._words(row[:count], ids) if times else ())
-            for row, count, ids in zip(log_probs, frames.tolist(), best, strict=True)
-        ]
-
-    def _words(self, log_probs: Tensor, tokens: list[int]) -> tuple[Word, ...]:
-        """Align what was recognized: (U, V) -> words in seconds."""
-        tokenizer, rate = self.require_asr(), self.config.sample_rate
-        timed = time_words(
-            log_probs.numpy(),
-            tokens,
-            pieces=tokenizer.pieces(),
-            blank=tokenizer.vocabulary.blank,
-        )
-        step = self._samples_per_frame
-        return tuple(
-            Word(
-                each.text,
-                samples_to_seconds(each.first * step, rate),
-                samples_to_seconds(each.end * step, rate),
-            )
-            for each in timed
-        )
+            attends = self.decoder.attention is not None
+            attention = attend(self.model, states, frames) if attends else None
+            beams = self.decoder.beams(log_probs, frames, attention)
+            best = [list(beam[0].tokens) for beam in beams]
+        texts = map(tokenizer.decode, best)
+        if not times:
+            return [Recognized(text, ()) for text in texts]
+        rows = zip(log_probs.numpy(), frames.tolist(), best, beams, strict=True)
+        words = (self._reader.read(row[:count], ids, beam) for row, count, ids, beam in rows)
+        return [Recognized(*each) for each in zip(texts, words, strict=True)]
 
     @cached_property
-    def _samples_per_frame(self) -> int:
-        count: int = self.model.samples_per_frame(self.config.sample_rate)
-        return count
+    def _reader(self) -> WordReader:
+        """Make what aligns and judges the words of the bundle's decoder."""
+        rate = self.config.sample_rate
+        return WordReader(
+            tokenizer=self.require_asr(),
+            samples_per_frame=self.model.samples_per_frame(rate),
+            sample_rate=rate,
+            lm=self.lm,
+            confidence=self.config.confidence.get(GREEDY if self.decoder is None else BEAM),
+            unjudged=frozenset() if self.decoder is None else self.decoder.expected,
+        )
 
     @torch.inference_mode()
     def classify(self, clips: list[Tensor]) -> Tensor:
@@ -224,6 +212,7 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
     tokenizer = _load_tokenizer(config, contents, folder)
     decoder = _load_decoder(config, tokenizer, contents, folder)
+    lm = _words_of(config, decoder, folder)
     weights = _parse_weights(contents[WEIGHTS], folder / WEIGHTS)
     for part in config.parts.values():
         refuse_unlisted(part, own=own, imports=config.imports)
@@ -235,7 +224,7 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(folder / WEIGHTS), parameters=names)
     _load_state(modules, weights, folder)
-    return Bundle(config, model, tokenizer, decoder)
+    return Bundle(config, model, tokenizer, decoder, lm)
 
 
 def build_model(
@@ -324,7 +313,21 @@ def _load_decoder(
         language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
         beam_size=config.decoder["beam_size"],
         weights=config.decoder["weights"],
+        attention=config.decoder.get("attention"),
     )
+
+
+def _words_of(
+    config: BundleConfig, decoder: BeamDecoder | None, folder: Path
+) -> LanguageModel | None:
+    """Return the language model of words; refuse confidences that ask for one without it."""
+    words = None if decoder is None else decoder.language_models.words
+    if words is None and any(each.needs_language_model for each in config.confidence.values()):
+        raise SbkitError(
+            f"`confidence` in {folder / CONFIG} must be of what the bundle has, but asks for a "
+            "language model of words, which is not there. Export it again."
+        )
+    return words
 
 
 def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.decoding.decoder import Weights
+from sbkit.decoding.confidence import BEAM, GREEDY, Confidence
+from sbkit.decoding.decoder import ATTENTION, Weights
 from sbkit.inference.module_spec import Plain, refuse_bomb
 
 FORMAT = 2
@@ -29,7 +30,9 @@ class BundleConfig:
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
     the transcripts, which says how those to compare with are normalized; decoder: beam size,
-    weights, and what they reached on the validation set; None for greedy decoding.
+    weights, how the attention decoder takes part, and what they reached on the validation set; None
+    for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
+    decoder may have none.
     """
 
     model_class: str
@@ -41,6 +44,7 @@ class BundleConfig:
     imports: tuple[str, ...]
     language: str | None = None
     decoder: Mapping[str, Any] | None = None
+    confidence: Mapping[str, Confidence] = field(default_factory=dict)
 
     @property
     def is_asr(self) -> bool:
@@ -68,6 +72,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
+        confidence=_confidences(
+            read("confidence", _is_confidence, "a mapping of decoders to weights, or null", None)
+        ),
     )
     _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
@@ -189,7 +196,24 @@ def _is_decoder(value: Any) -> bool:
         Weights.of(value.get("weights"))
     except SbkitError:
         return False
-    return bool(1 <= value["beam_size"] <= LARGEST_BEAM)
+    attention = value.get("attention")
+    is_known = attention is None or (isinstance(attention, str) and attention in ATTENTION)
+    return bool(1 <= value["beam_size"] <= LARGEST_BEAM and is_known)
+
+
+def _is_confidence(value: Any) -> bool:
+    if not isinstance(value, dict) or not value.keys() <= {GREEDY, BEAM}:
+        return False
+    try:
+        _confidences(value)
+    except (SbkitError, TypeError, KeyError):
+        return False
+    return True
+
+
+def _confidences(value: Mapping[str, Any] | None) -> dict[str, Confidence]:
+    found = {name: each["weights"] for name, each in (value or {}).items()}
+    return {name: Confidence.of(each) for name, each in found.items() if each is not None}
 
 
 def _is_digest(value: Any) -> bool:

@@ -30,6 +30,7 @@ from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
+from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
@@ -40,7 +41,15 @@ from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = ("beam_size", "weights", "chosen_on", "CER", "WER", "utterances")  # of decoder.json
+IN_BUNDLE = (
+    "beam_size",
+    "weights",
+    "attention",
+    "chosen_on",
+    "CER",
+    "WER",
+    "utterances",
+)  # of decoder.json
 LARGEST_DESCRIPTION = 1 << 16  # bytes
 RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
@@ -73,6 +82,7 @@ def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> No
     )
     decoder = _decoder_of(run)
     config["decoder"] = None if decoder is None else decoder.described
+    config["confidence"] = _described(run / CONFIDENCE_FILE)
     weights = _weights_of(best, run)
     with replacing(out) as beside:
         (beside / CONFIG).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
@@ -230,24 +240,29 @@ class _Decoder(NamedTuple):
 
 def _decoder_of(run: Path) -> _Decoder | None:
     """Read the decoder that the test was run with; None for a run without one."""
-    file = run / DECODER_FILE
-    if not file.exists() and not file.is_symlink():
+    described = _described(run / DECODER_FILE)
+    if described is None:
         return None
-    content = read_regular(file, largest=LARGEST_DESCRIPTION, what="The run's decoder")
-    try:
-        described = json.loads(content)
-        named = {name: described[name] for name in IN_BUNDLE if name in described}
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must be what training wrote, but cannot be read. Remove it, and train.py "
-            "with the same options writes it again."
-        ) from error
     return _Decoder(
-        named,
+        {name: described[name] for name in IN_BUNDLE if name in described},
         read_regular(
             run / LANGUAGE_MODELS, largest=LARGEST_LANGUAGE_MODEL, what="The run's decoder"
         ),
     )
+
+
+def _described(file: Path) -> dict[str, Any] | None:
+    """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
+    if not file.exists() and not file.is_symlink():
+        return None
+    content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
+    try:
+        return dict(json.loads(content).items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"{file} must be what training wrote, but cannot be read. Write it again: "
+            f"sbkit tune {file.parent}"
+        ) from error
 
 
 def _labels_of(run: Path) -> ClassLabels | None:

@@ -192,7 +192,7 @@ def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         return Task(
-            score=partial(_transcribe, bundle),
+            score=partial(_transcribe, bundle, wanted.out is not None),
             measure=_error_rates,
             describe=describe_results,
             report=report_errors,
@@ -211,18 +211,19 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
 
 
 def _transcribe(
-    bundle: Bundle, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
 ) -> list[Scored]:
-    texts, rate = bundle.transcribe(clips), bundle.config.sample_rate
+    rate, found = bundle.config.sample_rate, bundle.recognize(clips, times=times)
     return [
         score(
             row["id"],
             row["text"],
-            text,
+            heard.text,
             speaker=str(row.get("speaker", "")),
             seconds=samples_to_seconds(row["samples"], rate),
+            words=heard.words,
         )
-        for row, text in zip(rows, texts, strict=True)
+        for row, heard in zip(rows, found, strict=True)
     ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from sbkit.inference.bundle import Word
+from sbkit.text.word import Word
 
 WIDTH = 42  # characters of a line, as broadcasters have it
 LINES = 2

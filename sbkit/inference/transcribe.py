@@ -8,9 +8,10 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.inference.bundle import Bundle, Recognized, Word, load_bundle
+from sbkit.inference.bundle import Bundle, Recognized, load_bundle
 from sbkit.inference.pieces import batches, read_pieces
 from sbkit.inference.running import fitting
+from sbkit.text.word import Word
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 A line for each utterance, sorted by id:
 
     id, reference, hypothesis    text, as it was scored
-    words, characters            those of the reference
+    reference_words, reference_characters    how many
     word_errors, character_errors    substitutions, deletions and insertions
     seconds, speaker             null where they are not known
+    words                        of the hypothesis: text, start and end in seconds, and confidence
+                                 where there is a calibrated one
 """
 
 import hashlib
@@ -19,6 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.regular import read_regular
 from sbkit.text.wer import ErrorCounts, Scored, score
+from sbkit.text.word import Word
 
 LARGEST = 4 << 30  # bytes; a million long utterances have 1 GB
 
@@ -62,12 +65,13 @@ def _row(utterance: Scored) -> dict[str, Any]:
         "id": utterance.id,
         "reference": utterance.reference,
         "hypothesis": utterance.hypothesis,
-        "words": words.total,
+        "reference_words": words.total,
         "word_errors": edits(words),
-        "characters": characters.total,
+        "reference_characters": characters.total,
         "character_errors": edits(characters),
         "seconds": utterance.seconds,
         "speaker": utterance.speaker or None,
+        "words": [word.plain() for word in utterance.words],
     }
 
 
@@ -81,5 +85,18 @@ def _read_row(row: Mapping[str, Any]) -> Scored:
     if not all(isinstance(each, str) for each in texts):
         raise TypeError(f"the utterance {str(row['id'])[:40]!r} is not made of texts")
     id, reference, hypothesis, speaker = texts
-    "".join(texts).encode()  # refuses half a surrogate pair, which could not be printed
-    return score(id, reference, hypothesis, speaker=speaker, seconds=row.get("seconds"))
+    words = tuple(_read_word(each) for each in row.get("words") or ())
+    # Refuses half a surrogate pair, which could not be printed.
+    "".join([*texts, *(word.text for word in words)]).encode()
+    seconds = row.get("seconds")
+    return score(id, reference, hypothesis, speaker=speaker, seconds=seconds, words=words)
+
+
+def _read_word(values: Mapping[str, Any]) -> Word:
+    text, confidence = values["text"], values.get("confidence")
+    numbers = [values["start"], values["end"], *([] if confidence is None else [confidence])]
+    if not isinstance(text, str) or not all(type(each) in (int, float) for each in numbers):
+        raise TypeError(f"the word {str(values)[:60]!r} has no text, start and end")
+    if confidence is not None and not 0 < confidence < 1:
+        raise ValueError(f"the confidence {confidence!r} is not between 0 and 1")
+    return Word(text, values["start"], values["end"], confidence)

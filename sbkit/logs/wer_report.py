@@ -12,7 +12,8 @@ from sbkit.logs.intervals import (
     rate_intervals,
 )
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
-from sbkit.text.wer import ErrorCounts, Scored, Scores, align, total_scores
+from sbkit.text.calibration import Calibration, measure_calibration
+from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
 
 
 def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
@@ -87,33 +88,60 @@ def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
 def describe_results(scored: Sequence[Scored]) -> str:
     """Write both rates of a split with their counts and 95 % intervals, in one line.
 
-    Where another decoder was used, the rates of the greedy one follow.
+    Where another decoder was used, the rates of the greedy one follow; where there are confidences,
+    how good they are.
     """
     line = describe_rates(total_scores(scored), rate_intervals(scored))
-    greedy = total_greedy(scored)
-    return line if greedy is None else f"{line}; greedily {describe_rates(greedy)}"
+    if (greedy := total_greedy(scored)) is not None:
+        line += f"; greedily {describe_rates(greedy)}"
+    if (confidence := measure_confidence(scored)) is not None:
+        line += f"; confidence {confidence}"
+    return line
 
 
 def total_greedy(scored: Sequence[Scored]) -> Scores | None:
     """Add the scores of greedy decoding; None where there are none."""
     greedy = [each.greedy for each in scored if each.greedy is not None]
-    return sum(greedy, Scores()) if greedy else None
+    return total_scores(greedy) if greedy else None
+
+
+def measure_confidence(scored: Iterable[Scored]) -> Calibration | None:
+    """Compare the confidences of all words with whether they are right; None without any."""
+    pairs = [
+        (word.confidence, right)
+        for each in scored
+        for word, right in zip(
+            each.words,
+            right_words(each.reference.split(), [word.text for word in each.words]),
+            strict=True,
+        )
+        if word.confidence is not None
+    ]
+    return measure_calibration([said for said, _ in pairs], [right for _, right in pairs])
 
 
 def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of a split with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
-    compared. The rates of greedy decoding stand beside them where another decoder was used.
+    compared. The figures of greedy decoding stand beside them where another decoder was used.
     """
-    intervals, greedy = rate_intervals(scored), total_greedy(scored)
+    intervals = rate_intervals(scored)
+    greedy = [each.greedy for each in scored if each.greedy is not None]
     figures = {
-        **error_figures(total_scores(scored)),
+        **_decoder_figures(scored),
         "WER_interval": interval_figures(intervals.wer),
         "CER_interval": interval_figures(intervals.cer),
         "references": hash_references(scored),
     }
-    return figures if greedy is None else {**figures, "greedy": error_figures(greedy)}
+    return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
+
+
+def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of one decoder, and how good its confidences are where it has any."""
+    confidence = measure_confidence(scored)
+    known = {} if confidence is None else {"confidence": confidence.plain()}
+    return {**error_figures(total_scores(scored)), **known}
 
 
 def error_figures(test: Scores) -> dict[str, Any]:

@@ -119,6 +119,15 @@ class AsrModel:
         scores: Tensor = self.ctc_lin(states)
         return scores.float().log_softmax(-1)
 
+    def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
+        """Score each token and what follows the last: (B, L), (B, U, D), (B,) -> (B, L + 1, V).
+
+        In float32. Raises SbkitError where there is no decoder, or no `seq_lin`.
+        """
+        begun = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
+        decoded = self._acoustic.encoder.decode(begun, states, frame_lengths)
+        return self._seq_logits(decoded).float().log_softmax(-1)
+
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
         """Return what a run of this weight never calls: with CTC alone, the decoder and its head.
 

@@ -109,7 +109,11 @@ class Encoder:
                 f"1.0, but {type(self._part).__name__} has none. Add it, or set --ctc_weight=1.0 "
                 "to train CTC alone."
             )
-        decoded: Tensor = self._part.decode(tokens, states, frame_lengths)
+        if self._pads:
+            frame_lengths = frame_lengths.to(states.device, non_blocking=True)
+        output = self._part.decode(tokens, states, frame_lengths)
+        # SpeechBrain's returns its attentions, too.
+        decoded: Tensor = output[0] if isinstance(output, tuple) else output
         return decoded
 
     def decoding_modules(self) -> tuple[nn.Module, ...]:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jiwer
+from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len
+
+from sbkit.text.word import Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +78,19 @@ class Scores:
 class Scored:
     """One utterance with what was said, what was heard and the errors between.
 
-    greedy: the errors of the best token of each frame, where another decoder wrote the hypothesis;
-    speaker: "" where it is not known; seconds: of audio, None where they are not known.
+    greedy: what the best token of each frame comes to, where another decoder wrote the hypothesis;
+    speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
+    the hypothesis in time, where they were aligned.
     """
 
     id: str
     reference: str
     hypothesis: str
     scores: Scores
-    greedy: Scores | None = None
+    greedy: "Scored | None" = None
     speaker: str = ""
     seconds: float | None = None
+    words: tuple[Word, ...] = ()
 
 
 class Alignment(NamedTuple):
@@ -97,7 +102,13 @@ class Alignment(NamedTuple):
 
 
 def score(
-    id: str, reference: str, hypothesis: str, *, speaker: str = "", seconds: float | None = None
+    id: str,
+    reference: str,
+    hypothesis: str,
+    *,
+    speaker: str = "",
+    seconds: float | None = None,
+    words: tuple[Word, ...] = (),
 ) -> Scored:
     """Score one utterance."""
     return Scored(
@@ -107,6 +118,7 @@ def score(
         scores=count_errors(reference, hypothesis),
         speaker=speaker,
         seconds=seconds,
+        words=words,
     )
 
 
@@ -127,6 +139,16 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
         characters=_counts(jiwer.process_characters(reference, hypothesis)),
         utterances=1,
     )
+
+
+def right_words(reference: Sequence[str], heard: Sequence[str]) -> list[bool]:
+    """Return which words that were heard are those of the reference, by an alignment of both."""
+    right = [False] * len(heard)
+    for operation in Levenshtein.opcodes(reference, heard):
+        if operation.tag == "equal":
+            first, end = operation.dest_start, operation.dest_end
+            right[first:end] = [True] * (end - first)
+    return right
 
 
 def align(reference: str, hypothesis: str) -> Alignment:

@@ -33,10 +33,30 @@ def all_decoders() -> Iterator[Case]:
     for name, kind in KINDS.items():
         yield _case(f"lm.safetensors {name}", partial(_with_kind, kind))
     for content in (b"[]", b"{}", b'"beam_size"', b"[" * 50_000, b"\xff", b'{"weights": NaN}'):
-        prepare = partial(_export, content)
+        prepare = partial(_export, content, "decoder.json")
         yield Case("decoder of a run", f"{content[:20]!r}", prepare, harmless=content == b"{}")
-    yield Case("decoder of a run", "huge", partial(_export, b'{"beam_size": 1e999, "weights": {}}'))
+    huge = b'{"beam_size": 1e999, "weights": {}}'
+    yield Case("decoder of a run", "huge", partial(_export, huge, "decoder.json"))
     yield Case("decoder of a run", "a pipe", _export_pipe)
+    yield from _confidences()
+
+
+def _confidences() -> Iterator[Case]:
+    """List every attack by way of a confidence, of a bundle and of a run."""
+    for name, described in CONFIDENCES.items():
+        prepare = partial(_with_confidence, described)
+        yield Case("bundle confidence", name, prepare, harmless=name in HARMLESS)
+        content = json.dumps(described).encode()
+        export = partial(_export, content, "confidence.json")
+        yield Case("confidence of a run", name, export, harmless=name in HARMLESS)
+    for content in (b"[" * 50_000, b"\xff", b'{"greedy": {"weights": {"bias": 1e999}}}'):
+        export = partial(_export, content, "confidence.json")
+        yield Case("confidence of a run", f"{content[:20]!r}", export)
+
+
+def _with_confidence(described: Any, place: Place) -> list[str]:
+    edit_config(place.bundle, lambda config: config.update(confidence=described))
+    return [*place.transcribe(), "--format", "json"]
 
 
 def _case(name: str, spoil: Callable[[Place], None], *, harmless: bool = False) -> Case:
@@ -72,9 +92,9 @@ def _with_kind(kind: Callable[[Path], None], place: Place) -> None:
     kind(place.bundle / "lm.safetensors")
 
 
-def _export(content: bytes, place: Place) -> list[str]:
+def _export(content: bytes, name: str, place: Place) -> list[str]:
     _with_models(place.run)
-    (place.run / "decoder.json").write_bytes(content)
+    (place.run / name).write_bytes(content)
     return place.export()
 
 
@@ -143,4 +163,21 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "a pickle": lambda file: file.write_bytes(b"cos\nsystem\n(S'touch x'\ntR."),
     "random": lambda file: file.write_bytes(os.urandom(5000)),
 }
-HARMLESS = ("as it is",)
+CONFIDENCES: dict[str, Any] = {
+    "good": {"greedy": {"weights": {"bias": 0.5, "entropy": -3.0}}, "beam": {"weights": None}},
+    "a list": [{"bias": 0.0}],
+    "a text": "greedy",
+    "of another decoder": {"__class__": {"weights": {"bias": 0.0}}},
+    "without weights": {"greedy": {}},
+    "that is a number": {"greedy": 0.5},
+    "without a bias": {"greedy": {"weights": {"entropy": 1.0}}},
+    "of another feature": {"greedy": {"weights": {"bias": 0.0, "format": 1.0}}},
+    "of text": {"greedy": {"weights": {"bias": "0.0"}}},
+    "that is true": {"greedy": {"weights": {"bias": True}}},
+    "beyond numbers": {"greedy": {"weights": {"bias": 0.0, "entropy": 1e300}}},
+    "whole and beyond numbers": {"greedy": {"weights": {"bias": 10**400}}},
+    "no number": {"greedy": {"weights": {"bias": float("nan")}}},
+    "that asks a language model": {"greedy": {"weights": {"bias": 0.0, "known": 1.0}}},
+    "deep confidence": {"greedy": {"weights": {"bias": DEEP}}},
+}
+HARMLESS = ("as it is", "good")

@@ -8,7 +8,7 @@ import torch
 import torchaudio
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import TimedWord, align, time_words
+from sbkit.decoding.alignment import TimedToken, align, time_words
 from sbkit.decoding.frames import LogProbs
 
 PIECES = ["<blank>", "a", "b", "▁"]
@@ -72,11 +72,13 @@ def test_words_have_the_frames_of_their_tokens() -> None:
     said = [0, 1, 2, 0, 3, 0, 0, 1, 1, 0, 2, 0]
     log_probs = np.log(np.full((len(said), 4), 0.01) + 0.96 * np.eye(4)[said])
     words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=PIECES, blank=0)
-    assert words == [TimedWord("ab", 1, 3), TimedWord("ab", 7, 11)]
+    assert [(each.text, each.first, each.end) for each in words] == [("ab", 1, 3), ("ab", 7, 11)]
+    assert words[0].tokens == (TimedToken(1, 1, 2), TimedToken(2, 2, 3))
     assert time_words(log_probs, [], pieces=PIECES, blank=0) == []
     pieces = ["<blank>", "▁ab", "c", "▁"]
     words = time_words(log_probs, [1, 2, 3, 1], pieces=pieces, blank=0)
     assert [each.text for each in words] == ["abc", "ab"]
+    assert [each.token for each in words[0].tokens] == [1, 2]
 
 
 def test_a_long_text_is_aligned() -> None:

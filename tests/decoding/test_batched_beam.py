@@ -25,7 +25,7 @@ def token_model() -> Scorer:
 
 
 def with_hotwords() -> Scorer:
-    hotwords = HotwordScorer(phrases=["ab", "b a"], spelling=spelling(CHARACTERS), reward=3.0)
+    hotwords = HotwordScorer(rewards={"ab": 1.5, "b a": 2.25}, spelling=spelling(CHARACTERS))
     return SumOfScorers(scorers=[token_model(), hotwords])
 
 

@@ -1,12 +1,19 @@
 """Hotwords help where they are said, and change nothing where they are not."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, spellable
+from sbkit.decoding.hotwords import (
+    REWARD_OF_LETTER,
+    HotwordScorer,
+    decode_with_hotwords,
+    reward_phrases,
+    spellable,
+)
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
@@ -15,9 +22,14 @@ SPELLING = spelling(CHARACTERS)
 IDS = {letter: number for number, letter in enumerate(CHARACTERS)}
 
 
+def by_length(phrases: Sequence[str], reward: float) -> dict[str, float]:
+    """Reward phrases of four characters or more, and shorter ones by their share of four."""
+    return {phrase: reward * min(1.0, len(phrase) / 4) for phrase in phrases}
+
+
 def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
     """List reward and credit after each character and after the end."""
-    scorer = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
+    scorer = HotwordScorer(rewards=by_length(phrases, reward), spelling=SPELLING)
     state, totals = scorer.start(), [0.0]
     for letter in text.replace(" ", "▁"):
         score, state = scorer.step(state, IDS[letter])
@@ -62,17 +74,32 @@ def test_credit_grows_with_the_phrase_and_is_taken_back() -> None:
     assert credits(["abab"], "abab a") == pytest.approx([2.5, 5.0, 7.5, 10.0, 10.0, 12.5, 10.0])
 
 
+def test_long_phrases_of_short_lists_are_expected_most() -> None:
+    """Each letter counts, up to ten; a list shares what is expected of it among its phrases."""
+    letters = [*map("".join, itertools.product("ab", repeat=3))]
+    (one,) = reward_phrases(["ab" * 3], SPELLING).values()
+    (longer,) = reward_phrases(["ab" * 4], SPELLING).values()
+    assert longer - one == pytest.approx(2 * REWARD_OF_LETTER)
+    assert reward_phrases(["ab" * 5], SPELLING)["ab" * 5] == pytest.approx(
+        reward_phrases(["ab" * 9], SPELLING)["ab" * 9]
+    )
+    many = reward_phrases([*letters, "ab" * 3], SPELLING)
+    assert one - many["ab" * 3] == pytest.approx(np.log(9))
+    thousand = [*map("".join, itertools.product("ab", repeat=10))]
+    assert reward_phrases(["a", *thousand], SPELLING)["a"] == 0.0
+
+
 def test_phrases_that_cannot_be_spelled_are_told_apart_and_refused() -> None:
     split = spellable(["ab", "axe", "b a", ""], SPELLING)
     assert (split.phrases, split.refused) == (("ab", "b a"), ("axe", ""))
     with pytest.raises(SbkitError, match='but "axe" cannot'):
-        HotwordScorer(phrases=["ab", "axe"], spelling=SPELLING, reward=1.0)
+        HotwordScorer(rewards={"ab": 1.0, "axe": 1.0}, spelling=SPELLING)
     with pytest.raises(SbkitError, match="but there is none"):
-        HotwordScorer(phrases=[], spelling=SPELLING, reward=1.0)
+        HotwordScorer(rewards={}, spelling=SPELLING)
 
 
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
-    hotwords = HotwordScorer(phrases=phrases, spelling=SPELLING, reward=reward)
+    hotwords = HotwordScorer(rewards=by_length(phrases, reward), spelling=SPELLING)
     return decode_with_hotwords(
         log_probs,
         unbiased=PrefixBeamSearch(settings=BEAM_OF_16),
@@ -106,7 +133,8 @@ def test_a_list_that_is_not_said_changes_nothing() -> None:
 
 
 def test_phrases_are_found_between_the_borders_of_words() -> None:
-    hotwords = HotwordScorer(phrases=["ab", "a b", "b"], spelling=SPELLING, reward=1.0)
+    rewards = dict.fromkeys(("ab", "a b", "b"), 1.0)
+    hotwords = HotwordScorer(rewards=rewards, spelling=SPELLING)
     assert hotwords.find([IDS[each] for each in "ab"]) == {"ab"}
     assert hotwords.find([IDS[each] for each in "▁a▁b▁"]) == {"a b", "b"}
     assert hotwords.find([]) == frozenset()

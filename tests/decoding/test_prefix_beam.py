@@ -73,7 +73,8 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
 
 def hotwords(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     phrases = [each for each in PHRASES if spelling(pieces).letters(each)]
-    scorer = HotwordScorer(phrases=phrases, spelling=spelling(pieces), reward=2.5)
+    rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
+    scorer = HotwordScorer(rewards=rewards, spelling=spelling(pieces))
     return scorer, lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
+from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.word_reader import WordReader
 from sbkit.inference import bundle as bundles
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.classify import classify_files
 from sbkit.inference.config import BundleConfig
+from sbkit.models.decoding import greedy
 from tests.inference.bundles import edit_config, edit_weights, make_bundle
 
 
@@ -35,6 +38,46 @@ def test_a_bundle_that_is_as_it_says_is_loaded(bundle: Path) -> None:
     assert isinstance(loaded.transcribe([torch.zeros(8000, dtype=torch.int16)])[0], str)
     with pytest.raises(SbkitError, match="must have a bundle of a classifier"):
         loaded.require_labels()
+
+
+def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
+    """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
+    confidence = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
+    edit_config(bundle, lambda all_: all_.update(confidence={"greedy": {"weights": confidence}}))
+    loaded, clip = load_bundle(bundle), torch.randint(-9000, 9000, (32_000,), dtype=torch.int16)
+    (recognized,) = loaded.recognize([clip], times=True)
+    with torch.inference_mode():
+        features, frames = loaded.model.features(clip[None].float(), torch.tensor([len(clip)]))
+        log_probs = loaded.model.ctc_log_probs(loaded.model.encode(features, frames)[0])
+    tokenizer = loaded.require_asr()
+    (tokens,) = greedy(log_probs, torch.tensor([log_probs.shape[1]]), tokenizer.vocabulary.blank)
+    reader = WordReader(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        confidence=Confidence.of(confidence),
+    )
+    assert recognized.words == reader.read(log_probs[0].numpy(), tokens)
+    assert recognized.text.split() == [word.text for word in recognized.words]
+    assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
+    assert recognized.words
+    (without,) = load_bundle(bundle).recognize([clip])
+    assert without.words == ()
+
+
+@pytest.mark.parametrize(
+    ("confidence", "says"),
+    [
+        ({"greedy": {"weights": {"entropy": 1.0}}}, "must be a mapping of decoders to weights"),
+        ({"greedy": {"weights": {"bias": 0.0, "lm": 1.0}}}, "asks for a language model of words"),
+    ],
+)
+def test_a_confidence_that_cannot_be_is_refused(
+    bundle: Path, confidence: dict[str, Any], says: str
+) -> None:
+    edit_config(bundle, lambda all_: all_.update(confidence=confidence))
+    with pytest.raises(SbkitError, match=rf"`confidence` in .*{says}"):
+        load_bundle(bundle)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model"])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from sbkit.inference.bundle import Word
 from sbkit.inference.subtitles import cues, to_srt, to_vtt
+from sbkit.text.word import Word
 
 
 def spoken(*words: tuple[str, float, float]) -> list[Word]:

@@ -9,11 +9,23 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.logs.utterances import hash_references, read_utterances, write_utterances
 from sbkit.text.wer import score
+from sbkit.text.word import Word
 
 SET = [
-    score("b", "hold the line", "told line", speaker="ann", seconds=1.25),
+    score(
+        "b",
+        "hold the line",
+        "told line",
+        speaker="ann",
+        seconds=1.25,
+        words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
+    ),
     score("a", "naïve\u2028 «да»", ""),
 ]
+
+
+def with_word(word: str) -> bytes:
+    return f'{{"id": "a", "reference": "a", "hypothesis": "a", "words": [{word}]}}'.encode()
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -23,12 +35,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "id": "b",
         "reference": "hold the line",
         "hypothesis": "told line",
-        "words": 3,
+        "reference_words": 3,
         "word_errors": {"substitutions": 1, "deletions": 1, "insertions": 0},
-        "characters": 13,
+        "reference_characters": 13,
         "character_errors": {"substitutions": 1, "deletions": 4, "insertions": 0},
         "seconds": 1.25,
         "speaker": "ann",
+        "words": [
+            {"text": "told", "start": 0.04, "end": 0.4, "confidence": 0.312},
+            {"text": "line", "start": 0.48, "end": 1.0},
+        ],
     }
     assert (json.loads(lines[0])["seconds"], json.loads(lines[0])["speaker"]) == (None, None)
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
@@ -46,6 +62,13 @@ def test_an_empty_set_is_an_empty_file(tmp_path: Path) -> None:
         (b'{"id": "a"}', "'reference'"),
         (b'{"id": 1, "reference": "a", "hypothesis": "a"}', "'1' is not made of texts"),
         (b"[1]", "list indices"),
+        (with_word('{"text": "a"}'), "'start'"),
+        (with_word('{"text": 1, "start": 0, "end": 1}'), "has no text, start and end"),
+        (with_word('{"text": "a", "start": "0", "end": 1}'), "has no text, start and end"),
+        (
+            with_word('{"text": "a", "start": 0, "end": 1, "confidence": 7}'),
+            "the confidence 7 is not between 0 and 1",
+        ),
         (b"\xff", "decode byte 0xff"),
         (b'{"id": "a", "reference": "\\ud800", "hypothesis": ""}', "surrogates not allowed"),
         (b"[" * 100_000, "recursion"),

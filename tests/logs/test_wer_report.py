@@ -1,15 +1,18 @@
 """The written report: worst utterances first, figures as valid JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sbkit.logs.summary import write_summary
-from sbkit.logs.wer_report import error_figures, write_wer
+from sbkit.logs.wer_report import describe_results, error_figures, result_figures, write_wer
 from sbkit.text.wer import Scores, score, total_scores
+from sbkit.text.word import Word
 
 SPLIT = [
     score("c_right", "all is well", "all is well"),
@@ -48,6 +51,26 @@ c_right: WER 0.00 % (0 / 3), CER 0.00 % (0 / 11)
 def test_wer_report(tmp_path: Path) -> None:
     write_wer(tmp_path / "wer_test.txt", iter(SPLIT))
     assert (tmp_path / "wer_test.txt").read_text() == REPORT
+
+
+def test_confidences_are_compared_with_what_was_said() -> None:
+    """Words that have none do not count; greedy decoding has figures of its own."""
+    sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
+    beam = score("a", "please hold the line", "please told line", words=sure)
+    greedy = score("a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),))
+    figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
+    assert figures["confidence"] == {
+        "AUC": 1.0,
+        "NCE": pytest.approx(1 + (np.log2(0.9) + np.log2(0.8)) / 2),
+        "ECE": pytest.approx((0.1 + 0.2) / 2),
+        "words": 2,
+        "right": 1,
+    }
+    assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
+    assert describe_results([beam]).endswith(
+        "; confidence AUC 1.00, NCE 0.76, ECE 0.15 (1 right / 2 words)"
+    )
+    assert "confidence" not in result_figures(SPLIT)
 
 
 def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:

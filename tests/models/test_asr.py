@@ -192,6 +192,25 @@ def test_the_decoder_starts_with_bos_and_reads_the_labels_after_it() -> None:
     torch.testing.assert_close(parts["seq_lin"](decoded), out.logits)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "kind"), FAMILIES)
+def test_states_are_decoded_later_as_in_training(family: Callable[..., Parts], kind: str) -> None:
+    torch.manual_seed(0)
+    model = asr_model(family(kind, 1))
+    model.model.eval()
+    audio, samples, tokens, counts = speech()
+    out = model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+    assert out.logits is not None
+    for row, count in enumerate(counts.tolist()):
+        alone = model.decoder_log_probs(
+            tokens[[row], :count],
+            out.states[[row], : out.frame_lengths[row]],
+            out.frame_lengths[[row]],
+        )
+        together = out.logits[[row], : count + 1].log_softmax(-1)
+        torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
+
+
 def test_speechbrains_features_are_zero_past_each_length() -> None:
     parts = ours() | {"compute_features": sb_features.Fbank(n_mels=40)}
     model = asr_model(parts)

@@ -6,7 +6,15 @@ from dataclasses import astuple
 import pytest
 from rich.cells import cell_len
 
-from sbkit.text.wer import ErrorCounts, Scores, align, count_errors, score, total_scores
+from sbkit.text.wer import (
+    ErrorCounts,
+    Scores,
+    align,
+    count_errors,
+    right_words,
+    score,
+    total_scores,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +51,9 @@ def test_errors_are_the_edit_distance() -> None:
         assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
         assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
         assert scores.words.total == len(reference.split())
+        right = right_words(reference.split(), hypothesis.split())
+        hits = len(reference.split()) - scores.words.substitutions - scores.words.deletions
+        assert (len(right), sum(right)) == (len(hypothesis.split()), hits)
         for counts, lengths in (
             (scores.words, (len(reference.split()), len(hypothesis.split()))),
             (scores.characters, (len(reference), len(hypothesis))),

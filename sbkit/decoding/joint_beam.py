@@ -1,0 +1,149 @@
+"""Joint CTC/attention beam search: token by token, each scored by CTC, attention and scorers.
+
+Legend: N prefixes in the beam, C candidates, U frames of 40 ms, V vocabulary.
+
+It looks for the best of what attention rescoring looks for, ln p of CTC + weighted ln p of the
+attention decoder + scorers, but the attention decoder has a say while hypotheses are made.
+Source: Watanabe et al. 2017, "Hybrid CTC/Attention Architecture for End-to-End Speech Recognition",
+IEEE JSTSP 11(8), algorithm 2 (the probability of CTC for all that begins with a prefix).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from math import inf
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.frames import BeamSettings, LogProbs, make_frames
+from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.prefix_beam import NOTHING
+from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, Scorer
+
+CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention
+HOPELESS = 10.0  # below the best that ended; what is longer only gets worse (as ESPnet has it)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A prefix with its scores.
+
+    attention: ln p of its tokens, weighted; in_token, in_blank: (U + 1,) ln p of CTC's alignments
+    of the first frames that end so; added: what the scorers add; score: of the best to hope for.
+    """
+
+    tokens: tuple[int, ...]
+    attention: float
+    in_token: Floats
+    in_blank: Floats
+    state: AutomatonState
+    added: float
+    score: float
+
+
+class JointBeamSearch:
+    """Find the best token sequences of an utterance by CTC, attention and scorers together."""
+
+    def __init__(
+        self, *, settings: BeamSettings, weight: float, eos: int, scorer: Scorer = NOTHING
+    ) -> None:
+        self._settings, self._weight, self._eos = settings, weight, eos
+        self._automaton = LazyAutomaton(scorer)
+        special = {settings.blank, *settings.excluded}
+        self._tokens = np.array(
+            [each for each in range(settings.vocab_size) if each not in special]
+        )
+
+    def decode(self, log_probs: LogProbs, attention: AttentionDecoder) -> list[Hypothesis]:
+        """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
+        make_frames(log_probs, self._settings)  # refuses what cannot be decoded
+        ctc = np.asarray(log_probs, np.float64)
+        beam, ended = [self._root(ctc)], list[Hypothesis]()
+        for _ in range(len(ctc) + 1):
+            following = attention.next_log_probs([each.tokens for each in beam])
+            ended += self._end(beam, following[:, self._eos])
+            ended.sort(key=attrgetter("score"), reverse=True)
+            longer = [
+                each
+                for prefix, row in zip(beam, following, strict=True)
+                for each in self._extend(prefix, row, ctc)
+            ]
+            beam = self._best(longer, ended)
+            if not beam:
+                break
+        return ended[: self._settings.beam_size]
+
+    def _root(self, ctc: Floats) -> Partial:
+        blanks = np.concatenate([[0.0], np.cumsum(ctc[:, self._settings.blank])])
+        nothing = np.full(len(ctc) + 1, -inf)
+        return Partial((), 0.0, nothing, blanks, self._automaton.start(), 0.0, 0.0)
+
+    def _end(self, beam: Sequence[Partial], eos: Floats) -> Iterator[Hypothesis]:
+        """End each prefix where it is: CTC must then have heard nothing more."""
+        for each, log_prob in zip(beam, eos.tolist(), strict=True):
+            heard = float(np.logaddexp(each.in_token[-1], each.in_blank[-1]))
+            added = each.added + self._automaton.end(each.state)
+            said = each.attention + self._weight * log_prob
+            if heard > -inf:
+                yield Hypothesis(
+                    tokens=each.tokens,
+                    score=heard + said + added,
+                    ctc_score=heard,
+                    lm_score=added,
+                    attention_score=said,
+                )
+
+    def _extend(self, prefix: Partial, following: Floats, ctc: Floats) -> Iterator[Partial]:
+        """Append the tokens that attention finds likeliest, as many as the beam asks for."""
+        tokens, size = self._tokens, self._settings.beam_size
+        if size is not None and len(tokens) > (count := int(CANDIDATES * size) + 1):
+            tokens = tokens[np.argpartition(-following[tokens], count)[:count]]
+        in_token, in_blank, heard = extend_ctc(prefix, tokens, ctc, self._settings.blank)
+        for place in np.flatnonzero(heard > -inf).tolist():
+            token = int(tokens[place])
+            arc = prefix.state.arcs.get(token) or self._automaton.expand(prefix.state, token)
+            said = prefix.attention + self._weight * float(following[token])
+            added = prefix.added + arc[0]
+            yield Partial(
+                (*prefix.tokens, token),
+                said,
+                in_token[:, place],
+                in_blank[:, place],
+                self._automaton.state(arc[1]),
+                added,
+                float(heard[place]) + said + added,
+            )
+
+    def _best(self, partials: list[Partial], ended: Sequence[Hypothesis]) -> list[Partial]:
+        if self._settings.beam_size is None:
+            return partials
+        kept = nlargest(self._settings.beam_size, partials, key=attrgetter("score"))
+        hopeless = ended[0].score - HOPELESS if ended else -inf
+        return [each for each in kept if each.score > hopeless]
+
+
+def extend_ctc(
+    prefix: Partial, tokens: npt.NDArray[np.int64], ctc: Floats, blank: int
+) -> tuple[Floats, Floats, Floats]:
+    """Return what CTC says of a prefix with each of some tokens appended: (C,), (U, V).
+
+    The alignments that end in the token and in a blank, 2 x (U + 1, C), and ln p of everything
+    that begins so: (C,).
+    """
+    frames, last = len(ctc), prefix.tokens[-1] if prefix.tokens else -1
+    before = np.logaddexp(prefix.in_token, prefix.in_blank)  # (U + 1,)
+    repeats = tokens == last  # a repeated token needs a blank before it
+    entering = np.where(repeats, prefix.in_blank[:-1, None], before[:-1, None]) + ctc[:, tokens]
+    in_token = np.full((frames + 1, len(tokens)), -inf)
+    in_blank = np.full((frames + 1, len(tokens)), -inf)
+    stay, rest = ctc[:, tokens], ctc[:, blank]
+    for frame in range(frames):
+        in_token[frame + 1] = np.logaddexp(in_token[frame] + stay[frame], entering[frame])
+        in_blank[frame + 1] = np.logaddexp(in_blank[frame], in_token[frame]) + rest[frame]
+    heard = np.logaddexp.reduce(entering, axis=0, initial=-inf)
+    return in_token, in_blank, heard

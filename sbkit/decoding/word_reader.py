@@ -1,0 +1,99 @@
+"""The words of what was decoded, in time, and how sure each is: the same in a run and a bundle.
+
+log-probabilities, tokens, beam -> alignment -> features of words -> confidences
+
+Legend: U frames, V vocabulary, W words of an utterance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sbkit.base.units import samples_to_seconds
+from sbkit.decoding.alignment import TimedWord, time_words
+from sbkit.decoding.confidence import (
+    Confidence,
+    Floats,
+    agreement,
+    features_of_audio,
+    features_of_language,
+)
+from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.scorer import LanguageModel
+from sbkit.decoding.spelling import Spelling
+from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.word import Word
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The words of an utterance, and their features by name, (W,) each."""
+
+    words: tuple[TimedWord, ...]
+    features: dict[str, Floats]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordReader:
+    """Find when the words of a text are said, and how sure they are.
+
+    Attributes:
+        samples_per_frame, sample_rate: from frames to seconds.
+        lm: what knows words, None for nothing.
+        confidence: None where there is none.
+        unjudged: words that get none, since what it was fitted on had no such words: hotwords.
+    """
+
+    tokenizer: Tokenizer
+    samples_per_frame: int
+    sample_rate: int
+    lm: LanguageModel | None = None
+    confidence: Confidence | None = None
+    unjudged: frozenset[str] = frozenset()
+
+    def read(
+        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
+    ) -> tuple[Word, ...]:
+        """Align tokens with log-probabilities (U, V), and judge the words that they spell."""
+        if self.confidence is None:
+            words = self._align(log_probs, tokens)
+            return tuple(map(self._in_seconds, words))
+        evidence = self.weigh(log_probs, tokens, beam)
+        sure = self.confidence(evidence.features)
+        return tuple(
+            word if word.text in self.unjudged else replace(word, confidence=confidence)
+            for word, confidence in zip(map(self._in_seconds, evidence.words), sure, strict=True)
+        )
+
+    def weigh(
+        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
+    ) -> Evidence:
+        """Align tokens with log-probabilities (U, V), and collect what is known of their words."""
+        words = self._align(log_probs, tokens)
+        texts = [word.text for word in words]
+        features = features_of_audio(log_probs, words)
+        features["agreement"] = agreement(
+            texts,
+            [self._spelling.words(each.tokens) for each in beam],
+            [each.score for each in beam],
+        )
+        if self.lm is not None:
+            features |= features_of_language(self.lm, texts)
+        return Evidence(words, features)
+
+    def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
+        blank, pieces = self.tokenizer.vocabulary.blank, self._spelling.texts
+        return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
+
+    def _in_seconds(self, word: TimedWord) -> Word:
+        step, rate = self.samples_per_frame, self.sample_rate
+        return Word(
+            word.text,
+            samples_to_seconds(word.first * step, rate),
+            samples_to_seconds(word.end * step, rate),
+        )
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling.of(self.tokenizer)

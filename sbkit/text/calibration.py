@@ -1,0 +1,93 @@
+"""How good confidences are: whether they tell right from wrong, and are the probabilities they say.
+
+Legend: N words, of which some are right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BINS = 10  # of the expected calibration error, of equal width
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How good the confidences of some words are.
+
+    AUC: the probability that a right word has a higher confidence than a wrong one, 0.5 by chance.
+    NCE: normalized cross entropy, 1 at best, 0 for the share of right words said of every word,
+    negative where the confidences say less than that.
+    ECE: expected calibration error, the mean distance between confidence and share of right words.
+    words, right: how many. AUC and NCE are None where all words are right or all are wrong.
+    """
+
+    AUC: float | None
+    NCE: float | None
+    ECE: float
+    words: int
+    right: int
+
+    def plain(self) -> dict[str, float | None]:
+        """Return the figures as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Write the figures in one line."""
+        figures = (("AUC", self.AUC), ("NCE", self.NCE), ("ECE", self.ECE))
+        told = ", ".join(f"{name} {value:.2f}" for name, value in figures if value is not None)
+        return f"{told} ({self.right} right / {self.words} words)"
+
+
+def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
+    """Compare confidences, above 0 and below 1, with whether the words are right: (N,), (N,).
+
+    None where there are no words.
+    """
+    said, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
+    if not len(said):
+        return None
+    mixed = 0 < truth.sum() < len(truth)
+    return Calibration(
+        AUC=_auc(said, truth) if mixed else None,
+        NCE=_nce(said, truth) if mixed else None,
+        ECE=_ece(said, truth),
+        words=len(truth),
+        right=int(truth.sum()),
+    )
+
+
+def _auc(said: Floats, right: npt.NDArray[np.bool_]) -> float:
+    """Compare every right word with every wrong one; equal confidences count a half."""
+    wrong = np.sort(said[~right])
+    below = np.searchsorted(wrong, said[right], "left")
+    not_above = np.searchsorted(wrong, said[right], "right")
+    return float((below + not_above).mean() / (2 * len(wrong)))
+
+
+def _nce(said: Floats, right: npt.NDArray[np.bool_]) -> float:
+    """Compute the normalized cross entropy as NIST's sclite does.
+
+    (H + sum of log2 p of the right words + sum of log2 (1 - p) of the wrong ones) / H, where H is
+    the entropy of saying the share of right words each time (NIST SCTK, documentation of sclite;
+    Siu, Gish and Richardson, 1997, "Improved estimation, evaluation and applications of confidence
+    measures for speech recognition").
+    """
+    share = right.mean()
+    entropy = -(right.sum() * np.log2(share) + (~right).sum() * np.log2(1 - share))
+    told = np.log2(said[right]).sum() + np.log2(1 - said[~right]).sum()
+    return float((entropy + told) / entropy)
+
+
+def _ece(said: Floats, right: npt.NDArray[np.bool_]) -> float:
+    """Sum the distances of ``BINS`` bins of equal width, weighted by their words.
+
+    Naeini, Cooper and Hauskrecht (2015, "Obtaining well calibrated probabilities using Bayesian
+    binning").
+    """
+    bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    distances = np.bincount(bins, said - right, minlength=BINS)
+    return float(np.abs(distances).sum() / len(said))

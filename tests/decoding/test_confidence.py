@@ -1,0 +1,232 @@
+"""A confidence is fitted to words that were right and wrong, and says what is so, or is absent."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.alignment import TimedToken, TimedWord
+from sbkit.decoding.confidence import (
+    Confidence,
+    Floats,
+    agreement,
+    features_of_audio,
+    features_of_language,
+)
+from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
+from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.word_reader import WordReader
+from sbkit.lm.kneser_ney import train
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests.decoding.spoken import spoken
+
+
+def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
+    return TimedWord(text, tuple(TimedToken(*each) for each in tokens))
+
+
+def frames(*rows: Sequence[float]) -> Floats:
+    return np.log(np.array(rows) / np.sum(rows, axis=1, keepdims=True))
+
+
+# -- features ------------------------------------------------------------------------------------
+
+
+def test_a_sure_word_has_no_entropy_and_a_guess_has_all() -> None:
+    sure, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
+    words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
+    found = features_of_audio(frames(sure, sure, guess), words)
+    assert found["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
+    assert found["posterior"][0] == pytest.approx(np.log(1 / 0.001), abs=0.01)
+    assert found["posterior"][1] == pytest.approx(np.log(0.25 / 0.75), abs=0.01)
+
+
+def test_a_word_is_as_sure_as_its_weakest_token_at_its_best_frame() -> None:
+    log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
+    (found,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
+    assert found == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
+    longer = features_of_audio(log_probs, [word("abc", (1, 0, 2))])
+    assert longer["length"].tolist() == [np.log(3)]
+
+
+def test_agreement_is_the_share_of_the_beam_with_the_word_in_its_place() -> None:
+    best = ["the", "north", "office"]
+    others = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
+    found = agreement(best, others, np.log([4, 2, 1, 1]).tolist())
+    assert found.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
+    assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
+    assert agreement(best, [], []).tolist() == [1, 1, 1]  # of a decoder without a beam
+
+
+def test_a_language_model_says_what_it_knows() -> None:
+    lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
+    found = features_of_language(lm, ["call", "zebra", "the"])
+    assert found["known"].tolist() == [1, 0, 1]
+    assert found["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
+    after = features_of_language(lm, ["call", "the"])["lm"][1]
+    assert after > found["lm"][2]  # what stands before counts
+
+
+# -- the logistic function -----------------------------------------------------------------------
+
+
+def test_two_groups_get_the_log_odds_of_each() -> None:
+    """Without a prior the solution is known: 1 of 4 right in one group, 3 of 4 in the other."""
+    group = np.repeat([0.0, 1.0], 4)[:, None]
+    right = np.array([1, 0, 0, 0, 1, 1, 1, 0], np.bool_)
+    bias, weights = fit_logistic(group, right, prior=1e-9)
+    assert bias == pytest.approx(np.log(1 / 3), abs=1e-6)
+    assert weights.tolist() == pytest.approx([np.log(3) - np.log(1 / 3)], abs=1e-6)
+
+
+def test_the_prior_is_that_of_the_ridge() -> None:
+    """At the maximum the gradient of the penalized likelihood is zero."""
+    random = np.random.default_rng(0)
+    features = random.standard_normal((200, 3))
+    right = random.random(200) < 1 / (1 + np.exp(-features @ [1.0, -2.0, 0.0] - 0.5))
+    bias, weights = fit_logistic(features, right, prior=2.0)
+    residuals = right - 1 / (1 + np.exp(-features @ weights - bias))
+    assert (features.T @ residuals).tolist() == pytest.approx((2.0 * weights).tolist(), abs=1e-6)
+    assert residuals.sum() == pytest.approx(0, abs=1e-6)
+
+
+def test_words_that_a_feature_tells_apart_wholly_keep_finite_weights() -> None:
+    right = np.arange(60) % 2 == 0
+    bias, weights = fit_logistic(np.where(right, 1.0, -1.0)[:, None], right)
+    assert 1 < weights[0] < 10
+    assert abs(bias) < 1e-6
+
+
+# -- fitting -------------------------------------------------------------------------------------
+
+
+def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[Judged]:
+    """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
+    random = np.random.default_rng(1)
+    found = []
+    for place in range(count):
+        posterior = random.standard_normal(words)
+        odds = 2 * posterior if informed else 0 * posterior
+        right = random.random(words) < 1 / (1 + np.exp(-odds))
+        features = {
+            "entropy": random.uniform(0, 1, words),
+            "posterior": posterior,
+            "length": np.zeros(words),
+            "agreement": np.ones(words),
+        }
+        found.append(Judged(f"utterance {place}", features, right.tolist()))
+    return found
+
+
+def test_what_is_fitted_is_calibrated_on_other_words() -> None:
+    fitted = fit_confidence(utterances(500))
+    assert fitted.confidence is not None
+    assert fitted.calibration is not None
+    assert fitted.calibration.ECE < 0.04
+    assert fitted.calibration.NCE is not None
+    assert fitted.calibration.NCE > 0.25
+    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the others never change
+    assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
+    assert fitted.plain()["weights"] == fitted.confidence.plain()
+    assert Confidence.of(fitted.plain()["weights"]) == fitted.confidence
+
+
+def test_ranks_that_share_a_set_fit_alike() -> None:
+    every = utterances(60)
+    assert fit_confidence(every[1::2] + every[::2]).plain() == fit_confidence(every).plain()
+
+
+def test_too_few_words_have_no_confidence() -> None:
+    fitted = fit_confidence(utterances(8))
+    assert fitted.confidence is None
+    assert fitted.plain()["weights"] is None
+    assert str(fitted).startswith("none, since there must be at least 20 right words and 20 wrong")
+    assert fit_confidence([]).confidence is None
+
+
+def test_words_that_are_all_right_have_no_confidence() -> None:
+    all_right = [each._replace(right=[True] * 4) for each in utterances(50)]
+    assert "200 of 200 are right" in str(fit_confidence(all_right))
+
+
+def test_features_that_tell_nothing_give_no_confidence() -> None:
+    fitted = fit_confidence(utterances(40, informed=False))
+    assert fitted.confidence is None
+    assert fitted.calibration is not None
+    assert fitted.calibration.NCE is not None
+    assert fitted.calibration.NCE <= 0
+    assert str(fitted).startswith("none, since it says too little of words it was not fitted to")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        "bias",
+        {},
+        {"entropy": 1.0},
+        {"bias": True},
+        {"bias": float("nan")},
+        {"bias": 0.0, "entropy": 1e9},
+        {"bias": 0.0, "entropy": "1"},
+        {"bias": 0.0, "__class__": 1.0},
+    ],
+)
+def test_what_is_no_confidence_is_refused(values: object) -> None:
+    with pytest.raises(SbkitError, match="A confidence must be numbers named bias, entropy"):
+        Confidence.of(values)
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return ensure_tokenizer(
+        model_file=tmp_path_factory.mktemp("tokenizer") / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["call the office", "cold norm"],
+    )
+
+
+def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None:
+    log_probs = spoken(tokenizer, "call the office", {5: "c"})
+    tokens = tokenizer.encode("call the office")
+    reader = WordReader(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        confidence=Confidence(0.0, {"posterior": 1.0}),
+        unjudged=frozenset({"office"}),
+    )
+    call, the, office = reader.read(log_probs, tokens)
+    assert [call.text, the.text, office.text] == ["call", "the", "office"]
+    assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
+    assert call.confidence is not None
+    assert the.confidence is not None
+    assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
+    assert office.confidence is None
+    assert "confidence" not in office.plain()
+    assert reader.read(log_probs[:0], []) == ()
+
+
+def test_special_tokens_are_no_words(tokenizer: Tokenizer) -> None:
+    tokens = [*tokenizer.encode("call"), tokenizer.vocabulary.unk]
+    log_probs = np.log(np.full((12, tokenizer.vocab_size), 1 / tokenizer.vocab_size))
+    reader = WordReader(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
+    assert [each.text for each in reader.read(log_probs, tokens)] == ["call"]
+
+
+def test_the_evidence_of_an_utterance_is_judged_by_its_reference(tokenizer: Tokenizer) -> None:
+    tokens = tuple(tokenizer.encode("call the norm"))
+    other = tuple(tokenizer.encode("cold the norm"))
+    beam = [Hypothesis(tokens=each, score=0, ctc_score=0, lm_score=0) for each in (tokens, other)]
+    reader = WordReader(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
+    evidence = reader.weigh(spoken(tokenizer, "call the norm", {}), tokens, beam)
+    judged = judge(evidence, "call norm")
+    assert judged.right == [True, False, True]
+    assert judged.features["agreement"].tolist() == [0.5, 1.0, 1.0]
+    assert "known" not in judged.features  # no language model was asked
