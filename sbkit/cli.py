@@ -175,6 +175,7 @@ def _add_compare(commands: Any) -> None:
             name, type=Path, metavar=f"RUN_{name.upper()}", help="a run, or a folder of scores"
         )
     compare.add_argument("--json", action="store_true", help="print the figures as JSON")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write a page of both, too")
     compare.set_defaults(command=_compare)
 
 
@@ -289,9 +290,12 @@ def _score(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
     from sbkit.inference.compare import compare_runs
+    from sbkit.inference.compare_page import write_comparison
     from sbkit.inference.compare_report import comparison_figures, describe_comparison
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    if options.html is not None:
+        write_comparison(options.html, compared, *folders)
     if options.json:
         print(to_json(comparison_figures(compared, *folders), indent=2))
     else:

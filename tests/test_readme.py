@@ -35,6 +35,8 @@ ELSEWHERE = {
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
     "python -m tools.show row": "test_tools.py::test_a_row_of_the_results_is_read_from_the_summary",
     "python -m tools.bench_train": "test_bench_train.py::test_both_sides_train_in_turns",
+    "python -m tools.bench_gpu": "test_bench_train.py::"
+    "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
     "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
     "test_the_command_answers_with_its_exit_code",

@@ -24,6 +24,7 @@ from sbkit.config.hparams import parse_command
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
+from sbkit.logs.report_clips import read_clips
 from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
@@ -92,6 +93,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "curves.png",
         "wer_test.txt",
         "utterances_test.jsonl",
+        "report.html",
         "summary.json",
         "confidence.json",
         "hyperparams.yaml",
@@ -293,6 +295,9 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     utterances = (tmp_path / "utterances_test.jsonl").read_text()
     assert utterances == (learned / "run" / "utterances_test.jsonl").read_text()
     assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
+    clips = read_clips(tmp_path / "report.html")
+    assert len(clips["test"]) == trained["utterances"]
+    assert clips == read_clips(learned / "run" / "report.html")
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)
 

@@ -23,7 +23,7 @@ from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.word_reader import WordReader
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_results, report_errors
+from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -194,6 +194,10 @@ class AsrBrain(Brain):
         """Divide the errors of all utterances by what was said."""
         scores = total_scores(results)
         return {"CER": scores.cer, "WER": scores.wer}
+
+    def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
+        """Return both rates with their intervals."""
+        return slice_error_rates(results)
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts and intervals."""

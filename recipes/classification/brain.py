@@ -90,6 +90,10 @@ class ClassificationBrain(Brain):
         """Divide the right answers by all."""
         return {"accuracy": accuracy(results)}
 
+    def measure_slice(self, results: Sequence[Answer]) -> Mapping[str, Any]:
+        """Return the accuracy with its interval."""
+        return accuracy_figures(results)
+
     def describe(self, results: Sequence[Answer]) -> str:
         """Write the accuracy with its counts and interval."""
         return describe_accuracy(results)

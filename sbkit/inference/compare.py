@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
@@ -143,8 +144,12 @@ def _named(names: Iterable[str]) -> str:
     return printable(", ".join(names)) or "none"
 
 
-def _test_sets(folder: Path) -> dict[str, str]:
-    """Return the hash of the references of every test set, which the figures are written with."""
+def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the figures of every test set of a run, or of a folder of scores.
+
+    Raises:
+        SbkitError: there are none, or they are of no recognizer.
+    """
     file = next((folder / name for name in FIGURES if (folder / name).exists()), None)
     if file is None:
         raise SbkitError(
@@ -153,14 +158,21 @@ def _test_sets(folder: Path) -> dict[str, str]:
         )
     content = read_regular(file, largest=LARGEST, what="The figures of a run")
     try:
-        hashes = {name: entry["references"] for name, entry in json.loads(content)["test"].items()}
+        test = json.loads(content)["test"].items()
+        return {
+            str(name): {**entry, "references": str(entry["references"])} for name, entry in test
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SbkitError(
             f"Every test set in {file} must have the hash of its `references`, but not all do: it "
             "is of a classifier, or of an earlier sbkit. Score that recognizer again: sbkit score "
             "RUN DATA --out DIR."
         ) from error
-    return {str(name): str(value) for name, value in hashes.items()}
+
+
+def _test_sets(folder: Path) -> dict[str, str]:
+    """Return the hash of the references of every test set, which the figures are written with."""
+    return {name: entry["references"] for name, entry in read_figures(folder).items()}
 
 
 def _utterances(folder: Path, name: str, expected: str) -> list[Scored]:

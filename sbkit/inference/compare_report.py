@@ -35,7 +35,7 @@ def _describe_set(comparison: Comparison) -> Iterator[str]:
     )
     for name, rates in (("WER", comparison.wer), ("CER", comparison.cer)):
         yield from _describe_rates(name, rates)
-    yield f"  MAPSSWE: {_describe_test(comparison.mapsswe)}"
+    yield f"  MAPSSWE: {describe_test(comparison.mapsswe)}"
     if comparison.changed:
         yield "  changed most, in word errors:"
     for changed in comparison.changed:
@@ -55,7 +55,8 @@ def _describe_rates(name: str, rates: TwoRates) -> Iterator[str]:
     yield f"  {name} A - B {points:+6.1f} points ({describe_interval(interval)})"
 
 
-def _describe_test(test: Mapsswe) -> str:
+def describe_test(test: Mapsswe) -> str:
+    """Write what MAPSSWE found, or why it found nothing."""
     if test.z is None or test.p is None:
         return f"no test: {test.reason}"
     p = f"p {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"

@@ -20,6 +20,7 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.columns import sample_counts
@@ -32,15 +33,17 @@ from sbkit.data.splits import Splits
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.logs.accuracy_report import (
+    ACCURACY,
     Answer,
-    accuracy,
     accuracy_figures,
-    count_right,
     describe_accuracy,
 )
-from sbkit.logs.wer_report import describe_results, error_figures, report_errors
+from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
+from sbkit.logs.run_results import read_results
+from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.text.normalize import normalize
-from sbkit.text.wer import Scored, score, total_scores
+from sbkit.text.wer import Scored, score
+from sbkit.train.run_report import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
 BATCH_SECONDS = 120.0  # of padded audio
@@ -77,7 +80,7 @@ class Task:
     """
 
     score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
-    measure: Callable[[Sequence[Any]], Mapping[str, float]]
+    measure: Callable[[Sequence[Any]], Mapping[str, Any]]
     describe: Callable[[Sequence[Any]], str]
     report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
 
@@ -96,15 +99,17 @@ def score_model(
             "overwritten. Choose another folder."
         )
     entries: dict[str, Any] = {}
+    scored: dict[str, datasets.Dataset] = {}
     with _opened(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
-            rows = _prepare(bundle, source, wanted, name)
+            rows = scored[name] = _prepare(bundle, source, wanted, name)
             results = _results(bundle, rows, task)
             entries[name] = _report(name, rows, results, task, wanted)
             yield f"{name}: {task.describe(results)}, {len(rows)} utterances"
     if wanted.out is not None:
+        _write_page(wanted.out, entries, scored, bundle, model)
         text = to_json({"model": str(model), "test": entries}, indent=2)
         write_text_atomically(wanted.out / SCORES, text + "\n")
 
@@ -123,6 +128,27 @@ def _report(
         write_slices(wanted.out / f"report_by_{name}.tsv", slices)
         entry["report_by"] = slices
     return entry
+
+
+def _write_page(
+    out: Path,
+    entries: Mapping[str, Any],
+    scored: Mapping[str, datasets.Dataset],
+    bundle: Bundle,
+    model: Path,
+) -> None:
+    """Write ``report.html`` with the audio that was scored."""
+    words = None if bundle.decoder is None else bundle.decoder.language_models.words
+    write_report(
+        out / REPORT,
+        [read_results(out, entries)],
+        metrics=ERROR_RATES if bundle.config.is_asr else ACCURACY,
+        clips=partial(clips_of, scored, bundle.config.sample_rate),
+        known=None
+        if words is None
+        else Known(words=words, source="the words of the language model"),
+        notes=[f"{model.name}, sbkit {__version__}"],
+    )
 
 
 @contextmanager
@@ -193,7 +219,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         return Task(
             score=partial(_transcribe, bundle, wanted.out is not None),
-            measure=_error_rates,
+            measure=slice_error_rates,
             describe=describe_results,
             report=report_errors,
         )
@@ -204,7 +230,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
         )
     return Task(
         score=partial(_classify, bundle, wanted.label),
-        measure=_accuracy,
+        measure=accuracy_figures,
         describe=describe_accuracy,
         report=_report_answers,
     )
@@ -227,10 +253,6 @@ def _transcribe(
     ]
 
 
-def _error_rates(results: Sequence[Scored]) -> Mapping[str, Any]:
-    return error_figures(total_scores(results))
-
-
 def _classify(
     bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
 ) -> list[Answer]:
@@ -240,10 +262,6 @@ def _classify(
         Answer(row["id"], str(row[label]), names[each], row.get("speaker", ""))
         for row, each in zip(rows, best, strict=True)
     ]
-
-
-def _accuracy(results: Sequence[Answer]) -> Mapping[str, float]:
-    return {"accuracy": accuracy(results), "right": count_right(results)}
 
 
 def _report_answers(out: Path, name: str, results: Sequence[Answer]) -> Mapping[str, Any]:

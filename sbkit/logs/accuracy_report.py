@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.logs.intervals import describe_interval, interval_figures
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.interval import Interval, rate_interval, units_of
+
+ACCURACY: Metrics = {"accuracy": Metric(lower_is_better=False)}
 
 
 class Answer(NamedTuple):

@@ -155,3 +155,16 @@ def error_figures(test: Scores) -> dict[str, Any]:
         "word_errors": edits(test.words),
         "character_errors": edits(test.characters),
     }
+
+
+def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a part of a test set with their counts and 95 % intervals."""
+    total, intervals = total_scores(scored), rate_intervals(scored)
+    return {
+        "CER": total.cer,
+        "WER": total.wer,
+        "words": total.words.total,
+        "characters": total.characters.total,
+        "CER_interval": interval_figures(intervals.cer),
+        "WER_interval": interval_figures(intervals.wer),
+    }

@@ -101,6 +101,9 @@ class Alignment(NamedTuple):
     marks: str
 
 
+WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
+
+
 def score(
     id: str,
     reference: str,
@@ -157,7 +160,7 @@ def align(reference: str, hypothesis: str) -> Alignment:
     Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
     combining accent.
     """
-    columns = [_column(*pair) for pair in _pair_words(reference.split(), hypothesis.split())]
+    columns = [_column(*pair) for pair in pair_words(reference.split(), hypothesis.split())]
     lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
     return Alignment(*(" ".join(line).rstrip() for line in lines))
 
@@ -171,10 +174,10 @@ def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     )
 
 
-def _pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
     """Pair each word with its counterpart, "" where there is none."""
     chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
-    pairs: list[tuple[str, str]] = []
+    pairs: WordPairs = []
     for chunk in chunks:
         said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
         heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]
@@ -189,11 +192,12 @@ def _fill(words: Sequence[str], length: int) -> list[str]:
 
 def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:
     width = max(cell_len(reference), cell_len(hypothesis), 1)
-    cells = (reference or "*" * width, hypothesis or "*" * width, _mark(reference, hypothesis))
+    cells = (reference or "*" * width, hypothesis or "*" * width, mark_pair(reference, hypothesis))
     return (_pad(cells[0], width), _pad(cells[1], width), _pad(cells[2], width))
 
 
-def _mark(reference: str, hypothesis: str) -> str:
+def mark_pair(reference: str, hypothesis: str) -> str:
+    """Return S, D or I for a word and its counterpart, "" where they are equal."""
     if reference == hypothesis:
         return ""
     return "S" if reference and hypothesis else "D" if reference else "I"

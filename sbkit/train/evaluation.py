@@ -16,6 +16,7 @@ from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
 from sbkit.train.out_of_memory import BatchSplitter, TooLarge
+from sbkit.train.run_report import report_run
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, average_statistics
 
@@ -134,9 +135,11 @@ def report_test(brain: Any, results: Results) -> None:
     entries = {name: dict(brain.report(name, each, folder)) for name, each in results.items()}
     if report_by := getattr(brain.hparams, "report_by", []):
         for name, each in results.items():
-            slices = measure_slices(report_by, columns[name], each, brain.measure)
+            slices = measure_slices(report_by, columns[name], each, brain.measure_slice)
             write_slices(folder / f"report_by_{name}.tsv", slices)
             entries[name]["report_by"] = slices
+    weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
+    report_run(brain, folder, entries, weights=weights)
     write_summary(
         folder / SUMMARY,
         test=entries,
@@ -147,7 +150,5 @@ def report_test(brain: Any, results: Results) -> None:
         cost=brain.cost.summary(folder, brain.optimizers_dict or {}),
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", brain.metrics)
-    many = brain.averaged > 1
-    weights = f"mean of {brain.averaged} checkpoints" if many else "best checkpoint"
     for name, each in results.items():
         say(f"{name}: {brain.describe(each)}, {len(each)} utterances, {weights}")

@@ -34,6 +34,10 @@ class Scoring:
         """Return the value of each of `metrics` over the results of a split."""
         raise NotImplementedError("a Brain with `metrics` defines `measure`")
 
+    def measure_slice(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the figures of a part of a test set; a recipe may add counts and intervals."""
+        return self.measure(results)
+
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)

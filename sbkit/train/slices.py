@@ -13,7 +13,7 @@ from sbkit.base.files import write_text_atomically
 from sbkit.data.batch import OWN
 from sbkit.data.splits import Splits
 
-Measure = Callable[[Sequence[Any]], Mapping[str, float]]
+Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
 EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 
@@ -63,10 +63,22 @@ def measure_slices(
     return slices
 
 
+def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ends of each interval as figures of their own."""
+    flat: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            stem = name.removesuffix("_interval")
+            flat |= {f"{stem}_low": value["low"], f"{stem}_high": value["high"]}
+        else:
+            flat[name] = value
+    return flat
+
+
 def write_slices(file: Path, slices: Slices) -> None:
     """Write a TSV: a line for each value of each column."""
     rows = [
-        {"column": column, "value": value, **figures}
+        {"column": column, "value": value, **_flat(figures)}
         for column, values in slices.items()
         for value, figures in values.items()
     ]

@@ -87,6 +87,30 @@ def test_its_json_has_the_same_figures(
     assert len(changes) == MOST
 
 
+def test_both_stand_side_by_side_on_a_page(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "both.html"
+    assert sbkit(["compare", *runs, "--html", str(page)]) == 0
+    text = " ".join(page.read_text("utf-8").split())
+    assert "+15.6 points <small>10.2 to 21.0</small>" in text
+    assert "better: 90 segments, A - B +0.833 errors each, Z 5.404" in text
+    shown = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    better = {row["id"]: row for row in shown["sets"]["better"]}
+    assert [*shown["sets"]] == ["better", "level"]
+    assert len(better) == 60
+    assert [run["errors"] for run in better["u09"]["runs"]] == [9, 2]
+    figures = Path(runs[0]) / "summary.json"
+    right = figures.read_text()
+    figures.write_text(right.replace('"WER": ', '"WER": "x", "other": '))
+    with pytest.raises(SbkitError, match="must be as sbkit wrote them, but one is not"):
+        sbkit(["compare", *runs, "--html", str(page)])
+    figures.write_text(right)
+    (Path(runs[1]) / "report.html").write_text("other")
+    with pytest.raises(SbkitError, match=r"report.html must be the page that sbkit wrote"):
+        sbkit(["compare", *runs, "--html", str(page)])
+
+
 def test_a_run_does_not_differ_from_itself() -> None:
     same = compare("test", read_pair("level", "a"), read_pair("level", "a"))
     interval = same.wer.difference_interval

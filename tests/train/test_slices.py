@@ -39,6 +39,14 @@ def test_each_value_of_each_column_is_measured_by_itself(tmp_path: Path) -> None
     ]
 
 
+def test_an_interval_has_two_columns(tmp_path: Path) -> None:
+    figures = {"WER": 0.5, "WER_interval": {"low": 0.4, "high": None, "unit": "clip"}}
+    write_slices(tmp_path / "by.tsv", {"speaker": {"ann": figures}})
+    head, row = (tmp_path / "by.tsv").read_text().splitlines()
+    assert head.split("\t") == ["column", "value", "WER", "WER_low", "WER_high"]
+    assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", "None"]
+
+
 def test_results_without_their_columns_are_no_report() -> None:
     with pytest.raises(ValueError, match="zip"):
         measure_slices(["speaker"], COLUMNS[:2], [1, 2, 3], mean)

@@ -1,0 +1,171 @@
+"""``report.html``: the results of a run, or of two side by side, as one page to be mailed.
+
+results -> for each test set the chosen utterances, frequent errors, slices -> a template
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.files import write_text_atomically
+from sbkit.logs.error_patterns import Confusion, UnknownWord, confusions, unknown_words
+from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.page import render_page
+from sbkit.logs.panels import run_panels
+from sbkit.logs.reliability import Bin, reliability_bins
+from sbkit.logs.report_rows import (
+    Compared,
+    choose,
+    compare_utterances,
+    confidences,
+    row,
+    row_sizes,
+)
+from sbkit.logs.run_results import RunResults
+from sbkit.logs.svg import draw_panel, overlay
+
+REPORT = "report.html"
+CLIPS = 200  # that can be heard
+LONGEST = 30.0  # seconds that are heard of a clip
+ALL_BYTES, ROW_BYTES = 5_800_000, 700_000  # of rows with their clips, and without; a page has 6 MB
+MOST = 20  # frequent errors of each kind
+ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
+
+Clips = Callable[[str, list[str], int], Mapping[str, str]]
+"""Given a test set, ids and the bytes that they may take, return MP3 in base64 by id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """The words that a recognizer has seen written, and where."""
+
+    words: Container[str]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the page shows of a test set beside its table; of a classifier nothing but slices.
+
+    played: how many of the ``shown`` utterances can be heard, of ``utterances`` in all.
+    """
+
+    name: str
+    utterances: int
+    shown: int
+    played: int
+    errors: tuple[Confusion, ...]
+    unknown: tuple[UnknownWord, ...] | None
+    reliability: tuple[tuple[Bin, ...], ...]
+
+    @property
+    def calibrated(self) -> bool:
+        """Return whether words have confidences."""
+        return any(self.reliability)
+
+    @property
+    def substituted(self) -> list[Confusion]:
+        """Return the words for which others were recognized."""
+        return [each for each in self.errors if each.reference and each.hypothesis][:MOST]
+
+    @property
+    def deleted(self) -> list[Confusion]:
+        """Return the words that were not recognized."""
+        return [each for each in self.errors if not each.hypothesis][:MOST]
+
+    @property
+    def inserted(self) -> list[Confusion]:
+        """Return the words that were not said."""
+        return [each for each in self.errors if not each.reference][:MOST]
+
+
+def write_report(
+    file: Path,
+    runs: Sequence[RunResults],
+    *,
+    clips: Clips,
+    metrics: Metrics = ERROR_RATES,
+    known: Known | None = None,
+    notes: Sequence[str] = (),
+    compared: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the page of one run, or of two with what ``compared`` says of their differences.
+
+    Two runs must have the same references (`sbkit/inference/compare.py`). ``notes`` are lines below
+    the title. The same input gives the same bytes.
+    """
+    names = [name for name in runs[0].test if all(name in each.test for each in runs)]
+    with_text = [name for name in names if all(name in each.utterances for each in runs)]
+    sections, tables = list[Section](), dict[str, list[dict[str, Any]]]()
+    for name in with_text:
+        section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
+        sections.append(section)
+    content = render_page(
+        "report.html.j2",
+        script="report.js",
+        title=" and ".join(each.name for each in runs),
+        notes=notes,
+        runs=[*zip(("A", "B"), runs, strict=False)],
+        names=names,
+        sections=sections,
+        slices={name: _slices(name, runs) for name in names},
+        metrics=metrics,
+        panels=_panels(runs, metrics),
+        known=known,
+        compared=compared,
+        facts=runs[0].data,
+        data={"sets": tables, "runs": len(runs)},
+    )
+    write_text_atomically(file, content)
+
+
+def _section(
+    name: str, runs: Sequence[RunResults], clips: Clips, known: Known | None, *, share: int
+) -> tuple[Section, list[dict[str, Any]]]:
+    """Return what is shown of a test set, which has a ``share``-th of the room, and its rows."""
+    utterances = compare_utterances([each.utterances[name] for each in runs])
+    ordered = choose(utterances)
+    sizes = row_sizes(ordered)
+    chosen = ordered[: bisect_right(sizes, ROW_BYTES // share)]
+    left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
+    found = clips(name, [each.id for each in chosen[: CLIPS // share]], left)
+    section = Section(
+        name=name,
+        utterances=len(utterances),
+        shown=len(chosen),
+        played=len(found),
+        errors=confusions([[each.pairs[run] for each in utterances] for run in range(len(runs))]),
+        unknown=_unknown(utterances, known),
+        reliability=tuple(
+            reliability_bins([word for each in utterances for word in confidences(each, run)])
+            for run in range(len(runs))
+        ),
+    )
+    return section, [row(each, found) for each in sorted(chosen, key=lambda each: each.id)]
+
+
+def _unknown(utterances: Sequence[Compared], known: Known | None) -> tuple[UnknownWord, ...] | None:
+    if known is None:
+        return None
+    return unknown_words([each.pairs[0] for each in utterances], known.words)
+
+
+def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[Any]:
+    """Return the drawings of the curves, none where nothing was trained."""
+    drawn = [run_panels(each.log, metrics) for each in runs if each.log]
+    if len(drawn) < 2:
+        return [draw_panel(panel) for panels in drawn for panel in panels]
+    return [draw_panel(overlay(*both)) for both in zip(*drawn, strict=True)]
+
+
+def _slices(name: str, runs: Sequence[RunResults]) -> list[dict[str, Any]]:
+    """Return the figures of each value of each column that all runs are reported by."""
+    reported = [each.test[name].get("report_by") or {} for each in runs]
+    return [
+        {"column": column, "value": value, "runs": [each[column][value] for each in reported]}
+        for column, values in reported[0].items()
+        for value in values
+        if all(value in each.get(column, {}) for each in reported)
+    ]

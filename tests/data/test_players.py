@@ -1,0 +1,52 @@
+"""Clips for pages that play them."""
+
+import base64
+import io
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.data.players import encode_clips
+
+
+@pytest.fixture(scope="module")
+def split() -> datasets.Dataset:
+    """Make three clips of 1, 2 and 3 seconds, of which the last is damaged."""
+    audio = [np.zeros(16_000 * seconds, "<i2").tobytes() for seconds in (1, 2)]
+    return datasets.Dataset.from_dict(
+        {
+            "id": ["a", "b", "c"],
+            "samples": [16_000, 32_000, 48_000],
+            "audio_flac": [*map(as_flac, audio), as_flac(audio[0])],
+        }
+    )
+
+
+def as_flac(audio: bytes) -> bytes:
+    content = io.BytesIO()
+    soundfile.write(content, np.frombuffer(audio, "<i2"), 16_000, format="FLAC")
+    return content.getvalue()
+
+
+def seconds_of(clip: str) -> float:
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(clip)))
+    return len(samples) / rate
+
+
+def test_clips_come_in_the_order_that_is_asked_for(split: datasets.Dataset) -> None:
+    clips = encode_clips(split, ["b", "none", "c", "a"], sample_rate=16_000, longest=1.5)
+    assert {id: seconds_of(clip) for id, clip in clips.items()} == {"b": 1.5, "a": 1.0}
+    assert [*clips] == ["b", "a"]
+
+
+def test_a_budget_is_kept(split: datasets.Dataset) -> None:
+    options = {"sample_rate": 16_000, "longest": 30.0}
+    (size,) = map(len, encode_clips(split, ["a"], **options).values())
+    assert [*encode_clips(split, ["a", "b"], budget=size, **options)] == ["a"]
+    assert encode_clips(split, ["a", "b"], budget=size - 1, **options) == {}
+
+
+def test_a_rate_without_mp3_has_no_clips(split: datasets.Dataset) -> None:
+    assert encode_clips(split, ["a"], sample_rate=7_000, longest=30.0) == {}

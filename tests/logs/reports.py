@@ -1,0 +1,81 @@
+"""A small report, with a clip that can be heard and a transcript that is hostile."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sbkit.audio.mp3 import encode_mp3
+from sbkit.inference.compare import RunComparison, compare
+from sbkit.inference.compare_report import comparison_figures
+from sbkit.logs.log import EpochFigures, StepFigures
+from sbkit.logs.report import Known, write_report
+from sbkit.logs.run_results import RunResults
+from sbkit.logs.wer_report import result_figures, slice_error_rates
+from sbkit.text.wer import Scored, score
+from sbkit.text.word import Word
+
+HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""
+SAID = "hold the line please"
+HEARD = (
+    Word("told", 0.2, 0.5, 0.35),
+    Word("the", 0.6, 0.9, 0.95),
+    Word("line", 1.0, 1.3, 0.9),
+    Word("now", 1.35, 1.6, 0.4),
+    Word("please", 1.7, 2.0, 0.99),
+)
+RIGHT = tuple(Word(text, 0.2 + 0.4 * n, 0.5 + 0.4 * n) for n, text in enumerate(SAID.split()))
+RECORDS = [
+    *(
+        StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, waiting=0.0)
+        for step in range(1, 60)
+    ),
+    EpochFigures(epoch=1, step=59, loss=1.0, rtfx=9.0, valid_loss=1.2, metrics={"WER": 0.5}),
+]
+
+
+def utterances(c: str, words: tuple[Word, ...]) -> list[Scored]:
+    """Make three utterances, of which one can be heard."""
+    return [
+        score(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
+        score("c", SAID, c, speaker="ann", seconds=2.0, words=words),
+        score("a", "=1+1", ""),
+    ]
+
+
+A = utterances("told the line now please", HEARD)
+B = utterances(SAID, RIGHT)
+
+
+def results(name: str, scored: list[Scored]) -> RunResults:
+    """Make the results of a run with one test set."""
+    by = {"speaker": {HOSTILE: {"utterances": 1, **slice_error_rates(scored[:1])}}}
+    return RunResults(
+        name=name,
+        test={"test": {**result_figures(scored), "report_by": by}},
+        utterances={"test": scored},
+        log=[each.as_record() for each in RECORDS],
+        data=None,
+    )
+
+
+def tone() -> str:
+    """Make two seconds of audio, of which the second is silent."""
+    seconds = np.arange(32_000) / 16_000
+    audio = np.where(seconds < 1, 8000 * np.sin(2 * np.pi * 1000 * seconds), 0)
+    return encode_mp3(audio.astype(np.int16), 16_000)
+
+
+def write_example(folder: Path, *, runs: int = 1) -> Path:
+    """Write the page of one run, or of two."""
+    compared = RunComparison(test=(compare("test", A, B),), only_a=(), only_b=())
+    figures = comparison_figures(compared, folder, folder)["test"]
+    page = folder / "report.html"
+    write_report(
+        page,
+        [results(HOSTILE, A), results("b", B)][:runs],
+        clips=lambda name, ids, most: {"c": tone()},
+        known=Known(words={"two", "the"}, source="the words of the training transcripts"),
+        compared=figures if runs == 2 else None,
+        notes=[HOSTILE],
+    )
+    return page

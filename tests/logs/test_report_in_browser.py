@@ -1,0 +1,148 @@
+"""The pages of reports in a real browser without a network: looked at, clicked through, heard."""
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.data.report_page import write_data_report
+from tests.browser import open_browser, require_quiet, visit
+from tests.data.test_report import make_splits
+from tests.logs.reports import HOSTILE, write_example
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(downloads: Path) -> Iterator[Any]:
+    yield from open_browser(downloads)
+
+
+def find(browser: Any, selector: str) -> list[Any]:
+    return list(browser.find_elements("css selector", selector))
+
+
+def ids(browser: Any) -> list[str]:
+    return [each.text for each in find(browser, "#table .id")]
+
+
+def click(browser: Any, selector: str) -> None:
+    target = find(browser, selector)[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", target)
+    target.click()
+
+
+def wait(condition: Callable[[], object]) -> Any:
+    """Return what a condition gives as soon as that is true."""
+    until = time.monotonic() + 20
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found
+    return found
+
+
+def test_the_table_is_sorted_filtered_and_saved(
+    browser: Any, tmp_path: Path, downloads: Path
+) -> None:
+    visit(browser, write_example(tmp_path))
+    assert ids(browser) == ["c", "a", HOSTILE]
+    click(browser, "#table th:nth-child(3) button")  # words
+    assert ids(browser) == ["c", HOSTILE, "a"]
+    click(browser, "#table th:nth-child(3) button")
+    assert ids(browser) == ["a", HOSTILE, "c"]
+    click(browser, "#wrong")
+    assert ids(browser) == ["a", "c"]
+    find(browser, "#search")[0].send_keys("LINE")
+    assert ids(browser) == ["c"]
+    assert find(browser, "#count")[0].text == "1 of 3 utterances."
+    click(browser, "#csv")
+    file = downloads / "utterances_test.csv"
+    wait(file.exists)
+    with file.open(encoding="utf-8", newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert (row["reference"], row["hypothesis"]) == (
+        "hold the line please",
+        "told the line now please",
+    )
+    assert (row["word_errors"], row["words"], row["seconds"]) == ("2", "4", "2")
+    visit(browser, write_example(tmp_path))
+    click(browser, ".confusion[data-said=hold]")
+    assert ids(browser) == ["c"]
+    assert find(browser, "#pair")[0].text == "only hold → told ✕"
+    click(browser, "#pair")
+    assert len(ids(browser)) == 3
+    require_quiet(browser)
+
+
+def test_a_word_is_heard_where_it_is_clicked(browser: Any, tmp_path: Path) -> None:
+    visit(browser, write_example(tmp_path))
+    click(browser, "#table .open")
+    lane = wait(lambda: find(browser, ".lane button"))
+    assert [each.text for each in lane] == ["told", "the", "line", "now", "please"]
+    width, loud, silent = browser.execute_script(
+        """
+        const canvas = document.querySelector("canvas"), width = canvas.width;
+        const all = canvas.getContext("2d").getImageData(0, 0, width, canvas.height).data;
+        const dark = (x) => all.reduce((sum, v, i) => sum - ((i >> 2) % width === x ? v : 0), 0);
+        return [canvas.width, dark(50), dark(150)];
+        """
+    )
+    assert width == pytest.approx(200, abs=4)  # frames of 10 ms
+    assert loud > silent  # it is a tone until the middle
+    lane[2].click()
+    audio = find(browser, "audio")[0]
+    position = "return [arguments[0].currentTime, arguments[0].paused]"
+    wait(lambda: browser.execute_script(position, audio)[0] > 1.0)
+    seconds, _ = wait(lambda: (found := browser.execute_script(position, audio))[1] and found)
+    assert 1.3 <= seconds < 1.6  # the word is from 1.0 to 1.3 s
+    click(browser, ".spoken ins button")  # told
+    wait(lambda: 0.2 <= browser.execute_script(position, audio)[0] < 1.0)
+    require_quiet(browser)
+
+
+def test_what_is_hostile_stays_text(browser: Any, tmp_path: Path) -> None:
+    visit(browser, write_example(tmp_path))
+    assert HOSTILE in ids(browser)
+    assert len(find(browser, "script")) == 2
+    assert find(browser, "img, iframe, b script, #table script") == []
+    require_quiet(browser)
+    assert (
+        browser.execute_async_script(
+            "fetch('https://example.org/').then(arguments[0], () => arguments[0]('refused'))"
+        )
+        == "refused"
+    )
+    assert browser.execute_script("return seen") == ["connect-src"]
+    browser.get_log("browser")  # which tells of it, too
+
+
+def test_two_runs_stand_side_by_side(browser: Any, tmp_path: Path) -> None:
+    visit(browser, write_example(tmp_path, runs=2))
+    assert ids(browser)[0] == "c"  # changed most
+    assert [each.text for each in find(browser, "#table tbody tr:first-child .text")] == [
+        "A hold told the line now please",
+        "B hold the line please",
+    ]
+    click(browser, "#table .open")
+    wait(lambda: len(find(browser, ".lane")) == 2)
+    require_quiet(browser)
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_pages_fit_a_window(browser: Any, tmp_path: Path, width: int) -> None:
+    visit(browser, write_example(tmp_path, runs=2), width=width)
+    require_quiet(browser)
+    _, page = write_data_report(make_splits(tmp_path), tmp_path, sample_rate=16_000, language="en")
+    visit(browser, page, width=width)
+    (audio,) = find(browser, "audio")
+    browser.execute_script("arguments[0].load()", audio)
+    assert wait(lambda: browser.execute_script("return arguments[0].duration", audio)) > 8
+    require_quiet(browser)
