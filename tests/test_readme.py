@@ -33,6 +33,11 @@ ELSEWHERE = {
     "tools/launch/several_nodes.sh": "test_launch.py::test_two_hosts_train_as_one",
     "sbatch ": "test_launch.py::test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on",
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
+    "python -m recipes.FestvoxRu.prepare": "recipes/test_festvox_ru.py::"
+    "test_a_release_has_the_times_of_words",
+    "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus": "recipes/"
+    "test_festvox_ru.py::test_it_trains_and_times_words",
+    "python -m tools.bench_times": "recipes/test_festvox_ru.py::test_it_trains_and_times_words",
     "python -m tools.show row": "test_tools.py::test_a_row_of_the_results_is_read_from_the_summary",
     "python -m tools.bench_train": "test_bench_train.py::test_both_sides_train_in_turns",
     "python -m tools.bench_gpu": "test_bench_train.py::"

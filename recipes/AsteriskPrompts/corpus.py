@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.AsteriskPrompts.prepare import SPLITS, prepare_prompts
+from recipes.AsteriskPrompts.prepare import prepare_prompts
+from recipes.release_folder import ROLES, SPLITS
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_releases
 from sbkit.data.roles import resolve_splits
 from sbkit.text.languages import language_tags
-
-ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
 
 
 def recognizes(folder: Path) -> bool:

@@ -8,6 +8,7 @@ Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blan
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,11 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
     path = _best_path(log_probs[:, states].astype(np.float64), _may_skip(states, blank))
     frames = [np.flatnonzero(path == 2 * place + 1) for place in range(len(tokens))]
     return [(int(each[0]), int(each[-1]) + 1) for each in frames]
+
+
+def frames_needed(tokens: Sequence[int]) -> int:
+    """Count the frames that CTC needs to write tokens: one each, and a blank where one repeats."""
+    return len(tokens) + sum(token == after for token, after in pairwise(tokens))
 
 
 def _may_skip(states: npt.NDArray[np.int64], blank: int) -> npt.NDArray[np.bool_]:

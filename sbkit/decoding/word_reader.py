@@ -6,11 +6,11 @@ Legend: U frames, V vocabulary, W words of an utterance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.alignment import TimedWord, time_words
+from sbkit.decoding.alignment import TimedWord, frames_needed, time_words
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
@@ -22,6 +22,7 @@ from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.scorer import LanguageModel
 from sbkit.decoding.spelling import Spelling
+from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -40,6 +41,7 @@ class WordReader:
 
     Attributes:
         samples_per_frame, sample_rate: from frames to seconds.
+        offsets: how far words reach beyond the frames of their tokens.
         lm: what knows words, None for nothing.
         confidence: None where there is none.
         unjudged: words that get none, since what it was fitted on had no such words: hotwords.
@@ -48,22 +50,33 @@ class WordReader:
     tokenizer: Tokenizer
     samples_per_frame: int
     sample_rate: int
+    offsets: WordOffsets = field(default_factory=WordOffsets)
     lm: LanguageModel | None = None
     confidence: Confidence | None = None
     unjudged: frozenset[str] = frozenset()
 
     def read(
-        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
+        self,
+        log_probs: LogProbs,
+        tokens: Sequence[int],
+        beam: Sequence[Hypothesis] = (),
+        *,
+        samples: int | None = None,
     ) -> tuple[Word, ...]:
-        """Align tokens with log-probabilities (U, V), and judge the words that they spell."""
+        """Align tokens with log-probabilities (U, V), and judge the words that they spell.
+
+        No word leaves the clip, of so many samples: None for those of its frames.
+        """
+        if samples is None:
+            samples = len(log_probs) * self.samples_per_frame
         if self.confidence is None:
-            words = self._align(log_probs, tokens)
-            return tuple(map(self._in_seconds, words))
+            return self._in_seconds(self._align(log_probs, tokens), samples)
         evidence = self.weigh(log_probs, tokens, beam)
         sure = self.confidence(evidence.features)
+        words = self._in_seconds(evidence.words, samples)
         return tuple(
             word if word.text in self.unjudged else replace(word, confidence=confidence)
-            for word, confidence in zip(map(self._in_seconds, evidence.words), sure, strict=True)
+            for word, confidence in zip(words, sure, strict=True)
         )
 
     def weigh(
@@ -83,15 +96,20 @@ class WordReader:
         return Evidence(words, features)
 
     def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
+        """Align the tokenizer's own spelling of the text, where the frames can hold it.
+
+        So one text has the same times whichever decoder wrote it.
+        """
+        spelled = self.tokenizer.encode(self.tokenizer.decode(list(tokens)))
+        tokens = spelled if frames_needed(spelled) <= len(log_probs) else tokens
         blank, pieces = self.tokenizer.vocabulary.blank, self._spelling.texts
         return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
 
-    def _in_seconds(self, word: TimedWord) -> Word:
-        step, rate = self.samples_per_frame, self.sample_rate
-        return Word(
-            word.text,
-            samples_to_seconds(word.first * step, rate),
-            samples_to_seconds(word.end * step, rate),
+    def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
+        spans = self.offsets.place(words, samples=samples, step=self.samples_per_frame)
+        return tuple(
+            Word(word.text, *(samples_to_seconds(each, self.sample_rate) for each in span))
+            for word, span in zip(words, spans, strict=True)
         )
 
     @cached_property

@@ -14,7 +14,7 @@ within the memory that the weights account for. Checksums find accidents, they a
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -92,9 +92,7 @@ class Bundle:
     def recognize(self, clips: list[Tensor], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
         tokenizer = self.require_asr()
-        audio, audio_lengths = _as_batch(clips)
-        features, frames = self.model.features(audio, audio_lengths)
-        states, frames = self.model.encode(features, frames)
+        states, frames = self._encode(clips)
         log_probs = self.model.ctc_log_probs(states)
         beams: list[list[Hypothesis]] = [[] for _ in clips]
         if self.decoder is None:
@@ -107,18 +105,48 @@ class Bundle:
         texts = map(tokenizer.decode, best)
         if not times:
             return [Recognized(text, ()) for text in texts]
-        rows = zip(log_probs.numpy(), frames.tolist(), best, beams, strict=True)
-        words = (self._reader.read(row[:count], ids, beam) for row, count, ids, beam in rows)
+        rows = zip(clips, log_probs.numpy(), frames.tolist(), best, beams, strict=True)
+        words = (
+            self._reader.read(row[:count], ids, beam, samples=len(clip))
+            for clip, row, count, ids, beam in rows
+        )
         return [Recognized(*each) for each in zip(texts, words, strict=True)]
+
+    @torch.inference_mode()
+    def align(self, clips: list[Tensor], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+        """Time the words of normalized texts that are known, one for each clip.
+
+        Raises:
+            SbkitError: a text is longer than its clip can hold.
+        """
+        encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
+        states, frames = self._encode(clips)
+        rows = zip(clips, self.model.ctc_log_probs(states), frames.tolist(), texts, strict=True)
+        return [
+            reader.read(row[:count].numpy(), encode(text), samples=len(clip))
+            for clip, row, count, text in rows
+        ]
+
+    def _encode(self, clips: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Encode clips of int16 audio: (S,) each -> (B, U, D), (B,)."""
+        features, frames = self.model.features(*_as_batch(clips))
+        states, frames = self.model.encode(features, frames)
+        return states, frames
+
+    @cached_property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        count: int = self.model.samples_per_frame(self.config.sample_rate)
+        return count
 
     @cached_property
     def _reader(self) -> WordReader:
         """Make what aligns and judges the words of the bundle's decoder."""
-        rate = self.config.sample_rate
         return WordReader(
             tokenizer=self.require_asr(),
-            samples_per_frame=self.model.samples_per_frame(rate),
-            sample_rate=rate,
+            samples_per_frame=self.samples_per_frame,
+            sample_rate=self.config.sample_rate,
+            offsets=self.config.word_offsets,
             lm=self.lm,
             confidence=self.config.confidence.get(GREEDY if self.decoder is None else BEAM),
             unjudged=frozenset() if self.decoder is None else self.decoder.expected,

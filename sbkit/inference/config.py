@@ -10,6 +10,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.confidence import BEAM, GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, Weights
+from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.module_spec import Plain, refuse_bomb
 
 FORMAT = 2
@@ -32,7 +33,7 @@ class BundleConfig:
     the transcripts, which says how those to compare with are normalized; decoder: beam size,
     weights, how the attention decoder takes part, and what they reached on the validation set; None
     for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
-    decoder may have none.
+    decoder may have none; word_offsets: from the frames of tokens to when words are said.
     """
 
     model_class: str
@@ -45,6 +46,7 @@ class BundleConfig:
     language: str | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
+    word_offsets: WordOffsets = field(default_factory=WordOffsets)
 
     @property
     def is_asr(self) -> bool:
@@ -72,6 +74,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
+        word_offsets=WordOffsets.of(
+            read("word_offsets", _is_offsets, "a mapping with start and end, or null", None)
+        ),
         confidence=_confidences(
             read("confidence", _is_confidence, "a mapping of decoders to weights, or null", None)
         ),
@@ -214,6 +219,14 @@ def _is_confidence(value: Any) -> bool:
 def _confidences(value: Mapping[str, Any] | None) -> dict[str, Confidence]:
     found = {name: each["weights"] for name, each in (value or {}).items()}
     return {name: Confidence.of(each) for name, each in found.items() if each is not None}
+
+
+def _is_offsets(value: Any) -> bool:
+    try:
+        WordOffsets.of(value)
+    except SbkitError:
+        return False
+    return True
 
 
 def _is_digest(value: Any) -> bool:

@@ -6,6 +6,7 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 import hashlib
 import inspect
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -93,6 +94,16 @@ def export_run(run: Path, out: Path, *, own: frozenset[str] = frozenset()) -> No
         (beside / WEIGHTS).write_bytes(save(weights))
         write_checksums(beside)
         load_bundle(beside, own=own)  # what cannot be loaded is not exported
+
+
+def change_config(bundle: Path, **values: object) -> None:
+    """Write a bundle again with other values in its config.json, whole or not at all."""
+    config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
+    with replacing(bundle) as beside:
+        shutil.copytree(bundle, beside, dirs_exist_ok=True)
+        (beside / CONFIG).write_text(to_json(config | values, indent=1) + "\n", encoding="utf-8")
+        write_checksums(beside)
+        load_bundle(beside)
 
 
 def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:

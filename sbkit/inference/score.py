@@ -48,6 +48,7 @@ from sbkit.train.slices import measure_slices, require_columns, write_slices
 
 BATCH_SECONDS = 120.0  # of padded audio
 SCORES = "scores.json"
+ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class Task:
     measure: the figures of each value of a column; report: writes files, returns all figures.
     """
 
-    score: Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
+    score: ScoreBatch
     measure: Callable[[Sequence[Any]], Mapping[str, Any]]
     describe: Callable[[Sequence[Any]], str]
     report: Callable[[Path, str, Sequence[Any]], Mapping[str, Any]]
@@ -100,12 +101,12 @@ def score_model(
         )
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
-    with _opened(model, own) as opened:
+    with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
-            rows = scored[name] = _prepare(bundle, source, wanted, name)
-            results = _results(bundle, rows, task)
+            rows = scored[name] = prepare_source(bundle, source, wanted, name)
+            results = score_rows(bundle, rows, task.score)
             entries[name] = _report(name, rows, results, task, wanted)
             yield f"{name}: {task.describe(results)}, {len(rows)} utterances"
     if wanted.out is not None:
@@ -152,7 +153,7 @@ def _write_page(
 
 
 @contextmanager
-def _opened(model: Path, own: frozenset[str]) -> Iterator[Bundle]:
+def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundle]:
     """Load a bundle, or make one of a run in a temporary folder."""
     if (model / CONFIG).exists():
         yield load_bundle(model, own=own)
@@ -173,7 +174,7 @@ def _named(sources: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _prepare(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> datasets.Dataset:
+def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> datasets.Dataset:
     """Decode and normalize a source as training does; rows without text stay, as in a test set."""
     language = bundle.config.language or "und"
     prepared = prepare_split(
@@ -202,7 +203,7 @@ def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Man
     )
 
 
-def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
+def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> list[Any]:
     """Score every utterance, the shortest first, in the order of the rows."""
     rate, lengths = bundle.config.sample_rate, sample_counts(rows)
     reader = UtteranceDataset(rows)
@@ -210,7 +211,7 @@ def _results(bundle: Bundle, rows: datasets.Dataset, task: Task) -> list[Any]:
     for batch in EvalSampler(samples=lengths, batch_seconds=BATCH_SECONDS, sample_rate=rate):
         chosen = reader.__getitems__(batch)
         audio = (np.frombuffer(row["audio"], "<i2").copy() for row in chosen)
-        scored = task.score(chosen, [torch.from_numpy(each) for each in audio])
+        scored = score(chosen, [torch.from_numpy(each) for each in audio])
         found |= zip((row for each in batch for row in each.rows), scored, strict=True)
     return [found[row] for row in range(len(rows))]
 

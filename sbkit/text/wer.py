@@ -146,12 +146,18 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
 
 def right_words(reference: Sequence[str], heard: Sequence[str]) -> list[bool]:
     """Return which words that were heard are those of the reference, by an alignment of both."""
-    right = [False] * len(heard)
-    for operation in Levenshtein.opcodes(reference, heard):
-        if operation.tag == "equal":
-            first, end = operation.dest_start, operation.dest_end
-            right[first:end] = [True] * (end - first)
-    return right
+    right = {place for _, place in matching_words(reference, heard)}
+    return [place in right for place in range(len(heard))]
+
+
+def matching_words(reference: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the words that are right, in the reference and in what was heard."""
+    return [
+        (operation.src_start + place, operation.dest_start + place)
+        for operation in Levenshtein.opcodes(reference, heard)
+        if operation.tag == "equal"
+        for place in range(operation.src_end - operation.src_start)
+    ]
 
 
 def align(reference: str, hypothesis: str) -> Alignment:

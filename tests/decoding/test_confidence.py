@@ -16,6 +16,7 @@ from sbkit.decoding.confidence import (
 )
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
 from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.decoding.word_reader import WordReader
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -199,6 +200,7 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
+        offsets=WordOffsets(0.0, 0.0),
         confidence=Confidence(0.0, {"posterior": 1.0}),
         unjudged=frozenset({"office"}),
     )

@@ -14,12 +14,12 @@ import soundfile
 
 from recipes.AsteriskPrompts.prepare import (
     Prompt,
-    choose_split,
     decode_g722,
     prepare_prompts,
     read_prompts,
     write_release,
 )
+from recipes.release_folder import choose_split
 from sbkit.base.errors import SbkitError
 from sbkit.data.clips import Clip
 from sbkit.data.prepare import prepare_split

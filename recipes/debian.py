@@ -13,16 +13,20 @@ PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder ins
 
 @dataclass(frozen=True)
 class Packages:
-    """The two packages of one language, unpacked: their version, and where they are."""
+    """Packages that were unpacked: the version of the first, and where they are."""
 
     version: str
     root: Path
 
 
-def fetch_packages(language: str, folder: Path) -> Packages:
-    """Download and unpack a language's packages with apt-get, which needs no root for that."""
-    for name in ("lists/partial", "cache/archives/partial", "root"):
-        (folder / name).mkdir(parents=True)
+def fetch_packages(names: Sequence[str], folder: Path) -> Packages:
+    """Download and unpack packages with apt-get, which needs no root for that.
+
+    Raises:
+        SbkitError: there is no apt-get, no mirror answers, or none has the packages.
+    """
+    for needed in ("lists/partial", "cache/archives/partial", "root"):
+        (folder / needed).mkdir(parents=True)
     options = [
         f"Dir::State::lists={folder}/lists",
         f"Dir::Cache={folder}/cache",
@@ -30,9 +34,8 @@ def fetch_packages(language: str, folder: Path) -> Packages:
         "APT::Sandbox::User=",
     ]
     apt_get = ["apt-get", "-qq", *(part for option in options for part in ("-o", option))]
-    name = f"asterisk-core-sounds-{language}"
     update = _run([*apt_get, "update"], folder)
-    _run([*apt_get, "download", name, f"{name}-g722"], folder, heard=update.stderr)
+    _run([*apt_get, "download", *names], folder, heard=update.stderr)
     packages = sorted(folder.glob("*.deb"))
     for package in packages:
         _run(["dpkg-deb", "-x", str(package), str(folder / "root")], folder)
@@ -51,12 +54,12 @@ def _run(command: Sequence[str], folder: Path, heard: str = "") -> CompletedProc
         )
     except FileNotFoundError as error:
         raise SbkitError(
-            f"The default corpus must be fetched with apt-get and dpkg-deb, but {command[0]} is "
+            f"This corpus must be fetched with apt-get and dpkg-deb, but {command[0]} is "
             f"not on this machine. {PASS_A_RELEASE}"
         ) from error
     if done.returncode:
         raise SbkitError(
-            f"The default corpus must be fetched from a Debian or Ubuntu mirror, but {command[0]} "
+            f"This corpus must be fetched from a Debian or Ubuntu mirror, but {command[0]} "
             f"failed ({_reason(heard + done.stderr)}). Check the network. {PASS_A_RELEASE}"
         )
     return done

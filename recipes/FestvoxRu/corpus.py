@@ -1,0 +1,32 @@
+"""The corpus of Debian's Russian Festival voice, fetched at the first use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.FestvoxRu.prepare import LANGUAGE, prepare_festvox
+from recipes.release_folder import ROLES, SPLITS
+from sbkit.base.errors import SbkitError
+from sbkit.data.audio_cache import default_cache
+from sbkit.data.manifest import Manifest
+from sbkit.data.release import read_release
+from sbkit.data.roles import resolve_splits
+from sbkit.text.languages import language_tags
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else train, dev and test."""
+    return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
+
+
+def read(knobs: Mapping[str, Any], split: str) -> Manifest:
+    """Read one split, with the column word_times, fetching the corpus if need be.
+
+    Raises:
+        SbkitError: another language is asked for, or the corpus cannot be fetched.
+    """
+    if language_tags(knobs["language"]) != (LANGUAGE,):
+        raise SbkitError(
+            f"`language` must be {LANGUAGE} for the corpus FestvoxRu, but is "
+            f"{knobs['language']!r}. Pass --language={LANGUAGE}."
+        )
+    return read_release(prepare_festvox(cache_folder=default_cache()) / f"{split}.tsv", LANGUAGE)

@@ -1,0 +1,107 @@
+"""Fetch the recordings of Debian's Russian Festival voice as a Common Voice release folder.
+
+package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test, validated.tsv
+"""
+
+import argparse
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+
+from recipes.debian import fetch_packages
+from recipes.FestvoxRu.phones import read_labels, time_words
+from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
+from sbkit.base.files import building
+from sbkit.data.audio_cache import default_cache
+from sbkit.text.normalize import normalize
+
+RELEASE_VERSION = 1  # raise it when the same package would give another release
+PACKAGE = "festvox-ru"
+LANGUAGE = "ru"
+SPEAKER = "nsh"
+_SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow(Row):
+    """A row that says when each word of its normalized sentence is said.
+
+    word_times: ``start-end`` of each, in seconds, with spaces between.
+    """
+
+    word_times: str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One line of the voice's text; the plus signs that mark the stress are taken out."""
+
+    id: str
+    text: str
+
+
+def prepare_festvox(*, cache_folder: str | Path) -> Path:
+    """Return the release folder, fetching and writing it where it is not there yet.
+
+    Raises:
+        SbkitError: apt-get cannot fetch the package, or its labels are not those of its text.
+    """
+    releases = Path(cache_folder).expanduser() / PACKAGE
+    finished = sorted(releases.glob(f"*-r{RELEASE_VERSION}/{LANGUAGE}/validated.tsv"))
+    if finished:
+        return finished[-1].parent
+    with tempfile.TemporaryDirectory() as folder:
+        package = fetch_packages((PACKAGE,), Path(folder))
+        release = releases / f"{package.version}-r{RELEASE_VERSION}" / LANGUAGE
+        with building(release) as beside:
+            write_release(package.root, beside)
+    return release
+
+
+def write_release(root: Path, release: Path) -> None:
+    """Write the sentences of the unpacked package as clips and TSVs into an empty folder."""
+    voice = only(root, "usr/share/festival/voices/russian/*")
+    (release / "clips").mkdir()
+    rows = []
+    for sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
+        samples, rate = soundfile.read(voice / "wav" / f"{sentence.id}.wav", dtype="int16")
+        soundfile.write(release / "clips" / f"{sentence.id}.flac", samples, rate)
+        labels = (voice / "lab" / f"{sentence.id}.lab").read_text(encoding="utf-8")
+        rows.append(_describe(sentence, labels))
+    write_tsvs(release, rows, kind=TimedRow)
+
+
+def read_sentences(content: str) -> Iterator[Sentence]:
+    """Read lines ``( id "text" )``; quotation marks in the text have a backslash before them."""
+    for line in content.splitlines():
+        if matched := _SENTENCE.fullmatch(line):
+            yield Sentence(matched[1], matched[2].replace("+", "").replace('\\"', '"'))
+
+
+def _describe(sentence: Sentence, labels: str) -> TimedRow:
+    times = time_words(normalize(sentence.text, LANGUAGE).split(), read_labels(labels))
+    return TimedRow(
+        client_id=SPEAKER,
+        path=f"{sentence.id}.flac",
+        sentence_id=sentence_id(sentence.text),
+        sentence=sentence.text,
+        gender="male_masculine",
+        locale=LANGUAGE,
+        word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),
+    )
+
+
+def main() -> None:
+    """Prepare the corpus and print where it is and how much it holds."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--cache_folder", type=Path, default=default_cache())
+    options = parser.parse_args()
+    print_release(lambda: prepare_festvox(cache_folder=options.cache_folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A fetched corpus as a release folder of Common Voice: a TSV for each split, and ``clips/``."""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import soundfile
+
+from recipes.debian import PASS_A_RELEASE
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.data.release import read_release
+from sbkit.text.normalize import normalize
+
+SPLITS = ("train", "dev", "test")
+ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a release's TSV, with the columns of Common Voice in their order."""
+
+    client_id: str
+    path: str
+    sentence_id: str
+    sentence: str
+    sentence_domain: str = ""
+    up_votes: int = 2
+    down_votes: int = 0
+    age: str = ""
+    gender: str = ""
+    accents: str = ""
+    variant: str = ""
+    locale: str
+    segment: str = ""
+
+
+def sentence_id(sentence: str) -> str:
+    """Return the SHA-256 of a sentence."""
+    return hashlib.sha256(sentence.encode()).hexdigest()
+
+
+def write_tsvs(release: Path, rows: Sequence[Row], *, kind: type[Row] = Row) -> None:
+    """Write rows of a kind as train, dev, test and validated.tsv, a sentence in one split only."""
+    kept: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for row in rows:
+        kept[choose_split(normalize(row.sentence, row.locale))].append(row)
+    for split in SPLITS:
+        _write_tsv(release / f"{split}.tsv", kept[split], kind)
+    ordered = (row for split in SPLITS for row in kept[split])
+    _write_tsv(release / "validated.tsv", ordered, kind)
+
+
+def choose_split(text: str) -> str:
+    """Choose by a hash of the normalized text, so that one sentence is in one split everywhere."""
+    tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
+    return {0: "test", 1: "dev"}.get(tenth, "train")
+
+
+def _write_tsv(file: Path, rows: Iterable[Row], kind: type[Row]) -> None:
+    table = [tuple(field.name for field in fields(kind)), *map(astuple, rows)]
+    file.write_text("".join("\t".join(map(str, row)) + "\n" for row in table), encoding="utf-8")
+
+
+def only(root: Path, pattern: str) -> Path:
+    """Return the one path of unpacked packages that fits; raises SbkitError for none or several."""
+    found = sorted(root.glob(pattern))
+    if len(found) != 1:
+        raise SbkitError(
+            f"The packages must hold one {pattern}, but hold {len(found)}. {PASS_A_RELEASE}"
+        )
+    return found[0]
+
+
+def print_release(prepare: Callable[[], Path]) -> None:
+    """Prepare a release, and print where it is and how much it holds, or why there is none."""
+    try:
+        release = prepare()
+    except SbkitError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(release, *_summarize(release), sep="\n")
+
+
+def _summarize(release: Path) -> Iterator[str]:
+    """Return a line for each split: its clips and minutes."""
+    for split in SPLITS:
+        clips = read_release(release / f"{split}.tsv", release.name).clips
+        samples = sum(soundfile.info(clip.path).frames for clip in clips)
+        minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
+        yield f"{split:5} {len(clips):4} clips {minutes:5.1f} min"

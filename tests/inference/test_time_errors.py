@@ -1,0 +1,175 @@
+"""Word times: compared with the truth, fitted to it, and the same for every decoder."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.spelling import SPACE
+from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.inference.bundle import Bundle, load_bundle
+from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
+from sbkit.models.asr import AsrModel
+from sbkit.models.decoding import greedy
+from sbkit.text.word import Word
+from tests.inference.bundles import edit_config, make_bundle
+
+FRAME = 0.04  # seconds
+WRITTEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # of the clip below: after ten blanks, two frames a token
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny model."""
+    return make_bundle(tmp_path_factory.mktemp("times"))
+
+
+def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
+    """Make log-probabilities in which WRITTEN is all but certain: (1, U, V).
+
+    The last of the spaces side by side could be the beginning of the t as well.
+    """
+    assert bundle.tokenizer is not None
+    pieces = bundle.tokenizer.pieces()
+    best = np.zeros(frames, np.int64)
+    for place, letter in enumerate(WRITTEN):
+        best[10 + 2 * place] = pieces.index(letter)
+    scores = np.full((frames, len(pieces)), 0.001) + 0.9 * np.eye(len(pieces))[best]
+    scores[42, [pieces.index(SPACE), pieces.index("t")]] = 0.5, 0.4
+    scores[43, [0, pieces.index("t")]] = 0.6, 0.3
+    return torch.from_numpy(np.log(scores)).float()[None]
+
+
+@contextmanager
+def hearing(loaded: Bundle) -> Iterator[None]:
+    """Let every model hear WRITTEN in every clip."""
+    with (
+        patch.object(Bundle, "_encode", lambda *_: (heard(loaded), torch.tensor([100]))),
+        patch.object(AsrModel, "ctc_log_probs", lambda _, states: states),
+    ):
+        yield
+
+
+def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
+    """Make a beam whose model of tokens has never seen two spaces."""
+    assert loaded.tokenizer is not None
+    file = folder / "lm.safetensors"
+    declared = Declared(source="these", word_order=0, token_order=3)
+    texts = ["hello there there", "a quick brown fox"]
+    ensure_language_models(file, declared, texts=lambda: texts, tokenizer=loaded.tokenizer)
+    return BeamDecoder(
+        tokenizer=loaded.tokenizer, language_models=file, weights={"token": 10.0, "token_bonus": 0}
+    )
+
+
+def tokens_of(loaded: Bundle) -> str:
+    """Decode the clip, and write the tokens as they are."""
+    assert loaded.tokenizer is not None
+    frames = torch.tensor([100])
+    if loaded.decoder is None:
+        (ids,) = greedy(heard(loaded), frames, loaded.tokenizer.vocabulary.blank)
+    else:
+        (ids,) = loaded.decoder.decode(heard(loaded), frames)
+    return "".join(map(loaded.tokenizer.piece, ids))
+
+
+def hear(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
+    """Recognize the clip, or align words with it."""
+    clip = [torch.zeros(64_000, dtype=torch.int16)]
+    with hearing(loaded):
+        if words is None:
+            return loaded.recognize(clip, times=True)[0].words
+        return loaded.align(clip, [words])[0]
+
+
+def test_one_text_has_the_same_times_whichever_decoder_wrote_it(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Greedy decoding writes twelve spaces, and a beam one; the times are the text's."""
+    loaded = load_bundle(bundle)
+    found = hear(loaded)
+    assert [word.text for word in found] == ["hello", "there", "there"]
+    beam = replace(loaded, decoder=make_decoder(loaded, tmp_path))
+    spaces = [tokens_of(each).count(SPACE) for each in (loaded, beam)]
+    assert spaces == [13, 2]
+    assert hear(beam) == found
+    assert hear(loaded, "hello there there") == found
+
+
+def test_words_reach_into_pauses_and_to_each_other(bundle: Path) -> None:
+    hello, there, again = hear(load_bundle(bundle))
+    offsets = WordOffsets()
+    assert hello.start == pytest.approx(FRAME * (10 + offsets.start), abs=1e-3)
+    assert hello.end == pytest.approx(FRAME * (19 + offsets.end), abs=1e-3)
+    assert there.end == again.start
+
+
+def test_the_offsets_are_those_of_the_bundle(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    config = replace(loaded.config, word_offsets=WordOffsets(0.0, 1.0))
+    first = hear(replace(loaded, config=config))[0]
+    assert (first.start, first.end) == (pytest.approx(10 * FRAME), pytest.approx(20 * FRAME))
+
+
+def test_errors_are_of_the_words_that_are_right() -> None:
+    truth = [Word("a", 0.0, 1.0), Word("b", 1.0, 2.0), Word("c", 2.0, 3.0)]
+    found = [Word("a", 0.04, 1.2), Word("x", 1.3, 1.4), Word("y", 1.4, 1.5), Word("c", 1.91, 3.0)]
+    errors = compare_times([(truth, found), ([], [])])
+    assert errors.starts == pytest.approx([0.04, -0.09])
+    assert errors.ends == pytest.approx([0.2, 0.0])
+    assert str(errors) == (
+        "2 of 3 words: boundaries off by 65 ms in the median, 82 ms in the mean, 50.0% within "
+        "50 ms, 75.0% within 100 ms; signed median of starts -25 ms, of ends +100 ms"
+    )
+    assert str(compare_times([(truth, [])])) == "none of 3 words has times"
+
+
+@pytest.mark.parametrize("times", ["0.1-0.2", "", "0.1-0.2 soon-later", "0.1-0.2 0.3"])
+def test_times_that_are_not_those_of_the_words_are_refused(times: str) -> None:
+    with pytest.raises(SbkitError, match="`word_times` must have a start and an end"):
+        read_truth("a", "two words", times)
+
+
+def write_table(folder: Path, times: str) -> Path:
+    soundfile.write(folder / "a.wav", np.zeros(64_000, np.int16), 16_000)
+    file = folder / "data.csv"
+    file.write_text(f"path,text,word_times\na.wav,hello there there,{times}\n")
+    return file
+
+
+def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Two frames before and two and a half after, at the pauses; between words nothing counts."""
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")
+    with hearing(load_bundle(other)):
+        fitted = fit_offsets(other, source)
+        (found,) = time_source(load_bundle(other), source)
+    assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(other).config.word_offsets
+    assert found.recognized == found.aligned
+    assert found.aligned[0].end == pytest.approx(0.86)
+
+
+def test_offsets_that_are_none_are_refused(bundle: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    edit_config(other, lambda config: config.update(word_offsets={"start": "soon", "end": 1}))
+    with pytest.raises(SbkitError, match="`word_offsets` in .* must be a mapping with start and"):
+        load_bundle(other)
+
+
+def test_data_without_times_is_refused(bundle: Path, tmp_path: Path) -> None:
+    source = write_table(tmp_path, "0-1")
+    source.write_text(source.read_text().replace("word_times", "times"))
+    with pytest.raises(SbkitError, match="must have the column `word_times`, .* has none"):
+        time_source(load_bundle(bundle), source)

@@ -1,0 +1,159 @@
+"""The Russian voice: words get the times of their phones, and a release is made of a package."""
+
+import re
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+
+import train
+from recipes.FestvoxRu import corpus, prepare
+from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
+from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
+from sbkit.base.errors import SbkitError
+from sbkit.base.exit import run_main
+from sbkit.data.release import read_release
+from tests.runs import TINY, one_thread
+from tools import bench_times
+
+TEXT = """( ru_0001 "Сн+ова, он здесь." )
+( ru_0002 "\\"Я рад\\", - сказал он." )
+no sentence
+"""
+LABELS = {
+    "ru_0001": "s n oo v ay pau oo n zz d ee ss",
+    "ru_0002": "j aa r aa t pau s k a z aa l oo n",
+}
+
+
+def labels(phones: str, *, seconds: float = 0.1) -> str:
+    """Write labels as the package has them: a pause, and phones of the same duration."""
+    names = ["pau", *phones.split(), "pau"]
+    return "#\n" + "".join(
+        f"{seconds * place:.5f} 125 {name}\n" for place, name in enumerate(names, start=1)
+    )
+
+
+def make_package(root: Path, text: str = TEXT, phones: dict[str, str] = LABELS) -> Path:
+    """Lay out an unpacked package: noise of two seconds for each sentence."""
+    voice = root / "usr/share/festival/voices/russian/a_voice"
+    for folder in ("etc", "wav", "lab"):
+        (voice / folder).mkdir(parents=True)
+    (voice / "etc/txt.done.data").write_text(text, encoding="utf-8")
+    noise = np.random.default_rng(0).integers(-9000, 9000, 32_000).astype(np.int16)
+    for name, spoken in phones.items():
+        (voice / "lab" / f"{name}.lab").write_text(labels(spoken), encoding="utf-8")
+        soundfile.write(voice / "wav" / f"{name}.wav", noise, 16_000)
+    return root
+
+
+def make_voice(root: Path) -> Path:
+    """Make a package of thirty sentences of two words, sounds as the letters say."""
+    words = ["дом", "рад", "она", "его", "лист", "вода"]
+    texts = [f"{one} {two}" for one in words for two in words if one != two]
+    lines = (f'( ru_{n:04} "{text}" )\n' for n, text in enumerate(texts))
+    spoken = {
+        f"ru_{n:04}": " ".join(min(SOUNDS[letter]) for letter in text if letter != " ")
+        for n, text in enumerate(texts)
+    }
+    return make_package(root, "".join(lines), spoken)
+
+
+# words, the phones as the package writes them, and the phones of each word
+SPOKEN = [
+    ("я ем", "j aa j ee m", ["j aa", "j ee m"]),
+    ("подъезд", "p a d j ee z t", ["p a d j ee z t"]),
+    ("он надеется", "oo n n a dd ee j i c ae", ["oo n", "n a dd ee j i c ae"]),
+    ("длинный нос", "d ll ii n y j n oo s", ["d ll ii n y j", "n oo s"]),
+    ("счастье есть", "sch aa ss tt j ae j ee ss tt", ["sch aa ss tt j ae", "j ee ss tt"]),
+    ("с ним", "ss nn ii m", ["ss", "nn ii m"]),
+    ("без сна", "bb ae s s n aa", ["bb ae s", "s n aa"]),
+    ("его солнце", "j i v oo s oo n c ay", ["j i v oo", "s oo n c ay"]),
+]
+
+
+@pytest.mark.parametrize(("words", "phones", "expected"), SPOKEN)
+def test_words_get_their_phones(words: str, phones: str, expected: list[str]) -> None:
+    counts = np.cumsum([0, *(len(each.split()) for each in expected)])
+    spoken = [Phone(name, 2.0 * at, 2.0 * at + 2) for at, name in enumerate(phones.split())]
+    times = time_words(words.split(), spoken)
+    assert times == [(2.0 * a, 2.0 * b) for a, b in zip(counts, counts[1:], strict=False)]
+
+
+def test_pauses_belong_to_no_word() -> None:
+    spoken = read_labels(labels("d aa pau pau n e tt", seconds=0.5))
+    assert time_words(["да", "нет"], spoken) == [(0.5, 1.5), (2.5, 4.0)]
+
+
+def test_phones_of_another_sentence_are_refused() -> None:
+    spoken = read_labels(labels("k ay rr ae s p a n dd ee n t"))
+    with pytest.raises(SbkitError, match="must be those of its words, but 'она читала' needs"):
+        time_words(["она", "читала"], spoken)
+
+
+@pytest.mark.parametrize("line", ["0.5 125", "soon 125 a", "0.05 125 a"])
+def test_a_line_that_is_no_label_is_refused(line: str) -> None:
+    with pytest.raises(SbkitError, match="must be a rising time, a number and a phone"):
+        read_labels(f"#\n0.10000 125 pau\n{line}\n")
+
+
+def test_stress_marks_and_quotation_marks_are_undone() -> None:
+    assert list(read_sentences(TEXT)) == [
+        Sentence("ru_0001", "Снова, он здесь."),
+        Sentence("ru_0002", '"Я рад", - сказал он.'),
+    ]
+
+
+def test_a_release_has_the_times_of_words(tmp_path: Path) -> None:
+    (tmp_path / "release").mkdir()
+    write_release(make_package(tmp_path / "root"), tmp_path / "release")
+    manifest = read_release(tmp_path / "release" / "validated.tsv", "ru")
+    assert manifest.bad_rows == ()
+    found = {clip.id: clip for clip in manifest.clips}
+    times = {name: clip.columns["word_times"] for name, clip in found.items()}
+    assert times == {
+        "ru_0001": "0.100-0.600 0.700-0.900 0.900-1.300",
+        "ru_0002": "0.100-0.300 0.300-0.600 0.700-1.300 1.300-1.500",
+    }
+    samples, rate = soundfile.read(found["ru_0001"].path, dtype="int16")
+    assert rate == 16_000
+    assert len(samples) == 32_000
+
+
+def test_the_corpus_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is not fetched again; the knob ``language`` must be its own."""
+    release = tmp_path / f"festvox-ru/9-r{prepare.RELEASE_VERSION}/ru"
+    release.mkdir(parents=True)
+    write_release(make_package(tmp_path / "root"), release)
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
+    assert corpus.splits({})["valid"] == ("dev",)
+    clips = corpus.read({"language": "ru"}, "train").clips
+    assert [clip.id for clip in clips] == ["ru_0002"]  # the other is in dev
+    with pytest.raises(SbkitError, match="`language` must be ru for the corpus FestvoxRu"):
+        corpus.read({"language": "en"}, "train")
+
+
+@pytest.mark.slow
+def test_it_trains_and_times_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of the README."""
+    release = tmp_path / f"cache/festvox-ru/9-r{prepare.RELEASE_VERSION}/ru"
+    release.mkdir(parents=True)
+    write_release(make_voice(tmp_path / "root"), release)
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    knobs = ["--corpus=recipes.FestvoxRu.corpus", "--language=ru", f"--output_folder={run}"]
+    arguments = ["train.py", "hparams/ctc.yaml", *TINY, *knobs, "--number_of_epochs=1"]
+    with patch.object(sys, "argv", arguments), one_thread(), pytest.raises(SystemExit) as left:
+        run_main(train.main)
+    assert not left.value.code
+    data = release / "train.tsv"
+    with patch.object(sys, "argv", ["bench_times", str(run), str(data), "--decoder", "greedy"]):
+        bench_times.main()
+    assert re.search(
+        r"^aligned: (\d+) of \1 words: boundaries off by", capsys.readouterr().out, re.M
+    )
