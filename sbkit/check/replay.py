@@ -112,7 +112,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
         return False
     print(f"The batch of {len(batch)} utterances: {_words(whole)}")
     for row, name in enumerate(batch.ids):
-        one = trace(brain, batch.select(row), random)
+        one = trace(brain, batch.take(slice(row, row + 1)), random)
         lost = not _is_finite(whole.losses[row])
         if lost or not one.is_finite:
             print(f"  {name} ({one_line(batch, row)}): alone, {_words(one)}")

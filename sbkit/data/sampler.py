@@ -21,10 +21,11 @@ from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
-from sbkit.config.ranges import NOT_NEGATIVE, SHARE
+from sbkit.config.ranges import SHARE, Range
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
+MOST_PADDING = 0.04  # of the padded audio of an epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
@@ -39,7 +40,10 @@ class TrainSampler(Sampler[MicroBatch]):
     ``shuffle_shards`` are shuffled together.
     """
 
-    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": NOT_NEGATIVE}
+    RANGES: ClassVar = {
+        "concat_prob": SHARE,
+        "batch_seconds": Range(low=0, word="auto", advice="Pass auto for what fits into memory."),
+    }
 
     def __init__(
         self,
@@ -107,7 +111,8 @@ class TrainSampler(Sampler[MicroBatch]):
         windows = windows[examples.rows[examples.starts[:-1]]]
         lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
         order = np.lexsort((lengths, windows))
-        return Plan(examples, order, self._capacity).shuffle(random, windows)
+        plan = Plan(examples, order, self._capacity, most_padding=MOST_PADDING)
+        return plan.shuffle(random, windows)
 
     def _windows(self) -> npt.NDArray[np.int64]:
         """Return the window that every row is in, which is where its shard comes in this epoch."""

@@ -88,7 +88,7 @@ class AsrModel:
 
         Raises SbkitError where the Transformer has no middle or no decoder and is asked for it.
         """
-        x, frame_lengths = self._acoustic.front_end(features, frame_lengths)
+        x, frame_lengths = self._acoustic.subsample(features, frame_lengths)
         encoder = self._acoustic.encoder
         if tokens is not None:
             tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
