@@ -14,8 +14,6 @@ import numpy.typing as npt
 from sbkit.base.units import at_speed
 
 Counts = npt.NDArray[np.int64]
-TIGHTER = (0.14, 0.12, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04)  # padding of a batch, to be tried
-MORE_BATCHES = 1.9  # times as many as without that limit, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +98,12 @@ class Plan:
     """Batches of examples that are alike in length: a sequence of them.
 
     Each is a run of the examples in an order, cut where the padded audio, count times longest,
-    would be more than ``capacity`` samples. There are more, smaller ones where padding would be
-    more than a share of ``most_padding``.
+    would be more than ``capacity`` samples.
     """
 
-    def __init__(
-        self, examples: Examples, order: Counts, capacity: int, *, most_padding: float = 1.0
-    ) -> None:
+    def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
         self._examples, self._order = examples, order
-        self._ends = _cut(examples.samples[order], capacity, most_padding)
+        self._ends = np.array(cut_runs(examples.samples[order].tolist(), capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
 
     def shuffle(self, random: np.random.Generator, windows: Counts) -> Self:
@@ -133,45 +128,14 @@ class Plan:
         return len(self._ends)
 
 
-def _cut(lengths: Counts, capacity: int, most_padding: float) -> Counts:
-    """Cut runs, with a limit on the padding of each one only where all have too much.
-
-    The lengths of a small corpus differ within a batch: the default one has a padding of 6.7 % in
-    22 batches of 60 s, and 3.7 % in 33. Large ones and batches of 32 s need no limit.
-    """
-    ends = np.array(cut_runs(lengths.tolist(), capacity), dtype=np.int64)
-    most = MORE_BATCHES * len(ends)
-    for limit in TIGHTER if padding_of(lengths, ends) > most_padding else ():
-        tighter = np.array(cut_runs(lengths.tolist(), capacity, limit), dtype=np.int64)
-        if len(tighter) > most:
-            break
-        ends = tighter
-        if padding_of(lengths, ends) <= most_padding:
-            break
-    return ends
-
-
-def padding_of(lengths: Counts, ends: Counts) -> float:
-    """Return the share of padding in batches that end there."""
-    if len(ends) == 0:
-        return 0.0
-    starts = np.append(0, ends[:-1])
-    padded = (np.maximum.reduceat(lengths, starts) * (ends - starts)).sum()
-    return 1 - float(lengths.sum()) / max(1, int(padded))
-
-
-def cut_runs(lengths: Sequence[int], capacity: int, most_padding: float = 1.0) -> list[int]:
-    """Return where each run of lengths ends whose count times longest is within ``capacity``.
-
-    No run has a larger share of padding than ``most_padding``.
-    """
+def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
+    """Return where each run of lengths ends whose count times longest is within ``capacity``."""
     ends = list[int]()
-    count = longest = total = 0
+    count = longest = 0
     for place, length in enumerate(lengths):
-        longest, total = max(longest, length), total + length
-        padded = longest * (count + 1)
-        if count and (padded > capacity or padded - total > most_padding * padded):
+        longest = max(longest, length)
+        if count and longest * (count + 1) > capacity:
             ends.append(place)
-            count, longest, total = 0, length, length
+            count, longest = 0, length
         count += 1
     return [*ends, len(lengths)] if count else ends

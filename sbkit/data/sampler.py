@@ -25,7 +25,6 @@ from sbkit.config.ranges import SHARE, Range
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
-MOST_PADDING = 0.04  # of the padded audio of an epoch
 LONG_ENOUGH = 10.0  # seconds; what is joined grows no further; attention is quadratic
 
 Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
@@ -111,8 +110,7 @@ class TrainSampler(Sampler[MicroBatch]):
         windows = windows[examples.rows[examples.starts[:-1]]]
         lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
         order = np.lexsort((lengths, windows))
-        plan = Plan(examples, order, self._capacity, most_padding=MOST_PADDING)
-        return plan.shuffle(random, windows)
+        return Plan(examples, order, self._capacity).shuffle(random, windows)
 
     def _windows(self) -> npt.NDArray[np.int64]:
         """Return the window that every row is in, which is where its shard comes in this epoch."""
