@@ -53,12 +53,12 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
         return own_data
     if not knobs.get("data_folder"):
         return asterisk_prompts
-    if sharded_corpus.recognizes(str(knobs["data_folder"])):
-        return sharded_corpus
     folder = Path(knobs["data_folder"]).expanduser().absolute()
     packed = is_archive(folder)
     if packed:
         folder = unpack(folder)
+    elif sharded_corpus.recognizes(str(knobs["data_folder"])):
+        return sharded_corpus
     for corpus in KNOWN:
         if corpus.recognizes(folder):
             return UnpackedCorpus(corpus, folder) if packed else corpus

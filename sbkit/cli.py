@@ -6,7 +6,7 @@ Each command imports its parts when it runs, so that ``sbkit --help`` answers at
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.version import __version__
-
-TRANSCRIPTS = ("text", "json", "srt", "vtt")  # formats; the last three have the times of words
+from sbkit.inference.command import add_options as add_transcribe_options
+from sbkit.inference.command import transcribe as run_transcribe
 
 if TYPE_CHECKING:
     from sbkit.inference.classify import Classification
-    from sbkit.inference.transcribe import Transcript
 
 
 def main() -> None:
@@ -132,15 +131,22 @@ def _add_cache(commands: Any) -> None:
 
 def _add_inference(commands: Any) -> None:
     transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
-    transcribe.set_defaults(command=_transcribe)
+    transcribe.set_defaults(command=run_transcribe)
+    add_transcribe_options(transcribe)
     _add_decoder(transcribe)
+    _add_import(transcribe)
+    doctor = commands.add_parser("doctor", help="print what models can run on here")
+    doctor.add_argument(
+        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="whose formats are tried"
+    )
+    _add_import(doctor)
+    doctor.set_defaults(command=_doctor)
     classify = commands.add_parser("classify", help="print which label audio files have")
     classify.set_defaults(command=_classify)
-    for each, formats in ((transcribe, TRANSCRIPTS), (classify, TRANSCRIPTS[:2])):
-        each.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-        each.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
-        each.add_argument("--format", choices=formats, default="text")
-        _add_import(each)
+    classify.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
+    classify.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
+    classify.add_argument("--format", choices=("text", "json"), default="text")
+    _add_import(classify)
 
 
 def _add_score(commands: Any) -> None:
@@ -325,24 +331,15 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _transcribe(options: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> int:
+    from sbkit.inference.doctor import examine
     from sbkit.inference.own_parts import import_own
-    from sbkit.inference.transcribe import transcribe_files
 
-    if options.format in ("srt", "vtt") and len(options.files) > 1:
-        raise SbkitError(
-            f"Subtitles must be of one file, but there are {len(options.files)}. Call it for each."
-        )
-    own = import_own(options.imports)
-    results = transcribe_files(
-        options.bundle,
-        options.files,
-        decoder=options.decoder,
-        hotwords=options.hotwords,
-        times=options.format != "text",
-        own=own,
-    )
-    return _print_each(results, options)
+    code = 0
+    for finding in examine(options.bundle, own=import_own(options.imports)):
+        print(finding, flush=True)
+        code = code if finding.is_well else BAD_INPUT
+    return code
 
 
 def _classify(options: argparse.Namespace) -> int:
@@ -350,15 +347,8 @@ def _classify(options: argparse.Namespace) -> int:
     from sbkit.inference.own_parts import import_own
 
     own = import_own(options.imports)
-    return _print_each(classify_files(options.bundle, options.files, own=own), options)
-
-
-def _print_each(
-    results: "Iterable[Transcript | Classification | SbkitError]", options: argparse.Namespace
-) -> int:
-    """Print what is found in each file, and the errors of those in which nothing is."""
     code = 0
-    for result in results:
+    for result in classify_files(options.bundle, options.files, own=own):
         if isinstance(result, SbkitError):
             print(result, file=sys.stderr)
             code = BAD_INPUT
@@ -401,25 +391,11 @@ def _prune_cache(options: argparse.Namespace) -> int:
     return 0
 
 
-def _line(result: "Transcript | Classification", options: argparse.Namespace) -> str:
+def _line(result: "Classification", options: argparse.Namespace) -> str:
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        values = asdict(result, dict_factory=_known) | {"file": str(result.file)}
-        return json.dumps(values, ensure_ascii=False)
-    if options.format in ("srt", "vtt"):
-        return _subtitles(result, options)
+        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
     return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
-
-
-def _known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out what is not known, such as a confidence."""
-    return {name: value for name, value in pairs if value is not None}
-
-
-def _subtitles(result: Any, options: argparse.Namespace) -> str:
-    from sbkit.inference.subtitles import to_srt, to_vtt
-
-    return to_srt(result.words) if options.format == "srt" else to_vtt(result.words)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.check.check import check_before_training
+from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
@@ -47,6 +48,7 @@ def train_run(run: Run, log: TextLog) -> None:
     """Train, test and report; the log is opened once nothing refuses the run folder."""
     say(f"{run.placement.device}: {describe_waiting(torch.get_num_threads())}")
     with process_group(run.placement.device):
+        run = settle_batches(run)
         with main_rank_first():
             prepare(run)
         declaration = declare(run)
@@ -73,6 +75,14 @@ def train_run(run: Run, log: TextLog) -> None:
             brain.evaluate(run.loaders.test)
         else:
             say(f"All epochs were trained before; the results in {run.folder} stay as they are.")
+
+
+def settle_batches(run: Run) -> Run:
+    """Return the run with a number in the place of `batch_seconds: auto`."""
+    overrides = settle(run.yaml_file, run.overrides, recipe=run.recipe)
+    if overrides == run.overrides:
+        return run
+    return Run(run.yaml_file, overrides, recipe=run.recipe)
 
 
 def prepare(run: Run) -> None:

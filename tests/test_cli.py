@@ -1,11 +1,8 @@
 """The command line: quick to answer, quiet about its own code, and a sentence for bad input."""
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -66,59 +63,7 @@ def test_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
-@dataclass(frozen=True)
-class Spoken:
-    file: Path
-    text: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def transcribe_files(
-    bundle: Path, files: Sequence[Path], **options: object
-) -> Iterator[Spoken | SbkitError]:
-    for file in files:
-        if file.suffix == ".wav":
-            yield Spoken(file, f"{bundle} é", 1.5)
-        else:
-            yield SbkitError(f"{file} must be audio")
-
-
-@pytest.fixture
-def transcriber(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a transcriber without a model in the place of the real one."""
-    module = ModuleType("sbkit.inference.transcribe")
-    monkeypatch.setattr(module, "transcribe_files", transcribe_files, raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.inference.transcribe", module)
-
-
-@pytest.mark.usefixtures("transcriber")
-@pytest.mark.parametrize(
-    ("files", "out", "err", "code"),
-    [
-        (["a.wav"], "model é\n", "", 0),
-        (["a.wav", "b.wav"], "a.wav\tmodel é\nb.wav\tmodel é\n", "", 0),
-        (["a.txt", "b.wav"], "b.wav\tmodel é\n", "a.txt must be audio\n", 2),
-    ],
-)
-def test_transcribe_prints_all_it_can(
-    files: list[str], out: str, err: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["transcribe", "model", *files]) == code
-    assert tuple(capsys.readouterr()) == (out, err)
-
-
-@pytest.mark.usefixtures("transcriber")
-def test_transcribe_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["transcribe", "model", "a.wav", "b.wav", "--format", "json"]) == 0
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first == {"file": "a.wav", "text": "model é", "seconds": 1.5}
-    assert second["file"] == "b.wav"
-
-
-def test_export_hands_over_both_folders(
+def test_export_hands_over_both_folders_and_the_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[Path, Path, list[str], str]] = []

@@ -159,7 +159,9 @@ def execute(words: list[str]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_the_commands_run_in_their_order(readme: Path, checkout: Path, data: Path) -> None:
+def test_the_commands_run_in_their_order(
+    readme: Path, checkout: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in filter(None, commands(readme)):
         if not elsewhere(command):
             # A corpus this small is told of: its steps do not fill eight GPUs.
@@ -167,6 +169,13 @@ def test_the_commands_run_in_their_order(readme: Path, checkout: Path, data: Pat
             assert execute(adapt(command, data)) in expected, command
     if readme.parent == ROOT:
         assert (checkout / "results/own/report_by_test.tsv").is_file()
+        assert (checkout / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
+        capsys.readouterr()
+        exec(blocks(readme.read_text("utf-8"), "python")[0], {})
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == [
+            "talk.mp3",
+            "call.wav",
+        ]
 
 
 @pytest.mark.slow
@@ -175,7 +184,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     model, encoder, noise = blocks(text, "yaml")
     for block in model.split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    part, recipe, brain = blocks(text, "python")
+    _, part, recipe, brain = blocks(text, "python")
     ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
     (checkout / "my_recipe.py").write_text(recipe)

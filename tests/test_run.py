@@ -345,7 +345,7 @@ def test_a_trained_run_gets_another_decoder(
     with pytest.raises(SbkitError, match="must have weights that were chosen for it"):
         bundle.with_decoder("graph")
     with one_thread(), pytest.raises(SbkitError, match="must do without the attention decoder"):
-        sbkit(["tune", str(run), "--decoder=graph"])
+        sbkit(["tune", str(run), "--decoder=graph", "--word-lm-order=2"])
     with one_thread():
         sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])

@@ -16,7 +16,8 @@ from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
-from sbkit.decoding.attention import AttentionDecoder, attend
+from sbkit.decoding.attend import attend
+from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs

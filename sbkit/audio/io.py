@@ -7,13 +7,14 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
-from sbkit.audio.truncation import NO_LENGTH, is_truncated
+from sbkit.audio.truncation import NO_LENGTH, UNKNOWN, is_truncated
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -74,13 +75,62 @@ def stream_audio(
         with _Reader(path) as file:
             _check_header(path, file)
             blocks = _mono_blocks(path, file, block_seconds)
-            for block in resample_blocks(blocks, file.samplerate, sample_rate):
-                scaled = np.rint(block * FULL_SCALE)
-                yield np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+            yield from map(_to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
     except AudioError:
         raise
     except Exception as error:  # whatever a damaged file does to a library, it is this file's
         raise _describe(path, error) from error
+
+
+def declared_seconds(path: Path | str) -> float:
+    """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
+    try:
+        _check_file(Path(path))
+        info = soundfile.info(path)
+    except (AudioError, OSError, RuntimeError):
+        return 0.0
+    return float(info.duration) if info.frames < UNKNOWN else 0.0
+
+
+def convert_array(
+    array: npt.NDArray[Any], sample_rate: int | None, new_rate: int = SAMPLE_RATE
+) -> Iterator[Samples]:
+    """Convert samples of a program as a file's are, and yield them as one block (S,).
+
+    array: (S,) or (S, channels), of int16, or of floats between -1 and 1.
+
+    Raises:
+        AudioError: it is empty, of another type or shape, or not finite.
+    """
+    if sample_rate is None or not LOWEST_RATE <= sample_rate <= HIGHEST_RATE:
+        raise AudioError(
+            "sample rate out of range",
+            f"An array must come with its sample rate, from {LOWEST_RATE} to {HIGHEST_RATE} Hz, "
+            f"but came with {sample_rate}. Pass `sample_rate`.",
+        )
+    samples = np.asarray(array)
+    if samples.ndim not in (1, 2) or not samples.size or samples.dtype.kind not in "if":
+        raise AudioError(
+            "not audio",
+            "An array of audio must hold numbers in the shape (samples,) or (samples, channels), "
+            f"but is {samples.dtype} of the shape {samples.shape}. Convert it.",
+        )
+    if samples.dtype.kind == "i" and samples.dtype != np.int16:
+        raise AudioError(
+            "samples out of range",
+            f"An array of whole numbers must be of int16, but is of {samples.dtype}. Convert it to "
+            "int16, or to floats between -1 and 1.",
+        )
+    scale = FULL_SCALE if samples.dtype == np.int16 else 1
+    floats = samples.reshape(len(samples), -1).astype(np.float32) / np.float32(scale)
+    _check_values("the array", floats)
+    mono = floats.mean(axis=1)
+    yield from map(_to_int16, resample_blocks([mono], sample_rate, new_rate))
+
+
+def _to_int16(block: Signal) -> Samples:
+    scaled = np.rint(block * FULL_SCALE)
+    return np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
 class _Reader(soundfile.SoundFile):  # type: ignore[misc]
@@ -143,7 +193,7 @@ def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Itera
         )
 
 
-def _check_values(path: Path, block: npt.NDArray[np.float32]) -> None:
+def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
     peak = float(np.abs(block).max())
     if not np.isfinite(peak):
         raise AudioError(

@@ -6,11 +6,13 @@ Legend: S samples.
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torchaudio.transforms import Resample
+
+if TYPE_CHECKING:
+    from torchaudio.transforms import Resample
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -21,6 +23,11 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
     A signal of one block is resampled whole. Of longer ones each block is resampled together with
     as much of its neighbours as the kernel is long.
     """
+    if rate == new_rate:  # torch is not imported for it
+        yield from blocks
+        return
+    import torch
+
     resampler = _resampler(rate, new_rate)
     old, new = resampler.orig_freq, resampler.new_freq  # `old` samples become `new` ones
     if old == new:
@@ -51,11 +58,13 @@ def _with_last(blocks: Iterable[Signal]) -> Iterator[tuple[Signal, bool]]:
 
 
 @cache
-def _resampler(rate: int, new_rate: int) -> Resample:
+def _resampler(rate: int, new_rate: int) -> "Resample":
     """Build the kernel for one rate once.
 
     The exact kernel of a rate like 22 051 Hz takes gigabytes. The nearest ratio of small numbers
     is exact for the usual rates, and within 0.05 % for any.
     """
+    from torchaudio.transforms import Resample
+
     ratio = Fraction(new_rate, rate).limit_denominator(1000)
     return Resample(ratio.denominator, ratio.numerator)

@@ -7,6 +7,7 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.check.check import check_planned_run
+from sbkit.check.cost.batch_seconds import settle
 from sbkit.check.cost.prediction import NAME as PREDICTION
 from sbkit.check.cost.prediction import Prediction, as_table
 from sbkit.check.finding import Finding, summary
@@ -40,7 +41,7 @@ def check_file(
         if not findings and not as_json:
             print(HARMLESS)
         return exit_code(findings, strict=True)
-    overrides = parse_overrides(arguments)
+    overrides = settle(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
         prediction = planned.parts.get(PREDICTION)

@@ -17,6 +17,7 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.declaration import (
     MAY_CHANGE,
     PLACES,
@@ -25,7 +26,7 @@ from sbkit.checkpoint.declaration import (
     read_declaration,
 )
 from sbkit.checkpoint.integrity import checksum
-from sbkit.checkpoint.weights import modules_of, read_weights, refuse_other_model
+from sbkit.checkpoint.weights import modules_of, read_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_knobs, save_resolved

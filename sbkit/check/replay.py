@@ -21,8 +21,8 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
-from sbkit.checkpoint.weights import refuse_other_model
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch
@@ -112,7 +112,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
         return False
     print(f"The batch of {len(batch)} utterances: {_words(whole)}")
     for row, name in enumerate(batch.ids):
-        one = trace(brain, batch.select(row), random)
+        one = trace(brain, batch.take(slice(row, row + 1)), random)
         lost = not _is_finite(whole.losses[row])
         if lost or not one.is_finite:
             print(f"  {name} ({one_line(batch, row)}): alone, {_words(one)}")

@@ -17,6 +17,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
+from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import (
     all_damaged,
@@ -35,7 +36,7 @@ from sbkit.checkpoint.staging import (
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.weights import average, modules_of, read_weights, refuse_other_model
+from sbkit.checkpoint.weights import average, modules_of, read_weights
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer

@@ -26,6 +26,7 @@ from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE
 
 OBJECT = "an object"
+AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object], above: Keys = ()) -> None:
@@ -215,7 +216,8 @@ def _checked(document: Document, node: object, keys: Keys, value: object, above:
             "value, or edit the YAML."
         )
     try:
-        return converted(default, value)
+        number = 0.0 if keys[-1] in AUTO and default == AUTO[str(keys[-1])] else default
+        return value if AUTO.get(str(keys[-1])) == value else converted(number, value)
     except TypeError as error:
         raise SbkitError(
             f"`{_option(keys, above)}` must be {error}, as in {document.place(keys)}, but is "

@@ -12,25 +12,32 @@ DAY = 24 * 60 * 60  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The values that a knob may take; ``advice`` is what to do about another."""
+    """The values that a knob may take; ``advice`` is what to do about another.
+
+    word: one that may stand in the place of a number.
+    """
 
     advice: str
     low: float = -math.inf
     high: float = math.inf
     whole: bool = False
     or_null: bool = False
+    word: str | None = None
 
     def __contains__(self, value: object) -> bool:
         """Return whether a knob may have this value."""
         if value is None:
             return self.or_null
+        if isinstance(value, str):
+            return value == self.word
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return False
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
         """Write it in a user's words."""
-        kind = f"{'null or ' * self.or_null}a {'whole ' * self.whole}number"
+        other = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
+        kind = f"{other}a {'whole ' * self.whole}number"
         if self.high < math.inf:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind

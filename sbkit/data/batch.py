@@ -72,22 +72,22 @@ class Batch:
         """Pin the tensors; DataLoader calls this when there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
 
-    def select(self, row: int) -> Self:
-        """Return one utterance alone, without the padding of the others."""
-        one = slice(row, row + 1)
-        samples = int(self.audio_lengths[row])
+    def take(self, rows: slice) -> Self:
+        """Return some utterances, without the padding of the others."""
+        lengths = self.audio_lengths[rows]
         percents = [each.percent for each in self.speed_groups for _ in range(each.utterances)]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        rows: dict[str, Any] = {
-            n: v[one] for n, v in values.items() if isinstance(v, Tensor | list)
+        taken: dict[str, Any] = {
+            n: v[rows] for n, v in values.items() if isinstance(v, Tensor | list)
         }
-        share = self.seconds / max(1, int((self.audio_lengths * self.weights.cpu()).sum()))
+        weights = self.weights.cpu()
+        share = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
         return replace(
             self,
-            **rows | {"audio": self.audio[one, :samples]},
-            columns={name: column[one] for name, column in self.columns.items()},
-            speed_groups=(SpeedGroup(percents[row], utterances=1, longest=samples),),
-            seconds=share * samples * int(self.weights[row]),
+            **taken | {"audio": self.audio[rows, : int(lengths.max())]},
+            columns={name: column[rows] for name, column in self.columns.items()},
+            speed_groups=tuple(_speed_groups(percents[rows], lengths.tolist())),
+            seconds=share * int((lengths * weights[rows]).sum()),
         )
 
     @property
@@ -116,10 +116,10 @@ class TextBatch(Batch):
     tokens: Tensor
     token_lengths: Tensor
 
-    def select(self, row: int) -> Self:
-        """Return one utterance alone, without the padding of the others."""
-        one = super().select(row)
-        return replace(one, tokens=one.tokens[:, : int(one.token_lengths[0])])
+    def take(self, rows: slice) -> Self:
+        """Return some utterances, without the padding of the others."""
+        some = super().take(rows)
+        return replace(some, tokens=some.tokens[:, : int(some.token_lengths.max())])
 
 
 class UtteranceDataset(Dataset[dict[str, Any]]):
@@ -171,7 +171,9 @@ def collate_audio(rows: Sequence[Mapping[str, Any]], sample_rate: int) -> dict[s
         "audio": pad_sequence(audio, batch_first=True),
         "audio_lengths": torch.tensor([len(clip) for clip in audio]),
         "weights": torch.tensor([row["weight"] for row in rows]),
-        "speed_groups": tuple(_speed_groups(rows)),
+        "speed_groups": tuple(
+            _speed_groups([row["percent"] for row in rows], [row["samples"] for row in rows])
+        ),
         "seconds": samples_to_seconds(counted, sample_rate),
     }
 
@@ -199,9 +201,10 @@ class TextCollate:
         return ids
 
 
-def _speed_groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[SpeedGroup]:
-    for percent, run in groupby(rows, key=lambda row: row["percent"]):
-        lengths = [row["samples"] for row in run]
+def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> Iterator[SpeedGroup]:
+    """Group utterances that follow one another at one speed; samples are before that."""
+    for percent, run in groupby(zip(percents, samples, strict=True), key=lambda each: each[0]):
+        lengths = [length for _, length in run]
         yield SpeedGroup(percent=percent, utterances=len(lengths), longest=max(lengths))
 
 

@@ -172,6 +172,12 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     if not (release / "clips").is_dir():
         missing.append("clips/")
     if missing:
+        there = split_names(release)
+        if there and missing != ["clips/"]:  # a delta release has clips, and no split of them
+            todo += (
+                f" Or choose among {', '.join(there)}, which are there: --splits="
+                f"'{{train: {there[-1]}, valid: NAME, test: NAME}}'."
+            )
         raise SbkitError(
             f"data_folder must hold a release, but {release} has no {', '.join(missing)}. {todo}"
         )

@@ -21,7 +21,7 @@ from torch.utils.data import Sampler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
-from sbkit.config.ranges import NOT_NEGATIVE, SHARE
+from sbkit.config.ranges import SHARE, Range
 from sbkit.data.plan import Examples, MicroBatch, Plan, join_rows
 
 LENGTH_JITTER = 0.02  # relative; neighbours in length change places, so batches differ by epoch
@@ -39,7 +39,10 @@ class TrainSampler(Sampler[MicroBatch]):
     ``shuffle_shards`` are shuffled together.
     """
 
-    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": NOT_NEGATIVE}
+    RANGES: ClassVar = {
+        "concat_prob": SHARE,
+        "batch_seconds": Range(low=0, word="auto", advice="Pass auto for what fits into memory."),
+    }
 
     def __init__(
         self,

@@ -1,31 +1,30 @@
 """What the attention decoder of a model says of token sequences, for one utterance at a time.
 
-Legend: B utterances, N sequences, L tokens, U frames of 40 ms, D model width, V vocabulary.
+Legend: N sequences, L tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.models.asr import AsrModel
 
 Tokens = tuple[int, ...]
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 class AttentionDecoder:
-    """Score token sequences against the frames of one utterance, each sequence once.
+    """Score token sequences of one utterance, each sequence once.
 
-    model: with a decoder and `seq_lin`; states: (U, D) of its encoder.
+    log_probs: asks the model for ln p of every token after each begin of a sequence,
+    (N, L) -> (N, L + 1, V); eos: what ends a sequence.
     """
 
-    def __init__(self, *, model: AsrModel, states: Tensor) -> None:
-        self._model, self._states = model, states.float()
-        self._eos = model.vocabulary.eos
+    def __init__(self, *, log_probs: Callable[[Counts], Floats], eos: int) -> None:
+        self._log_probs, self._eos = log_probs, eos
         self._known = dict[Tokens, float]()
 
     def score(self, sequences: Sequence[Tokens]) -> list[float]:
@@ -35,37 +34,21 @@ class AttentionDecoder:
             self._known |= zip(new, self._score(new), strict=True)
         return [self._known[each] for each in sequences]
 
-    def next_log_probs(self, prefixes: Sequence[Tokens]) -> npt.NDArray[np.float64]:
+    def next_log_probs(self, prefixes: Sequence[Tokens]) -> Floats:
         """Score what may follow prefixes of one length, the end too: -> (N, V)."""
-        last = self._log_probs(torch.tensor(prefixes, dtype=torch.long).reshape(len(prefixes), -1))[
-            :, -1
-        ]
-        return last.double().cpu().numpy()
+        tokens = np.array(prefixes, dtype=np.int64).reshape(len(prefixes), -1)
+        return self._log_probs(tokens)[:, -1]
 
     def _score(self, sequences: Sequence[Tokens]) -> list[float]:
-        longest = max(map(len, sequences))
-        tokens = torch.full((len(sequences), longest), self._eos)
-        for row, each in zip(tokens, sequences, strict=True):
-            row[: len(each)] = torch.tensor(each, dtype=torch.long)
-        wanted = torch.nn.functional.pad(tokens, (0, 1), value=self._eos)  # (N, L + 1)
-        log_probs = self._log_probs(tokens)
-        of_each = log_probs.gather(2, wanted.to(log_probs.device).unsqueeze(2)).squeeze(2)
-        until = torch.tensor([len(each) for each in sequences]).unsqueeze(1)
-        counted = torch.arange(longest + 1) <= until  # the tokens and one end
-        total = (of_each.double() * counted.to(of_each.device)).sum(1)
-        return [float(each) for each in total.tolist()]
-
-    @torch.no_grad()
-    def _log_probs(self, tokens: Tensor) -> Tensor:
-        states = self._states.expand(len(tokens), *self._states.shape)
-        lengths = torch.full((len(tokens),), states.shape[1])
-        return self._model.decoder_log_probs(tokens.to(states.device), states, lengths)
-
-
-def attend(model: AsrModel, states: Tensor, frame_lengths: Tensor) -> list[AttentionDecoder]:
-    """Make a decoder for each utterance of a batch: (B, U, D), (B,)."""
-    pairs = zip(states, frame_lengths.tolist(), strict=True)
-    return [AttentionDecoder(model=model, states=row[:frames]) for row, frames in pairs]
+        lengths = np.array([len(each) for each in sequences])
+        wanted = np.full((len(sequences), lengths.max() + 1), self._eos)
+        for row, each in zip(wanted, sequences, strict=True):
+            row[: len(each)] = each
+        log_probs = self._log_probs(wanted[:, :-1])
+        of_each = np.take_along_axis(log_probs, wanted[..., None], axis=2)[..., 0]
+        counted = np.arange(wanted.shape[1]) <= lengths[:, None]  # the tokens and one end
+        totals: list[float] = np.where(counted, of_each, 0.0).sum(1).tolist()
+        return totals
 
 
 def rescore(

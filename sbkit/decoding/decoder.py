@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
@@ -28,6 +26,9 @@ from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_graph import PACKAGES, make_graph, require_package
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 KINDS = ("beam", "graph")
@@ -283,8 +284,8 @@ class BeamDecoder:
 
     def beams(
         self,
-        log_probs: Tensor,
-        frame_lengths: Tensor,
+        log_probs: "Tensor",
+        frame_lengths: "Tensor",
         attention: Sequence[AttentionDecoder | None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
@@ -293,7 +294,7 @@ class BeamDecoder:
         pairs = zip(heard, attention or [None] * len(heard), strict=True)
         return [self.nbest(*pair) for pair in pairs]
 
-    def decode(self, log_probs: Tensor, frame_lengths: Tensor) -> list[list[int]]:
+    def decode(self, log_probs: "Tensor", frame_lengths: "Tensor") -> list[list[int]]:
         """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
         return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
 

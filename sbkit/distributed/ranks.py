@@ -137,6 +137,15 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def any_rank(fact: bool) -> bool:
+    """Return, on every rank, whether it is so on any; the host waits for others, for no device."""
+    if world_size() == 1:
+        return fact
+    count = torch.tensor(int(fact))  # travels by the CPU
+    dist.all_reduce(count)
+    return bool(count)
+
+
 def gather_over_ranks(value: Any) -> list[Any]:
     """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
     with _asked_like_others():

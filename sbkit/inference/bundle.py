@@ -12,44 +12,41 @@ within the memory that the weights account for. Checksums find accidents, they a
 """
 
 import hashlib
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
+import numpy as np
+import numpy.typing as npt
 
-from sbkit.audio.rate import require_rate
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
-from sbkit.checkpoint.weights import refuse_other_model, refuse_unusable
-from sbkit.decoding.attention import attend
+from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.language_models import load_language_models
 from sbkit.decoding.scorer import LanguageModel
 from sbkit.decoding.word_reader import WordReader
-from sbkit.inference.budget import within_budget
-from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig, parse_config
-from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
+from sbkit.inference.config import BundleConfig, parse_config
+from sbkit.inference.heard import Heard
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.models.decoding import greedy
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
-from sbkit.text.vocabulary import Vocabulary
 from sbkit.text.word import Word
+
+if TYPE_CHECKING:
+    from sbkit.distributed.device import Placement
+    from sbkit.inference.compiled import Compilation
+    from sbkit.inference.torch_model import TorchModel
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
 LARGEST = {  # bytes
@@ -71,11 +68,11 @@ class Recognized:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model that is ready to be run.
+    """A model that is ready to be run; torch is imported when it is made, not here.
 
-    model: an AsrModel or an UtteranceClassifier, as config.model_class says; decoder: None where
-    the best token of each frame is taken; lm: its language model of words, which whoever asks how
-    sure a word is asks, too, also of a greedy decoder.
+    model: None until one is made; decoder: None where the best token of each frame is taken;
+    lm: its language model of words, which whoever asks how sure a word is asks, too, also of a
+    greedy decoder.
     """
 
     config: BundleConfig
@@ -84,59 +81,50 @@ class Bundle:
     decoder: BeamDecoder | None = None
     lm: LanguageModel | None = None
 
-    def transcribe(self, clips: list[Tensor]) -> list[str]:
+    def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
         return [each.text for each in self.recognize(clips)]
 
-    @torch.inference_mode()
-    def recognize(self, clips: list[Tensor], *, times: bool = False) -> list[Recognized]:
+    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
-        tokenizer = self.require_asr()
-        states, frames = self._encode(clips)
-        log_probs = self.model.ctc_log_probs(states)
-        beams: list[list[Hypothesis]] = [[] for _ in clips]
-        if self.decoder is None:
-            best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
-        else:
-            attends = self.decoder.attention is not None
-            attention = attend(self.model, states, frames) if attends else None
-            beams = self.decoder.beams(log_probs, frames, attention)
-            best = [list(beam[0].tokens) for beam in beams]
-        texts = map(tokenizer.decode, best)
-        if not times:
-            return [Recognized(text, ()) for text in texts]
-        rows = zip(clips, log_probs.numpy(), frames.tolist(), best, beams, strict=True)
-        words = (
-            self._reader.read(row[:count], ids, beam, samples=len(clip))
-            for clip, row, count, ids, beam in rows
-        )
-        return [Recognized(*each) for each in zip(texts, words, strict=True)]
+        self.require_asr()
+        pairs = zip(self.model.hear(clips), clips, strict=True)
+        return [self.read(heard, samples=len(clip), times=times) for heard, clip in pairs]
 
-    @torch.inference_mode()
-    def align(self, clips: list[Tensor], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+    def read(self, heard: Heard, *, samples: int, times: bool = False) -> Recognized:
+        """Decode what the model heard in a clip of so many samples."""
+        tokenizer, beam = self.require_asr(), list[Hypothesis]()
+        if self.decoder is None:
+            tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
+        else:
+            beam = self.decoder.nbest(heard.log_probs, self._attention(heard))
+            tokens = list(beam[0].tokens)
+        text = tokenizer.decode(tokens)
+        if not times:
+            return Recognized(text, ())
+        return Recognized(text, self._reader.read(heard.log_probs, tokens, beam, samples=samples))
+
+    def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts that are known, one for each clip.
 
         Raises:
             SbkitError: a text is longer than its clip can hold.
         """
         encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
-        states, frames = self._encode(clips)
-        rows = zip(clips, self.model.ctc_log_probs(states), frames.tolist(), texts, strict=True)
-        return [
-            reader.read(row[:count].numpy(), encode(text), samples=len(clip))
-            for clip, row, count, text in rows
-        ]
+        rows = zip(clips, self.model.log_probs(clips), texts, strict=True)
+        return [reader.read(row, encode(text), samples=len(clip)) for clip, row, text in rows]
 
-    def _encode(self, clips: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Encode clips of int16 audio: (S,) each -> (B, U, D), (B,)."""
-        features, frames = self.model.features(*_as_batch(clips))
-        states, frames = self.model.encode(features, frames)
-        return states, frames
+    def _attention(self, heard: Heard) -> AttentionDecoder | None:
+        """Return the attention decoder of a clip, where it takes part."""
+        if self.decoder is None or self.decoder.attention is None:
+            return None
+        score = partial(self.model.decoder_log_probs, heard.states)
+        return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
 
-    @cached_property
+    @property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        count: int = self.model.samples_per_frame(self.config.sample_rate)
+        count: int = self.model.samples_per_frame
         return count
 
     @cached_property
@@ -154,15 +142,14 @@ class Bundle:
             unjudged=frozenset() if self.decoder is None else self.decoder.expected,
         )
 
-    @torch.inference_mode()
-    def classify(self, clips: list[Tensor]) -> Tensor:
+    def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
         labels = self.require_labels()
-        probabilities: Tensor = self.model.log_probs(*_as_batch(clips)).exp()
+        probabilities: npt.NDArray[np.float32] = self.model.probabilities(clips)
         if probabilities.shape != (len(clips), len(labels)):
             raise SbkitError(
-                f"A classifier must score its {len(labels)} labels, but gives a tensor of "
-                f"{tuple(probabilities.shape)} for {len(clips)} clips. Export it again."
+                f"A classifier must score its {len(labels)} labels, but gives an array of "
+                f"{probabilities.shape} for {len(clips)} clips. Export it again."
             )
         return probabilities
 
@@ -237,14 +224,31 @@ class Bundle:
 
 
 def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle for inference; ``own`` names modules of the user's that it may use.
+    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
 
     Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
+    """
+    read = read_bundle(folder, WEIGHTS)
+    return replace(read.bundle, model=load_torch(read, folder, own=own))
+
+
+@dataclass(frozen=True)
+class ReadBundle:
+    """A bundle without its model, and the bytes of its weights where they were read, too."""
+
+    bundle: Bundle
+    weights: bytes
+
+
+def read_bundle(folder: Path, *names: str) -> ReadBundle:
+    """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
+
+    Raises SbkitError when a file is missing or damaged.
     """
     _require_folder(folder)
     contents = {CONFIG: _read(folder, CONFIG)}
     config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
-    contents[WEIGHTS] = _read(folder, WEIGHTS)
+    contents |= {name: _read(folder, name) for name in names}
     if config.tokenizer is not None:
         contents[TOKENIZER] = _read(folder, TOKENIZER)
     if config.decoder is not None:
@@ -253,64 +257,31 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
     tokenizer = _load_tokenizer(config, contents, folder)
     decoder = _load_decoder(config, tokenizer, contents, folder)
     lm = _words_of(config, decoder, folder)
-    weights = _parse_weights(contents[WEIGHTS], folder / WEIGHTS)
-    for part in config.parts.values():
-        refuse_unlisted(part, own=own, imports=config.imports)
-    vocabulary = None if tokenizer is None else tokenizer.vocabulary
-    with within_budget(weights):
-        model = build_model(config, vocabulary, own=own, largest=_largest(weights))
-    modules: nn.ModuleList = model.model
-    refuse_other_model(weights, modules.state_dict(), of=str(folder))
-    names = {name for name, _ in modules.named_parameters()}
-    refuse_unusable(weights, of=str(folder / WEIGHTS), parameters=names)
-    _load_state(modules, weights, folder)
-    return Bundle(config, model, tokenizer, decoder, lm)
+    return ReadBundle(Bundle(config, None, tokenizer, decoder, lm), contents.get(WEIGHTS, b""))
 
 
-def build_model(
-    config: BundleConfig,
-    vocabulary: Vocabulary | None,
+def load_torch(
+    read: ReadBundle,
+    folder: Path,
     *,
     own: frozenset[str] = frozenset(),
-    largest: int = LARGEST_NUMBER,
-) -> Any:
-    """Build the parts that a config describes, with fresh weights, for inference.
+    placement: "Placement | None" = None,
+    compilation: "Compilation | None" = None,
+) -> "TorchModel":
+    """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
+    from sbkit.inference.torch_model import CPU, load_model
 
-    The parts go to the model's class by their names, with what else it asks for.
-    """
-    made = model_class(config.model_class)
-    parts = {name: build(each, own=own, largest=largest) for name, each in config.parts.items()}
-    strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
-    if strange:
-        raise SbkitError(
-            f"Every part must be a torch.nn.Module, but `{printable(strange[0])}` is a "
-            f"{type(parts[strange[0]]).__name__}. Export it again."
-        )
-    model = nn.ModuleList(parts[name] for name in config.model).eval()
-    require_rate(parts[FEATURES].eval(), config.sample_rate)
-    more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
-    wanted = inspect.signature(made).parameters
-    more = {name: value for name, value in more.items() if name in wanted}
-    try:
-        return made(model=model, **parts, **more)
-    except SbkitError:
-        raise
-    except Exception as error:  # parts of others, which fit no other part
-        raise SbkitError(
-            f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
-            f"({printable(str(error))[:200]}). Export it again."
-        ) from error
-
-
-def model_class(name: str) -> Any:
-    """Import one of MODEL_CLASSES; raises SbkitError when this version of sbkit has no such."""
-    home, _, last = name.rpartition(".")
-    if name not in MODEL_CLASSES or find_spec(home) is None:
-        raise SbkitError(
-            f"A bundle's model must be one that this sbkit has, but {printable(name)} is not "
-            "here. Install a newer sbkit."
-        )
-    return getattr(import_module(home), last)
+    tokenizer = read.bundle.tokenizer
+    return load_model(
+        read.bundle.config,
+        read.weights,
+        folder=folder,
+        file=folder / WEIGHTS,
+        vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+        own=own,
+        placement=placement or CPU,
+        compilation=compilation,
+    )
 
 
 def _require_folder(folder: Path) -> None:
@@ -369,33 +340,3 @@ def _words_of(
             "language model of words, which is not there. Export it again."
         )
     return words
-
-
-def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise SbkitError(
-            f"{file} must be a safetensors file, but cannot be read "
-            f"({printable(str(error))[:200]}). Export it again."
-        ) from error
-
-
-def _largest(weights: Mapping[str, Tensor]) -> int:
-    return max((size for each in weights.values() for size in each.shape), default=0)
-
-
-def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
-    try:
-        modules.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
-        raise SbkitError(
-            f"The weights in {folder} must be those of its model, but do not go into it "
-            f"({printable(str(error))[:200]}). Export it again."
-        ) from error
-
-
-def _as_batch(clips: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,)."""
-    audio = nn.utils.rnn.pad_sequence([clip.float() for clip in clips], batch_first=True)
-    return audio, torch.tensor([len(clip) for clip in clips])

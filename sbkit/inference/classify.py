@@ -7,14 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.pieces import batches, read_pieces
+from sbkit.inference.pieces import Cutter
 from sbkit.inference.running import fitting
+
+SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,13 @@ def classify_files(
 
 def _classify(bundle: Bundle, file: Path) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
-    rate = bundle.config.sample_rate
-    count, pieces = read_pieces(file, rate)
-    total = torch.zeros(len(bundle.require_labels()))  # (V,)
-    for batch in batches(pieces):
+    labels, rate = bundle.require_labels(), bundle.config.sample_rate
+    total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
+    for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
         with fitting(file):
-            shares = torch.tensor([len(piece) / count for piece in batch])
-            total += shares @ bundle.classify(batch).float()
+            (probabilities,) = bundle.classify([piece.samples])  # (V,)
+        total += len(piece.samples) * probabilities
+        samples += len(piece.samples)
+        seconds = samples_to_seconds(piece.start + len(piece.samples), rate)
     best = int(total.argmax())
-    label = printable(bundle.require_labels()[best])
-    return Classification(file, label, float(total[best]), samples_to_seconds(count, rate))
+    return Classification(file, printable(labels[best]), float(total[best] / samples), seconds)

@@ -11,7 +11,7 @@ from sbkit.base.printable import printable
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
 from sbkit.decoding.word_offsets import WordOffsets
-from sbkit.inference.module_spec import Plain, refuse_bomb
+from sbkit.inference.plain import Plain, refuse_bomb
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")

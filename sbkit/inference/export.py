@@ -26,15 +26,16 @@ from sbkit.base.provenance import versions
 from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.checkpoint.weights import average, refuse_unusable
+from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle, model_class
+from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.formats.grid import Grid
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
@@ -43,6 +44,7 @@ from sbkit.inference.formats.write import Certificates, require_formats, write_f
 from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
+from sbkit.inference.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer

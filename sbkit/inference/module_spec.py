@@ -16,15 +16,13 @@ from sbkit.base.printable import printable
 from sbkit.config.allowed import find, refusal
 from sbkit.config.document import tag_of
 from sbkit.config.tuples import TUPLE, read_tuple
+from sbkit.inference.plain import DEEPEST, MOST, Plain
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 KINDS = ("new", "name")
 ARGUMENTS = "arguments"
-DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
 LARGEST_NUMBER = 1 << 16  # in an argument; sizes beyond it are those of a matrix in the weights
 LONGEST_TEXT = 1_000  # characters
-
-Plain = Any  # what JSON can hold
 
 
 def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
@@ -95,19 +93,6 @@ class _Flattened:
             f"`{self._key}` must take nothing but data of the tokenizer to be exported, but holds "
             f"{ATTRIBUTE} of something else. Write the value."
         )
-
-
-def refuse_bomb(plain: Plain) -> None:
-    """Refuse data that is deeper or larger than a model's description; raises ValueError."""
-    count, waiting = 0, [(plain, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        count += 1
-        if depth > DEEPEST or count > MOST:
-            raise ValueError(f"it has more than {DEEPEST} levels or {MOST} values")
-        below = value.values() if isinstance(value, dict) else value
-        if isinstance(value, dict | list):
-            waiting += [(each, depth + 1) for each in below]
 
 
 def names_of(plain: Plain) -> Iterator[tuple[str, str]]:

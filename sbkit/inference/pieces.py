@@ -1,46 +1,137 @@
-"""Audio files in pieces that a model can take: read, and cut where it is quiet."""
+"""Audio in pieces that a model can take: cut in pauses, and with an overlap where there is none.
 
-from collections.abc import Iterator
-from pathlib import Path
+Audio comes in blocks, and no more is held of it than a piece and a block. Where a cut lies depends
+on the 30 s before it alone, so that the size of the blocks changes nothing.
+
+Legend: S samples, W windows of 20 ms.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
-from sbkit.audio.io import Samples, read_audio
-from sbkit.base.units import SAMPLE_RATE
+from sbkit.audio.io import Samples
+from sbkit.base.units import seconds_to_samples
 
-LONGEST_PIECE = 30  # seconds; attention grows with the square of the length
-SHORTEST_PIECE = 20  # seconds
-QUIET_WINDOWS = 10  # a second; each is shorter than a pause between words
-PIECES_AT_ONCE = 4
+LONGEST = 30.0  # seconds; attention grows with the square of the length
+SHORTEST = 1.0  # seconds of a piece before a long pause ends it
+LONG_PAUSE, SHORT_PAUSE = 0.5, 0.2  # seconds; the closure of a stop consonant lasts up to 0.15
+MARGIN = 0.5  # seconds of a pause that are left before speech
+OVERLAP = 4.0  # seconds that two pieces share where speech does not pause
+WINDOWS = 50  # a second
+SPEECH, NOISE = 95, 5  # percentiles of the levels of windows
+# A window is quiet 35 dB below speech, within 6 dB of the noise where that is 15 dB below, or at
+# 3 steps of int16.
+BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
 
 
-def read_pieces(file: Path, sample_rate: int) -> tuple[int, list[Tensor]]:
-    """Read a file at a rate: the number of its samples, and its pieces, (S,) of int16 each.
+@dataclass(frozen=True)
+class Piece:
+    """Audio that a model takes at once, and where it lies in its source.
 
-    Raises SbkitError for what is no audio.
+    samples: (S,) of int16; start: its first sample in the source; overlap: how many of its last
+    samples the piece after it has, too; 0 where the cut is in a pause.
     """
-    samples = read_audio(file, sample_rate)
-    return len(samples), [torch.from_numpy(piece) for piece in cut_at_quiet(samples, sample_rate)]
+
+    samples: Samples
+    start: int
+    overlap: int = 0
+
+    @property
+    def next_start(self) -> int:
+        """The first sample of the piece after it."""
+        return self.start + len(self.samples) - self.overlap
 
 
-def batches(pieces: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the pieces, a few at a time."""
-    for start in range(0, len(pieces), PIECES_AT_ONCE):
-        yield pieces[start : start + PIECES_AT_ONCE]
+@dataclass(frozen=True)
+class Pause:
+    """Quiet windows: the first, and the one after the last."""
+
+    first: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """How many windows it has."""
+        return self.end - self.first
+
+    @property
+    def cut(self) -> int:
+        """The window to cut at: in its middle, and no more than MARGIN before its end."""
+        return self.end - min(self.count // 2, round(MARGIN * WINDOWS))
 
 
-def cut_at_quiet(samples: Samples, sample_rate: int = SAMPLE_RATE) -> list[Samples]:
-    """Cut long audio where it is quietest, 20 to 30 s into what is left: (S,) -> [(S',), ...]."""
-    window = sample_rate // QUIET_WINDOWS
-    shortest, longest = SHORTEST_PIECE * QUIET_WINDOWS * window, LONGEST_PIECE * sample_rate
-    pieces = []
-    while len(samples) > longest:
-        ahead = samples[shortest : shortest + (longest - shortest) // window * window]
-        windows = ahead.reshape(-1, window).astype(np.float64)
-        quietest = int(np.argmin(np.square(windows).sum(1)))
-        cut = shortest + quietest * window + window // 2
-        pieces.append(samples[:cut])
-        samples = samples[cut:]
-    return [*pieces, samples]
+@dataclass(frozen=True)
+class Cutter:
+    """Cut a stream of samples into pieces.
+
+    multiple: of samples, by which the starts of overlapping pieces differ; shortest: seconds.
+    """
+
+    sample_rate: int
+    multiple: int = 1
+    shortest: float = SHORTEST
+
+    def pieces(self, blocks: Iterable[Samples]) -> Iterator[Piece]:
+        """Yield the pieces of blocks, (S,) each; the last one holds what is left, if only nothing.
+
+        A piece ends in the first long pause after ``shortest`` seconds. Before it gets longer than
+        LONGEST it ends in its longest pause, and without a pause there, with an overlap.
+        """
+        held, start = np.empty(0, np.int16), 0
+        for block in blocks:
+            held = np.concatenate([held, block])
+            while len(held) > self._longest:
+                piece = self._first(held, start)
+                yield piece
+                held, start = held[piece.next_start - start :], piece.next_start
+        while True:
+            piece = self._first(held, start)
+            yield piece
+            if len(piece.samples) == len(held):
+                return
+            held, start = held[piece.next_start - start :], piece.next_start
+
+    @property
+    def _longest(self) -> int:
+        return seconds_to_samples(LONGEST, self.sample_rate)
+
+    def _first(self, held: Samples, start: int) -> Piece:
+        """Take the first piece of what is held."""
+        ahead, goes_on = held[: self._longest], len(held) > self._longest
+        window = self.sample_rate // WINDOWS
+        count = len(ahead) // window
+        pauses = [
+            each
+            for each in find_pauses(ahead, window)
+            if each.cut >= self.shortest * WINDOWS and (goes_on or each.end < count)
+            if each.first > 0 or each.count == count
+        ]
+        for each in pauses:
+            if each.count >= LONG_PAUSE * WINDOWS:
+                return Piece(held[: each.cut * window], start)
+        if not goes_on:
+            return Piece(held, start)
+        best = max(pauses, key=lambda each: (each.count, each.first), default=None)
+        if best is not None and best.count >= SHORT_PAUSE * WINDOWS:
+            return Piece(held[: best.cut * window], start)
+        following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
+        return Piece(ahead, start, self._longest - following // self.multiple * self.multiple)
+
+
+def find_pauses(samples: Samples, window: int) -> list[Pause]:
+    """Find what is quiet beside the rest: (S,) -> runs of windows."""
+    count = len(samples) // window
+    if count == 0:
+        return []
+    windows = samples[: count * window].reshape(count, window).astype(np.float32)
+    levels = 10 * np.log10(np.square(windows).mean(1) + 1)  # (W,) dB above one step of int16
+    noise, speech = np.percentile(levels, (NOISE, SPEECH))
+    threshold = max(speech - BELOW_SPEECH, SILENCE)
+    if speech - noise >= LEAST_RANGE:
+        threshold = max(threshold, noise + ABOVE_NOISE)
+    quiet = np.concatenate([[False], levels < threshold, [False]])
+    edges: npt.NDArray[np.int64] = np.flatnonzero(quiet[1:] != quiet[:-1])
+    return [Pause(int(first), int(end)) for first, end in edges.reshape(-1, 2)]

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 
 
 @contextmanager
-def fitting(file: Path) -> Iterator[None]:
-    """Turn an error of the model into one sentence that names the file.
+def fitting(audio: object) -> Iterator[None]:
+    """Turn an error of the model into one sentence that names the audio.
 
     Raises SbkitError.
     """
@@ -20,7 +19,7 @@ def fitting(file: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the parts may be anything that is on the list, in any order
         raise SbkitError(
-            f"A bundle's parts must fit each other, but with {file} the model raised "
+            f"A bundle's parts must fit each other, but with {audio} the model raised "
             f"{type(error).__name__} ({printable(str(error))[:200]}). Export it again, or try a "
             "shorter file."
         ) from error

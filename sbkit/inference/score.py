@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from torch import Tensor
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
@@ -43,7 +43,7 @@ from sbkit.train.run_report import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
 SCORES = "scores.json"
-ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Tensor]], list[Any]]
+ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
 
 
 def _transcribe(
-    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, times: bool, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Scored]:
     rate, found = bundle.config.sample_rate, bundle.recognize(clips, times=times)
     return [
@@ -245,7 +245,7 @@ def _transcribe(
 
 
 def _classify(
-    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Tensor]
+    bundle: Bundle, label: str, rows: Sequence[Mapping[str, Any]], clips: list[Samples]
 ) -> list[Answer]:
     names = bundle.require_labels()
     best = bundle.classify(clips).argmax(1).tolist()

@@ -1,23 +1,48 @@
-"""Words in time as subtitles, SubRip (.srt) and WebVTT."""
+"""Words in time as subtitles, SubRip (.srt) and WebVTT, or as a table.
+
+Lines, width and durations are those of Netflix's Timed Text Style Guide (General Requirements):
+two lines of 42 characters, from five sixths of a second to seven seconds.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from textwrap import wrap
 
 from sbkit.text.word import Word
 
-WIDTH = 42  # characters of a line, as broadcasters have it
-LINES = 2
-LONGEST = 6.0  # seconds that a subtitle stands
+WIDTH, LINES = 42, 2
+SHORTEST, LONGEST = 5 / 6, 7.0  # seconds that a subtitle stands
 PAUSE = 1.0  # seconds between words, after which a new one begins
+
+
+@dataclass(frozen=True)
+class Subtitle:
+    """Lines, and when they are shown, in seconds."""
+
+    lines: tuple[str, ...]
+    start: float
+    end: float
+
+
+def subtitles(words: Sequence[Word]) -> list[Subtitle]:
+    """Make subtitles of words; none is shown while the next one is."""
+    found = [*cues(words)]
+    starts = [*(cue[0].start for cue in found), inf]
+    made = []
+    for cue, (start, following) in zip(found, pairwise(starts), strict=True):
+        end = min(max(cue[-1].end, start + SHORTEST), start + LONGEST, following)
+        made.append(Subtitle(tuple(_lines(cue)), start, end))
+    return made
 
 
 def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
     """Cut words into subtitles by width, duration and pauses."""
     cue: list[Word] = []
     for word in words:
-        lines = wrap(" ".join(each.text for each in (*cue, word)), WIDTH)
         if cue and (
-            len(lines) > LINES
+            len(_lines([*cue, word])) > LINES
             or word.end - cue[0].start > LONGEST
             or word.start - cue[-1].end > PAUSE
         ):
@@ -31,28 +56,38 @@ def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
 def to_srt(words: Sequence[Word]) -> str:
     """Write SubRip."""
     blocks = (
-        f"{number}\n{_time(cue, ',')}\n{_lines(cue)}\n"
-        for number, cue in enumerate(cues(words), start=1)
+        f"{number}\n{_time(each, ',')}\n{_text(each)}\n"
+        for number, each in enumerate(subtitles(words), start=1)
     )
     return "\n".join(blocks)
 
 
 def to_vtt(words: Sequence[Word]) -> str:
     """Write WebVTT, in which three characters mean something."""
-    blocks = (f"{_time(cue, '.')}\n{_escaped(_lines(cue))}\n" for cue in cues(words))
+    blocks = (f"{_time(each, '.')}\n{_escaped(_text(each))}\n" for each in subtitles(words))
     return "\n".join(["WEBVTT\n", *blocks])
 
 
-def _lines(cue: Sequence[Word]) -> str:
-    return "\n".join(wrap(" ".join(word.text for word in cue), WIDTH))
+def to_tsv(words: Sequence[Word]) -> str:
+    """Write a table with a row for each word, its times in seconds."""
+    rows = (f"{each.start:.3f}\t{each.end:.3f}\t{each.text}" for each in words)
+    return "\n".join(["start\tend\tword", *rows])
+
+
+def _lines(cue: Sequence[Word]) -> list[str]:
+    return wrap(" ".join(word.text for word in cue), WIDTH)
+
+
+def _text(subtitle: Subtitle) -> str:
+    return "\n".join(subtitle.lines)
 
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _time(cue: Sequence[Word], mark: str) -> str:
-    return f"{_clock(cue[0].start, mark)} --> {_clock(cue[-1].end, mark)}"
+def _time(subtitle: Subtitle, mark: str) -> str:
+    return f"{_clock(subtitle.start, mark)} --> {_clock(subtitle.end, mark)}"
 
 
 def _clock(seconds: float, mark: str) -> str:

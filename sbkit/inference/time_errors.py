@@ -16,8 +16,8 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.word_offsets import WordOffsets
@@ -77,7 +77,7 @@ def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
             f"{source} has none. Take data as recipes/FestvoxRu writes it."
         )
 
-    def score(rows: Sequence[Mapping[str, str]], clips: list[Tensor]) -> list[TimedText]:
+    def score(rows: Sequence[Mapping[str, str]], clips: list[Samples]) -> list[TimedText]:
         truth = [read_truth(row["id"], row["text"], row[COLUMN]) for row in rows]
         recognized = [each.words for each in bundle.recognize(clips, times=True)]
         aligned = bundle.align(clips, [row["text"] for row in rows])

@@ -6,9 +6,8 @@ from typing import Any
 
 import datasets
 import numpy as np
-import torch
-from torch import Tensor
 
+from sbkit.audio.io import Samples
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.columns import sample_counts
 from sbkit.data.sampler import EvalSampler
@@ -22,7 +21,7 @@ class WholeClips:
 
     places: tuple[int, ...]
     rows: Sequence[Mapping[str, Any]]
-    audio: list[Tensor]
+    audio: list[Samples]
 
 
 def read_whole_clips(rows: datasets.Dataset, sample_rate: int) -> Iterator[WholeClips]:
@@ -33,5 +32,5 @@ def read_whole_clips(rows: datasets.Dataset, sample_rate: int) -> Iterator[Whole
     )
     for batch in batches:
         chosen = reader.__getitems__(batch)
-        audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in chosen]
+        audio = [np.frombuffer(row["audio"], "<i2") for row in chosen]
         yield WholeClips(tuple(row for each in batch for row in each.rows), chosen, audio)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from sbkit.audio.lengths import pad_to_bucket
 from sbkit.base.errors import SbkitError
 from sbkit.models.encoder_adapter import Encoder
 from sbkit.models.feature_extractor import FeatureExtractor
@@ -38,9 +39,18 @@ class AcousticEncoder:
         self.front_end = FrontEnd(CNN)
         self.encoder = Encoder(Transformer, padding=padding)
 
+    def subsample(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Call the front-end: (B, T, M), (B,) -> (B, U, D), (B,).
+
+        On an accelerator T becomes one of few lengths, unless what follows depends on padding.
+        """
+        if self.front_end.minds_lengths and self.encoder.minds_lengths:
+            features = pad_to_bucket(features)
+        return self.front_end(features, frame_lengths)
+
     def encode(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
-        x, frame_lengths = self.front_end(features, frame_lengths)
+        x, frame_lengths = self.subsample(features, frame_lengths)
         return self.encoder.encode(x, frame_lengths), frame_lengths
 
 

@@ -88,7 +88,7 @@ class AsrModel:
 
         Raises SbkitError where the Transformer has no middle or no decoder and is asked for it.
         """
-        x, frame_lengths = self._acoustic.front_end(features, frame_lengths)
+        x, frame_lengths = self._acoustic.subsample(features, frame_lengths)
         encoder = self._acoustic.encoder
         if tokens is not None:
             tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
@@ -109,7 +109,8 @@ class AsrModel:
 
         @torch.no_grad()
         def count(samples: int) -> int:
-            features, lengths = self.features(torch.zeros(1, samples), torch.tensor([samples]))
+            silence = torch.zeros(1, samples, device=next(self.model.parameters()).device)
+            features, lengths = self.features(silence, torch.tensor([samples]))
             return int(self._acoustic.front_end(features, lengths)[1])
 
         return measure_striding(count, part="CNN", unit="samples", shortest=sample_rate).stride

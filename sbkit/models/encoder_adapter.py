@@ -55,6 +55,11 @@ class Encoder:
         if self._pads:  # its decoder gives PyTorch a mask of bool beside one of float
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
 
+    @property
+    def minds_lengths(self) -> bool:
+        """Return whether it takes lengths as sbkit's do, and nothing then depends on padding."""
+        return self._takes.form == "absolute"
+
     def encode(self, x: Tensor, frame_lengths: Tensor) -> Tensor:
         """Encode: (B, U, D), (B,) -> (B, U, D).
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.lengths import BUCKETS
 from sbkit.models.signatures import (
     FRONT_END_SIGNATURES,
     described,
@@ -22,7 +23,7 @@ from sbkit.models.striding import Striding, as_evaluated, measure_part
 
 NAME = "CNN"
 SHORTEST = 100  # frames, one second; the first length that is tried
-NEAR = 2  # frames that padding may add to the longest utterance
+NEAR = 2  # frames that padding may add to the longest utterance, beside those to a bucket
 TRANSPOSED = (
     f"`{NAME}` must return (B, U, D), but returns {{shape}}, where the last axis holds the frames: "
     "(B, D, U). Transpose its last two axes."
@@ -36,6 +37,11 @@ class FrontEnd:
         self._part = part
         self._takes = lengths_argument(part.forward, part=NAME, signatures=FRONT_END_SIGNATURES)
         self._striding: Striding | None = None
+
+    @property
+    def minds_lengths(self) -> bool:
+        """Return whether it takes lengths as sbkit's do, and nothing then depends on padding."""
+        return self._takes.form == "absolute"
 
     def __call__(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Subsample: (B, T, M), (B,) -> (B, U, D), (B,).
@@ -101,7 +107,8 @@ def _check_lengths(x: Tensor, lengths: Tensor, frame_lengths: Tensor) -> None:
     if lengths.device.type != "cpu" or torch.compiler.is_exporting() or not len(lengths):
         return
     frames, longest = x.shape[1], int(lengths.max())
-    if x.ndim == 3 and longest == x.shape[2] and abs(longest - frames) > NEAR:
+    added = NEAR + frames // BUCKETS
+    if x.ndim == 3 and longest == x.shape[2] and abs(longest - frames) > added:
         refuse(
             NAME,
             FRONT_END_SIGNATURES,

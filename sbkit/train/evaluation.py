@@ -1,7 +1,7 @@
 """An evaluation: its splits one after the other, the metrics of each, and what is reported."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sbkit.logs.metric import best_key
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
+from sbkit.train.out_of_memory import BatchSplitter, TooLarge
 from sbkit.train.run_report import report_run
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, average_statistics
@@ -34,16 +35,32 @@ def evaluate_splits(
     brain.modules.eval()
     average_statistics(brain.modules)
     losses: list[Loss] = []
+    splitter = BatchSplitter()
     for name, loader in loaders.items():
         brain.split = name
         for batch in brain.pinging(loader, phase):
             if brain.signals.heard:
                 return losses
             brain.step += 1
-            losses.append(as_loss(brain.evaluate_batch(batch, stage)))
+            losses.extend(_losses_of(brain, batch, stage, splitter))
             if brain.debug and brain.step >= brain.debug_batches:
                 break
     return losses
+
+
+def _losses_of(brain: Any, batch: Any, stage: Stage, splitter: BatchSplitter) -> Iterator[Loss]:
+    """Evaluate a batch, in pieces where it does not fit into memory; raises SbkitError."""
+    for piece in splitter.split(batch):
+        failure = None
+        try:
+            loss = as_loss(brain.evaluate_batch(piece, stage))
+        except torch.OutOfMemoryError:
+            failure = TooLarge.of(piece)
+        if failure is None:
+            yield loss
+            continue
+        splitter.learn([failure], is_shared=False)
+        yield from _losses_of(brain, piece, stage, splitter)
 
 
 def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:

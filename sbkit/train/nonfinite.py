@@ -79,6 +79,10 @@ class NonFiniteRecorder:
         place = (self._epoch, number) if is_planned else None
         self._seen.append(Record(describe(batch), place, random, lost.detach()))
 
+    def forget(self) -> None:
+        """Drop the micro-batches of a step that begins again."""
+        self._seen.clear()
+
     def end_step(self, step: int, flags: Tensor) -> None:
         """Add a step of the micro-batches recorded since the last one."""
         self._steps.append(Step(step, tuple(self._seen), flags))

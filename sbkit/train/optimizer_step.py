@@ -5,14 +5,12 @@ The host does not wait for the device: whether a step was skipped is read once i
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from sbkit.checkpoint.rng import TorchState
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
 from sbkit.train.gradients import clip, normalize_by_tokens, step_unless
@@ -37,17 +35,18 @@ class OptimizerStep:
         """Save what a skipped step must not change, before its first micro-batch."""
         self._buffers.save()
 
-    def backward(
-        self, loss: Loss, scaler: GradScaler, batch: Any, random: TorchState, place: int
-    ) -> None:
-        """Add the gradient of a micro-batch.
+    def begin_again(self) -> None:
+        """Undo what its micro-batches left, but for their gradients."""
+        self._buffers.restore(torch.ones_like(self._lost, dtype=torch.bool))
+        self._counts.zero_()
+        self.nonfinite.forget()
 
-        random: the state that it was computed from; place: its number in the epoch.
-        """
+    def backward(self, loss: Loss, scaler: GradScaler) -> Tensor:
+        """Add the gradient of a micro-batch, or of a piece of one; return its summed loss: ()."""
         total = loss.sums.sum()
         torch.autograd.backward(scaler.scale(total))
-        self.nonfinite.record(batch, random, total, place)
         self._counts += torch.stack([loss.counts.sum(), ~total.isfinite()])
+        return total
 
     def normalize(self, optimizers: Sequence[Optimizer]) -> None:
         """Turn the gradient of the sum into that of the mean over all labels of all ranks."""

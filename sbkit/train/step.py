@@ -5,14 +5,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from speechbrain import Stage
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
+from sbkit.train.out_of_memory import TooLarge, halves
 
 Forward = Callable[[Any, Stage], Any]
 Objective = Callable[[Any, Any, Stage], Any]
@@ -51,12 +55,14 @@ class DdpStep:
         self._graph, self._device = graph, device
         self._searches = find_unused_parameters
         self._wrapped: DistributedDataParallel | None = None
+        self._sent: list[Any] = []  # buckets of gradients in this step
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
         """Return what the recipe predicts and what it loses."""
         if self._wrapped is None:
             alone: tuple[Any, Any] = self._graph(batch)
             return alone
+        self._sent.clear()
         outputs, objective = self._wrapped(batch)
         return outputs, objective if self._searches else reach_all(objective, self._graph)
 
@@ -80,13 +86,45 @@ class DdpStep:
         if self._device.type == "cuda":
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(self._graph)
-        self._wrapped = DistributedDataParallel(
+        self._wrapped = self._with_reducer(init_sync=True)
+
+    def _with_reducer(self, *, init_sync: bool) -> DistributedDataParallel:
+        wrapped = DistributedDataParallel(
             self._graph,
             device_ids=None if self._device.type == "cpu" else [self._device],
             broadcast_buffers=False,
+            init_sync=init_sync,
             find_unused_parameters=self._searches,
             gradient_as_bucket_view=True,
         )
+        wrapped.register_comm_hook(self._sent, average_bucket)
+        return wrapped
+
+    def require_independent_forward(self) -> None:
+        """Raise SbkitError where a rank that begins a batch again would leave others waiting."""
+        if any(isinstance(each, nn.SyncBatchNorm) for each in self._graph.modules()):
+            raise SbkitError(
+                "A batch must fit into memory where batch normalization sees the batch of all "
+                "ranks, but one did not, and cannot be split. Lower --batch_seconds."
+            )
+
+    def send_zeros(self) -> None:
+        """Send zeros for the buckets that a step which broke off on this rank has not sent.
+
+        The other ranks wait for them.
+        """
+        wrapped: Any = self._wrapped
+        left = wrapped.reducer._get_zeros_like_grad_buckets()[len(self._sent) :]
+        for bucket in left:
+            wrapped.reducer._run_comm_hook(bucket).wait()
+        if left and self._searches:
+            wrapped._match_unused_params_allreduce()
+
+    def renew(self) -> None:
+        """Make the reducer anew, on all ranks: one that broke off waits for the rest for ever."""
+        broken: Any = self._wrapped
+        broken.reducer = broken.logger = None  # its hooks on the parameters, too
+        self._wrapped = self._with_reducer(init_sync=False)
 
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
@@ -95,6 +133,14 @@ class DdpStep:
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
+
+
+def average_bucket(sent: list[Any], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average gradients over the ranks, as DDP does by itself, and note that they were sent."""
+    work: Any = dist.all_reduce(bucket.buffer().mul_(1 / world_size()), async_op=True)
+    sent.append(work)
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return averaged
 
 
 class _Reach(torch.autograd.Function):
@@ -121,19 +167,36 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    The one dry run leaves gradients and buffers as they were.
+    The one dry run leaves gradients and buffers as they were. Raises SbkitError where an utterance
+    does not fit into memory by itself.
     """
     buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
-    torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
+    failure = _backward(step, batch)
     for name, buffer in step.parts.named_buffers():
         buffer.data.copy_(buffers[name])
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
     unused = {name for name, parameter in trainable if parameter.grad is None}
-    everywhere = set.intersection(*gather_over_ranks(unused))
+    everyone = gather_over_ranks((unused, failure))
+    for each in (found for _, found in everyone if found is not None):
+        each.refuse()
+    everywhere = set.intersection(*(names for names, _ in everyone))
     for name, parameter in trainable:
         parameter.requires_grad_(name not in everywhere)
         parameter.grad = None
     return sorted(everywhere)
+
+
+def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
+    """Run forward and backward, in halves where the whole does not fit; return what never does."""
+    try:
+        torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
+        return None
+    except torch.OutOfMemoryError:
+        failure = TooLarge.of(batch)
+    if not failure.is_splittable:
+        return failure
+    first, second = halves(batch)
+    return _backward(step, first) or _backward(step, second)
 
 
 def _tell_unused(names: list[str]) -> None:

@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.rng import seed_step, torch_state
+from sbkit.checkpoint.rng import seed_step
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.log import say
+from sbkit.train.accumulation import Accumulation
 from sbkit.train.compiling import compile_blocks
 from sbkit.train.cost import CostRecorder
 from sbkit.train.freeze import Frozen, with_lr_scale
@@ -27,7 +28,7 @@ from sbkit.train.optimizer_step import OptimizerStep
 from sbkit.train.options import declared_options
 from sbkit.train.schedule import set_rate
 from sbkit.train.scoring import Scoring
-from sbkit.train.step import DdpStep, ForwardLoss, as_loss
+from sbkit.train.step import DdpStep, ForwardLoss
 
 
 class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
@@ -68,9 +69,10 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
-        self._ddp_step = DdpStep(
+        self.ddp_step = DdpStep(
             graph, self.device, find_unused_parameters=self.find_unused_parameters
         )
+        self._accumulation = Accumulation(self)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # micro-batch of its epoch
@@ -85,25 +87,24 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         """Add one micro-batch's gradient, and step when the batch of the optimizer is whole.
 
         Returns what `compute_objectives` returned, a Loss or a mean, without its graph; so may a
-        recipe that overrides this. `optimizers_step` expects the gradient of a mean.
+        recipe that overrides this. `optimizers_step` expects the gradient of a mean. A batch that
+        does not fit into memory is split; the outputs that `on_fit_batch_end` sees are then those
+        of its last piece.
         """
         placed = self.placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.global_step.begin()
+            self._accumulation.begin()
         self._begin_step(placed)
         self.on_fit_batch_start(placed, self.should_step)
-        random = torch_state(self.device)
-        with self.no_sync(not self.should_step):
-            with self.training_ctx:
-                outputs, objective = self._ddp_step(placed)
-            self.global_step.backward(as_loss(objective), self.scaler, batch, random, self.step)
+        computed = self._accumulation.add(placed)
         if self.should_step:
             self.global_step.normalize(self._active_optimizers())
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
         self.cost.end_step()
-        self.on_fit_batch_end(placed, outputs, objective, self.should_step)
-        return objective.detach()
+        self.on_fit_batch_end(placed, computed.outputs, computed.objective, self.should_step)
+        return computed.objective.detach()
 
     def _begin_step(self, batch: Any) -> None:
         """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
@@ -187,12 +188,12 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def wrap_step(self, batch: Any) -> None:
         """Share the step once, when there is a batch to see its unused parameters by."""
-        if world_size() > 1 and not self._ddp_step.is_wrapped and not self._has_own_step():
-            self._ddp_step.wrap(self.placed(batch), resting=self.resting)
+        if world_size() > 1 and not self.ddp_step.is_wrapped and not self._has_own_step():
+            self.ddp_step.wrap(self.placed(batch), resting=self.resting)
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""
-        self._ddp_step.unwrap()
+        self.ddp_step.unwrap()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):
                 self.modules[name] = module.module
@@ -202,7 +203,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
-        if use and self._ddp_step.is_wrapped:
-            return self._ddp_step.no_sync()
+        if use and self.ddp_step.is_wrapped:
+            return self.ddp_step.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)
         return context

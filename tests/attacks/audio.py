@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ def all_audio() -> Iterator[Case]:
     """List every hostile file of audio."""
     for name, make in FILES.items():
         yield Case("audio", name, partial(_heard, make), harmless=name in HARMLESS)
+    for name, content in _mangled():
+        yield Case("mangled", name, partial(_heard, partial(_write, content)), harmless=True)
 
 
 def _heard(make: Callable[[Path], Any], place: Place) -> list[str]:
@@ -57,6 +60,29 @@ def _with_length(frames: int) -> bytes:
 def _half(kind: str) -> bytes:
     content = encoded(kind)
     return content[: len(content) // 2]
+
+
+def _mangled() -> Iterator[tuple[str, bytes]]:
+    """Write audio at its limits, and files of every format with some bytes that are others."""
+    for rate, channels, kind in product((4_000, 192_000), (1, 8), ("WAV", "FLAC", "CAF")):
+        for seconds in (0.0, 1 / rate, 0.01, 1.0):
+            samples = np.zeros((round(rate * seconds), channels), np.int16)
+            content = BytesIO()
+            soundfile.write(content, samples, rate, format=kind)
+            name = f"{seconds * rate:.0f} samples of {channels} at {rate} Hz, {kind}"
+            yield name, content.getvalue()
+    for name, value in (("NaN", np.nan), ("infinity", np.inf), ("1e30", 1e30), ("2", 2.0)):
+        content = BytesIO()
+        soundfile.write(content, np.full(9000, value), 16_000, format="WAV", subtype="FLOAT")
+        yield f"floats of {name}", content.getvalue()
+    random = np.random.default_rng(7)
+    for kind, number in product((*KINDS, "OPUS"), range(20)):
+        more = {"subtype": "OPUS"} if kind == "OPUS" else {}
+        spoiled = bytearray(encoded("OGG" if kind == "OPUS" else kind, seconds=0.5, **more))
+        head = min(len(spoiled), 120 if number < 15 else len(spoiled))
+        for place in random.integers(0, head, 1 + number % 5):
+            spoiled[place] = random.integers(256)
+        yield f"{kind} spoiled, {number}", bytes(spoiled)
 
 
 def _write(content: bytes, file: Path) -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.weights import average, refuse_other_model
+from sbkit.checkpoint.comparison import refuse_other_model
+from sbkit.checkpoint.weights import average
 from tests.checkpoint.saves import checkpointer, cut, line, save
 
 

@@ -183,14 +183,15 @@ def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
 
 
-def test_one_utterance_of_a_batch_is_the_batch_of_it_alone(
+def test_some_utterances_of_a_batch_are_the_batch_of_them_alone(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
     rows = UtteranceDataset(store).__getitems__(examples)
     batch = TextCollate(tokenizer)(rows)
-    for row, alone in enumerate(rows):
-        assert_same(batch.select(row), TextCollate(tokenizer)([alone]))
+    for first, last in ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)):
+        some = slice(first, last)
+        assert_same(batch.take(some), TextCollate(tokenizer)(rows[some]))
 
 
 def assert_same(one: TextBatch, other: TextBatch) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.attention import AttentionDecoder, attend, rescore
+from sbkit.decoding.attend import attend
+from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
@@ -149,7 +150,7 @@ def test_a_text_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(tokens, *others)
 
     monkeypatch.setattr(model, "decoder_log_probs", counting)
-    attention = AttentionDecoder(model=model, states=torch.randn(5, 16))
+    (attention,) = attend(model, torch.randn(1, 5, 16), torch.tensor([5]))
     first = attention.score([(4,), (5,), (4,)])
     assert attention.score([(5,), (6,)])[0] == first[1]
     assert asked == [2, 1]
@@ -159,7 +160,7 @@ def test_a_model_without_a_decoder_does_not_decode() -> None:
     model = tiny()
     model.seq_lin = None
     with pytest.raises(SbkitError, match="`seq_lin` must be declared"):
-        AttentionDecoder(model=model, states=torch.randn(5, 16)).score([(4,)])
+        attend(model, torch.randn(1, 5, 16), torch.tensor([5]))[0].score([(4,)])
 
 
 def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> None:

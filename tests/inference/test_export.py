@@ -169,4 +169,4 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     export_run(run, tmp_path / "bundle", own=own)
     with pytest.raises(SbkitError, match="exported with `--import my_heads`"):
         load_bundle(tmp_path / "bundle")
-    assert type(load_bundle(tmp_path / "bundle", own=own).model.ctc_lin).__name__ == "Head"
+    assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"

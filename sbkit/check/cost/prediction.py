@@ -113,10 +113,10 @@ def _predict(planned: PlannedRun) -> Prediction:
     plan, accumulation = _plan(planned)
     valid = next(iter(loaders.valid.values()))
     evaluated = [batch for each in loaders.valid.values() for batch in each.batch_sampler]
-    with _brain_in_place(planned) as brain, unchanged(brain.modules):
+    with brain_in_place(planned) as brain, unchanged(brain.modules):
         memory = measure_step_memory(brain, loaders.train, plan)
         validation = measure_evaluation_memory(brain, valid, list(valid.batch_sampler))
-        optimizer_bytes, update = _try_optimizer(planned)
+        optimizer_bytes, update = try_optimizer(planned)
         seconds = (
             None if planned.target else _seconds_of_epoch(brain, loaders, plan, evaluated, update)
         )
@@ -144,7 +144,7 @@ def _predict(planned: PlannedRun) -> Prediction:
 
 
 @contextmanager
-def _brain_in_place(planned: PlannedRun) -> Iterator[Any]:
+def brain_in_place(planned: PlannedRun) -> Iterator[Any]:
     """Yield a Brain on the device and in the precision of the run, then move the model back."""
     here = resolve("cpu", "fp32")
     if planned.target is not None or planned.placement == here:
@@ -181,7 +181,7 @@ def _seconds_of_epoch(
     return round(float(seconds) + update * len(plan), 2)
 
 
-def _try_optimizer(planned: PlannedRun) -> tuple[int, float]:
+def try_optimizer(planned: PlannedRun) -> tuple[int, float]:
     """Return the bytes that the optimizer keeps and its seconds, from a part of each parameter."""
     trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
     parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
@@ -221,7 +221,7 @@ def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Fin
 
 
 def _find_full_memory(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
-    free = _free_memory(planned)
+    free = free_memory(planned)
     if free is not None and prediction.peak_bytes > free:
         yield planned.finding(
             "cost",
@@ -234,7 +234,7 @@ def _find_full_memory(planned: PlannedRun, prediction: Prediction) -> Iterator[F
         )
 
 
-def _free_memory(planned: PlannedRun) -> int | None:
+def free_memory(planned: PlannedRun) -> int | None:
     """Ask this machine; None for another one, or where it does not tell."""
     device = planned.placement.device
     if planned.target is not None:

@@ -51,6 +51,15 @@ def measure_step_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> 
         return _measure(brain, loader, probes(plan, MEASURED, MEASURED_AUDIO), _train, ALL)
 
 
+def peak_of_step(brain: Any, loader: Any, batch: MicroBatch) -> int:
+    """Return the most bytes that a real step holds at a time, beside the model and its gradients.
+
+    Raises torch.OutOfMemoryError.
+    """
+    with _dropping_gradients(brain.modules.parameters()):
+        return _peak(brain, loader, batch, _train)
+
+
 def measure_evaluation_memory(brain: Any, loader: Any, plan: Sequence[MicroBatch]) -> LinearCost:
     """Fit the most bytes that a batch of validation holds at a time, beside the model."""
     chosen = probes(plan, MEASURED[1:], MEASURED_AUDIO)
@@ -122,15 +131,17 @@ def fit(sizes: Sequence[Sizes], costs: Sequence[float], terms: Sequence[int] = A
 def _measure(
     brain: Any, loader: Any, chosen: Iterable[MicroBatch], once: Once, terms: Sequence[int]
 ) -> LinearCost:
-    sizes, costs = [], []
+    batches = list(chosen)
+    costs = [float(_peak(brain, loader, each, once)) for each in batches]
+    return fit([size_of(each) for each in batches], costs, terms)
+
+
+def _peak(brain: Any, loader: Any, batch: MicroBatch, once: Once) -> int:
+    collated = _collate(loader, batch)
     model = [*brain.modules.parameters(), *brain.modules.buffers()]
-    for each in chosen:
-        batch = _collate(loader, each)
-        with measure_memory(model, brain.device) as memory:
-            once(brain, batch)
-        sizes.append(size_of(each))
-        costs.append(float(memory.peak))
-    return fit(sizes, costs, terms)
+    with measure_memory(model, brain.device) as memory:
+        once(brain, collated)
+    return memory.peak
 
 
 def _time(brain: Any, loader: Any, plan: Sequence[MicroBatch], once: Once) -> LinearCost:

@@ -26,5 +26,5 @@ def write_hub(source: Source, folder: Path) -> Sequence[Candidate]:
     write_checksums(folder)
     loaded = load_bundle(folder, own=source.own)
     names = tuple(sorted(each.name for each in folder.iterdir()))
-    log_probs = partial(trained_log_probs, WaveformModel(loaded.model).eval())
+    log_probs = partial(trained_log_probs, WaveformModel(loaded.model.network).eval())
     return [Candidate(name="fp32", files=names, limits=EXACT, log_probs=log_probs)]

@@ -203,9 +203,7 @@ def _score(
     if transcribe is None:
         texts = _texts(bundle, found)
     else:
-        texts = {
-            compared.candidate.decoder: transcribe([_scaled(each.numpy()) for each in clips.audio])
-        }
+        texts = {compared.candidate.decoder: transcribe([_scaled(each) for each in clips.audio])}
     for decoder, hypotheses in texts.items():
         for name, heard in (("errors", hypotheses), ("trained", trained[decoder])):
             scores = getattr(compared, name)
@@ -226,7 +224,7 @@ def _as_batch(clips: WholeClips) -> tuple[Floats, Counts]:
     lengths = np.array([len(each) for each in clips.audio], np.int64)
     audio = np.zeros((len(lengths), lengths.max()), np.float32)
     for row, each in enumerate(clips.audio):
-        audio[row, : len(each)] = _scaled(each.numpy())
+        audio[row, : len(each)] = _scaled(each)
     return audio, lengths
 
 
@@ -239,7 +237,7 @@ def _speech(held_out: HeldOut | None, rate: int) -> Floats:
     """Join held-out clips, a minute at most; noise where there are none."""
     found: list[Floats] = []
     for clips in held_out.batches() if held_out else ():
-        found += [_scaled(each.numpy()) for each in clips.audio]
+        found += [_scaled(each) for each in clips.audio]
         if sum(map(len, found)) > SPEECH_SECONDS * rate:
             break
     return np.concatenate(found)[: SPEECH_SECONDS * rate] if found else noise(rate)

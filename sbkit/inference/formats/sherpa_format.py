@@ -66,8 +66,10 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
     (folder / TOKENS).write_text(_tokens(tokenizer), encoding="utf-8")
     frames = 100 * EXAMPLE
     lengths = torch.tensor([frames, frames - 20, frames // 2])
-    program = trace(FeatureModel(bundle.model), torch.zeros(EXAMPLE, frames, N_MELS), lengths)
-    factor = bundle.model.samples_per_frame(SAMPLE_RATE) // shift_samples(SAMPLE_RATE)
+    program = trace(
+        FeatureModel(bundle.model.network), torch.zeros(EXAMPLE, frames, N_MELS), lengths
+    )
+    factor = bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE)
     graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
     candidates = []
     for model_type, (file, method) in MODEL_TYPES.items():
@@ -76,13 +78,13 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
         save_onnx(scaled, folder / file, _metadata(model_type, tokenizer.vocab_size, factor))
         load = getattr(sherpa.OfflineRecognizer, method)
         recognizer = load(model=str(folder / file), tokens=str(folder / TOKENS))
-        model = OnnxModel((folder / file).read_bytes(), threads=1)
+        session = OnnxModel((folder / file).read_bytes(), threads=1)
         candidates.append(
             Candidate(
                 name=model_type,
                 files=(file,),
                 limits=_limits(model_type),
-                log_probs=partial(_log_probs, bundle.model, model, offset),
+                log_probs=partial(_log_probs, bundle.model.network, session, offset),
                 transcribe=partial(_transcribe, recognizer),
             )
         )

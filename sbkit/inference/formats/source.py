@@ -22,7 +22,7 @@ class Source:
     @cached_property
     def waveform(self) -> WaveformModel:
         """Return the model as one module."""
-        return WaveformModel(self.bundle.model).eval()
+        return WaveformModel(self.bundle.model.network).eval()
 
     @cached_property
     def program(self) -> ExportedProgram:

@@ -17,8 +17,9 @@ from sbkit.audio.lengths import to_relative
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, require_package
 from sbkit.inference.formats.source import Source, trained_log_probs
 from sbkit.inference.formats.waveform_encoder import WaveformEncoder
-from sbkit.inference.module_spec import ARGUMENTS, KINDS, Plain, build
+from sbkit.inference.module_spec import ARGUMENTS, KINDS, build
 from sbkit.inference.onnx_runtime import Floats
+from sbkit.inference.plain import Plain
 
 YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
 HEAD = """\
@@ -60,7 +61,7 @@ def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
     )
     parts = {name: build(plain, own=source.own) for name, plain in config.parts.items()}
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
-    encoder.waveform.parts.load_state_dict(bundle.model.model.state_dict())
+    encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
     torch.save(encoder.state_dict(), folder / WEIGHTS)
     (folder / TOKENIZER).write_bytes(tokenizer.content)
     loaded = inference.EncoderASR.from_hparams(source=str(folder.absolute()), savedir=None)

@@ -109,7 +109,7 @@ def test_a_full_disk_and_a_full_memory_are_found(
 ) -> None:
     assert list(check_cost(planned)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(cost, "_free_memory", lambda planned: 1000)
+    monkeypatch.setattr(cost, "free_memory", lambda planned: 1000)
     disk, memory = check_cost(planned)
     assert (disk.where, disk.stops) == (planned.place("output_folder"), True)
     assert (memory.where, memory.stops) == (planned.place("batch_seconds"), False)

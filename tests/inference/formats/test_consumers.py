@@ -6,6 +6,8 @@ The consumers are the real ones: onnxruntime, torch, sherpa-onnx and SpeechBrain
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import sherpa_onnx
+import soundfile
 import torch
 from speechbrain.inference.ASR import EncoderASR
-from torch import Tensor, nn
+from torch import nn
 
+from sbkit.audio.io import Samples
 from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
@@ -31,11 +35,11 @@ from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel
-from tests.inference.bundles import make_run
+from tests.inference.bundles import ROOT, make_run
 
 pytestmark = pytest.mark.slow
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
-Clips = list[Tensor]
+Clips = list[Samples]
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +104,27 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
 
 def test_onnxruntime_hears_the_same_words(folder: Path, bundle: Bundle, clips: Clips) -> None:
     model, tokenizer = OnnxModel.load(folder, threads=1), bundle.require_asr()
-    for clip in [*clips, torch.zeros(10, dtype=torch.int16)]:
-        log_probs, lengths = model.log_probs(clip.numpy()[None], np.array([len(clip)]))
+    for clip in [*clips, np.zeros(10, np.int16)]:
+        log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
         best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
         ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
         assert tokenizer.decode(ids) == bundle.transcribe([clip])[0]
+
+
+def test_the_command_runs_onnx_without_importing_torch(
+    folder: Path, bundle: Bundle, clips: Clips, tmp_path: Path
+) -> None:
+    soundfile.write(tmp_path / "clip.wav", clips[-1], 16_000)
+    code = (
+        "import sys; from sbkit.cli import run; run(sys.argv[1:]); "
+        "assert not {'torch', 'speechbrain', 'datasets'} & set(sys.modules)"
+    )
+    words = ["transcribe", folder, tmp_path / "clip.wav", "--runtime", "onnx"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
+    assert done.stderr.startswith("running on onnx, cpu, fp32, ")
 
 
 def test_sherpa_onnx_hears_the_same_words(folder: Path, clips: Clips, expected: list[str]) -> None:
@@ -114,7 +134,7 @@ def test_sherpa_onnx_hears_the_same_words(folder: Path, clips: Clips, expected: 
     )
     for clip, text in zip(clips, expected, strict=True):
         stream = recognizer.create_stream()
-        stream.accept_waveform(16_000, clip.numpy() / np.float32(32768))
+        stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)
         assert stream.result.text.split() == text.split()
 
@@ -151,7 +171,8 @@ def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: 
     """In batches of clips of very different lengths, whose relative lengths are rounded."""
     recognizer = EncoderASR.from_hparams(source=str(folder / "speechbrain"), savedir=None)
     lengths = torch.tensor([len(clip) for clip in clips])
-    audio = nn.utils.rnn.pad_sequence([clip / 32768 for clip in clips], batch_first=True)
+    rows = [torch.from_numpy(clip / np.float32(32768)) for clip in clips]
+    audio = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     words, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
     assert [each.split() for each in words] == [text.split() for text in expected]
 

@@ -1,0 +1,100 @@
+"""Whether weights are numbers, and those of a model; SpeechBrain is not imported for it."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+
+SHOWN = 3  # tensors that differ
+
+
+def refuse_unusable(
+    weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()
+) -> None:
+    """Refuse tensors that hold no numbers or NaN, and infinite ones among the ``parameters``.
+
+    A buffer may be infinite: it may be a mask.
+    Raises SbkitError.
+    """
+    for name, value in weights.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            raise SbkitError(
+                f"Weights must be plain tensors, but {printable(name)} in {of} is {kind}. Restore "
+                "an earlier checkpoint."
+            )
+        finite = value.isfinite() if name in parameters else ~value.isnan()
+        if not bool(finite.all()):
+            count = value.numel() - int(finite.sum())
+            raise SbkitError(
+                f"Weights must be finite, but {printable(name)} in {of} holds {count} of "
+                f"{value.numel()} that {'is' if count == 1 else 'are'} not. Restore an earlier "
+                "checkpoint, or train again with a lower `lr`."
+            )
+
+
+def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
+    """Refuse weights of another model, or ones that cannot be computed with.
+
+    The first differences are named with their sizes. ``wanted`` may be on the meta device.
+    Raises SbkitError.
+    """
+    differences = [
+        f"{key}: {_size(saved, key)} saved, {_size(wanted, key)} declared"
+        for key in sorted({*saved, *wanted})
+        if _size(saved, key) != _size(wanted, key)
+    ]
+    if differences:
+        shown = printable("; ".join(differences[:SHOWN]))
+        count = (
+            "1 tensor differs" if len(differences) == 1 else f"{len(differences)} tensors differ"
+        )
+        raise SbkitError(
+            f"The weights in {of} must be those of the declared model, but {count} "
+            f"({shown}). Use the YAML they were trained with, or another folder."
+        )
+    unfit = [f"{key} {fault}" for key in wanted if (fault := _fault(saved[key], wanted[key]))]
+    if unfit:
+        shown = "; ".join(unfit[:SHOWN])
+        raise SbkitError(
+            f"The weights in {of} must be finite numbers of the declared types, but "
+            f"{len(unfit)} of {len(saved)} tensors are not ({shown}). Restore them, or go on from "
+            "an earlier checkpoint."
+        )
+
+
+def _fault(saved: Any, wanted: Any) -> str | None:
+    """Return why a saved tensor cannot stand for a model's; None when it can.
+
+    A buffer that is declared with infinite values, such as a mask, may have them.
+    """
+    if not isinstance(wanted, torch.Tensor):
+        return None
+    if not isinstance(saved, torch.Tensor) or saved.layout is not torch.strided or saved.is_meta:
+        return "is no plain tensor"
+    if _kind(saved) != _kind(wanted):
+        return f"is of {saved.dtype} instead of {wanted.dtype}"
+    if saved.isfinite().all() or not (wanted.is_meta or wanted.isfinite().all()):
+        return None
+    return "holds numbers that are not finite"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.is_complex():
+        return "complex"
+    return "real" if tensor.is_floating_point() else "whole"
+
+
+def _size(tensors: Mapping[str, Any], key: str) -> str:
+    if key not in tensors:
+        return "none"
+    value = tensors[key]
+    size = "x".join(map(str, getattr(value, "shape", ()))) or "1"
+    if not isinstance(value, torch.Tensor) or value.is_floating_point():
+        return size
+    return f"{size} {str(value.dtype).removeprefix('torch.')}"  # any of floats fits any other

@@ -1,0 +1,69 @@
+"""The audio files that a command line names: files, folders, patterns, and standard input."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from sbkit.base.errors import SbkitError
+
+STANDARD_INPUT = "-"
+SUFFIXES = (
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
+    *(".aiff", ".aif", ".au", ".caf", ".rf64", ".sph", ".w64"),
+)
+
+
+@dataclass(frozen=True)
+class AudioFile:
+    """A file to read, and the name that it was given by."""
+
+    name: str
+    path: Path
+
+
+@contextmanager
+def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
+    """List the files that arguments name, in their order; a folder's and a pattern's are sorted.
+
+    Folders are searched to any depth for files with the suffix of an audio format. Standard input
+    is written to a file first, which is removed in the end, since audio cannot be read from a pipe.
+    A file that is not there is listed: what reads it says so.
+
+    Raises:
+        SbkitError: a folder or a pattern has no audio.
+    """
+    with NamedTemporaryFile(prefix="sbkit-input-") as spool:
+        if STANDARD_INPUT in arguments:
+            shutil.copyfileobj(sys.stdin.buffer, spool)
+            spool.flush()
+        yield [
+            each
+            for argument in arguments
+            for each in (
+                [AudioFile(STANDARD_INPUT, Path(spool.name))]
+                if argument == STANDARD_INPUT
+                else [AudioFile(str(path), path) for path in _find(argument)]
+            )
+        ]
+
+
+def _find(argument: str) -> list[Path]:
+    path = Path(argument)
+    if path.is_dir():
+        inside = path.rglob("*")
+        found = sorted(each for each in inside if each.suffix.lower() in SUFFIXES)
+    elif has_magic(argument) and not path.exists():
+        found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    else:
+        return [path]
+    if not found:
+        raise SbkitError(
+            f"FILE must be audio, a folder or a pattern with some, but {argument} has none "
+            f"({', '.join(SUFFIXES[:6])} ...). Correct it."
+        )
+    return found

@@ -1,0 +1,139 @@
+"""A model whose repeated blocks are compiled, for a closed table of shapes, before the first clip.
+
+Compiling takes seconds a shape. So every shape is compiled while the model is loaded, clips are
+padded to the next one, and whatever would be compiled later is an error, or runs uncompiled and is
+counted.
+
+Legend: B clips, S samples.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.train.compiling import find_blocks, require_compiler
+
+MODES = ("default", "reduce-overhead")
+WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
+RECOMPILED = "fail_on_recompile"  # in the message, and the name of the stance
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ShapeTable:
+    """The shapes that are compiled: of each number of clips with each length."""
+
+    clips: tuple[int, ...] = (1, 4)
+    seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
+
+    def shapes(self) -> Iterator[tuple[int, float]]:
+        """Yield the number of clips and the seconds of each."""
+        yield from product(self.clips, self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """How a model is compiled.
+
+    mode: one of MODES; error: whether a shape that was not compiled is an error, or is run
+    uncompiled and counted; backend: of torch.compile.
+    """
+
+    mode: str
+    error: bool = True
+    table: ShapeTable = ShapeTable()
+    backend: str = "inductor"
+
+
+class CompiledBlocks:
+    """The compiled blocks of a model; made, warmed up and called in one thread."""
+
+    def __init__(
+        self, modules: nn.ModuleList, compilation: Compilation, device: torch.device
+    ) -> None:
+        """Compile nothing yet: torch does when a block is called first.
+
+        Raises:
+            SbkitError: there is no such mode, or no compiler for the device.
+        """
+        if compilation.mode not in MODES:
+            raise SbkitError(
+                f"`compile` must be one of {', '.join(MODES)}, but is {compilation.mode!r}. "
+                "Choose one of them."
+            )
+        if compilation.backend == "inductor":
+            require_compiler(device)
+            own_cuda_graphs()
+        self._compilation, self._is_warm = compilation, False
+        self.fallbacks = 0
+        options = {"mode": compilation.mode} if compilation.backend == "inductor" else {}
+        dynamo: Any = import_module("torch._dynamo")
+        dynamo.config.recompile_limit = 1000  # of a class of blocks; the table is the limit here
+        for part in modules:
+            for block in find_blocks(part):
+                block.compile(backend=compilation.backend, dynamic=False, **options)
+
+    def warm_up(self, run: Callable[[int, float], object]) -> None:
+        """Run every shape of the table; from then on nothing is compiled."""
+        for clips, seconds in self._compilation.table.shapes():
+            for _ in range(WARM_UPS):
+                run(clips, seconds)
+        self._is_warm = True
+
+    @property
+    def most_clips(self) -> int:
+        """How many clips a batch may have."""
+        return max(self._compilation.table.clips)
+
+    def padded(self, clips: int, samples: int, sample_rate: int) -> tuple[int, int]:
+        """Return the shape of the table (B, S) for a batch; the batch's own where none is."""
+        table = self._compilation.table
+        lengths = sorted(round(each * sample_rate) for each in table.seconds)
+        return (
+            next((each for each in sorted(table.clips) if each >= clips), clips),
+            next((each for each in lengths if each >= samples), samples),
+        )
+
+    def call(self, run: Callable[[], Result]) -> Result:
+        """Run something with the blocks, once they are warm without compiling anything.
+
+        Raises:
+            SbkitError: it would have to be compiled, and that is to be an error.
+        """
+        if not self._is_warm:
+            return run()
+        try:
+            with torch.compiler.set_stance(RECOMPILED):
+                return run()
+        except RuntimeError as error:
+            if RECOMPILED not in str(error):
+                raise
+            if self._compilation.error:
+                raise SbkitError(
+                    "A compiled model must be called with the shapes that it was warmed up with, "
+                    "but this audio would have to be compiled for. Cut it into pieces of 30 s, or "
+                    "pass --on-recompile fallback."
+                ) from error
+        self.fallbacks += 1
+        with torch.compiler.set_stance("force_eager"):
+            return run()
+
+
+def own_cuda_graphs() -> None:
+    """Give this thread the state in which compiled code keeps its CUDA graphs.
+
+    torch gives it to the thread that imports the module, and asserts in any other one
+    (`assert torch._C._is_key_in_tls`, pytorch #123177).
+    """
+    trees: Any = import_module("torch._inductor.cudagraph_trees")
+    if not hasattr(trees.local, "tree_manager_containers"):
+        trees.local.tree_manager_containers = {}
+        trees.local.tree_manager_locks = defaultdict(threading.Lock)

@@ -1,0 +1,109 @@
+"""What is here to run models with: versions, devices, providers, compiler, threads; and a bundle.
+
+What a bundle's formats run on is not predicted: each is loaded, and asked.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.thread_waiting import describe_waiting
+from sbkit.base.version import __version__
+from sbkit.distributed.device import SUPPORTED, count_here
+from sbkit.inference.installed import WHEELS, installed_version, why_no_cuda
+from sbkit.inference.onnx_runtime import FILES, FOLDER
+from sbkit.inference.runtimes import Wanted, open_model
+
+PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
+COMPILERS = ("CXX", "g++", "clang++")  # the first is a variable of the environment
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report; ``is_well`` is false for what cannot be used though it is there."""
+
+    subject: str
+    text: str
+    is_well: bool = True
+
+    def __str__(self) -> str:
+        """Write it as a line."""
+        return f"{self.subject}: {self.text}"
+
+
+def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Finding]:
+    """Yield what is found, a line for each subject; ``folder`` is a bundle to be tried."""
+    yield Finding("sbkit", f"{__version__}, Python {platform.python_version()}")
+    yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    for name in PACKAGES:
+        yield Finding(name, installed_version(name) or "not installed")
+    yield Finding("libsndfile", soundfile.__libsndfile_version__)
+    yield Finding("devices", ", ".join(_devices()))
+    for runtime in ("torch", "onnx"):
+        cause = why_no_cuda(runtime)
+        yield Finding(f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}")
+    yield Finding("onnxruntime's providers", ", ".join(_providers()) or "none")
+    yield Finding("compiler", _compiler() or "none, so that --compile cannot be used")
+    yield Finding("threads", _threads())
+    if folder is not None:
+        yield from _formats(folder, own)
+
+
+def _devices() -> Iterator[str]:
+    yield f"cpu with {os.cpu_count()} cores"
+    for kind in SUPPORTED:
+        for number in range(count_here(kind) if kind != "cpu" else 0):
+            named = torch.cuda.get_device_name(number) if kind == "cuda" else ""
+            yield f"{kind}:{number} {named}".strip()
+
+
+def _providers() -> list[str]:
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    providers: list[str] = onnxruntime.get_available_providers()
+    return providers
+
+
+def _compiler() -> str | None:
+    variable, *usual = COMPILERS
+    for name in (os.environ.get(variable, usual[0]), *usual):
+        found = shutil.which(name)
+        if found:
+            command = [found, "--version"]
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
+            return answer.stdout.partition("\n")[0]
+    return None
+
+
+def _threads() -> str:
+    settings = [f"{key}={value}" for key, value in os.environ.items() if key.startswith("OMP_")]
+    return ", ".join([describe_waiting(torch.get_num_threads()), *settings])
+
+
+def _formats(folder: Path, own: frozenset[str]) -> Iterator[Finding]:
+    """Load each format that is in a bundle, and tell what it runs on or why it does not."""
+    tried = [Wanted(runtime="torch")]
+    tried += [
+        Wanted(runtime="onnx", precision=precision)
+        for precision, file in FILES.items()
+        if (folder / FOLDER / file).exists()
+    ]
+    for wanted in tried:
+        subject = f"{folder}, {wanted.runtime} {wanted.precision}"
+        try:
+            model = open_model(folder, wanted, own=own).model
+        except SbkitError as error:
+            yield Finding(subject, str(error), is_well=False)
+        else:
+            yield Finding(subject, f"runs on {model.effective}")
+            model.close()

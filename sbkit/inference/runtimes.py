@@ -1,0 +1,159 @@
+"""The runtimes of a bundle: what makes its model, in a thread of its own.
+
+torch and onnxruntime are imported in that thread, and only the one that is asked for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.attention import Counts, Floats
+from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
+from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
+from sbkit.inference.installed import why_no_cuda
+from sbkit.inference.model_thread import Model, ModelThread
+from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
+
+AUTO = "auto"
+ON_RECOMPILE = ("error", "fallback")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a model is asked to run on.
+
+    device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
+    compile: a mode of torch.compile, None for none; on_recompile: error or fallback.
+    """
+
+    device: str = AUTO
+    runtime: str = "torch"
+    precision: str = "fp32"
+    compile: str | None = None
+    on_recompile: str = "error"
+
+
+def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset()) -> Bundle:
+    """Read a bundle and make its model in a new thread, which is then its ``model``.
+
+    Raises:
+        SbkitError: the bundle is damaged, or what is wanted is not there.
+    """
+    if wanted.runtime not in RUNTIMES:
+        raise SbkitError(
+            f"`runtime` must be one of {', '.join(RUNTIMES)}, but is {wanted.runtime!r}. Choose "
+            "one of them."
+        )
+    if wanted.on_recompile not in ON_RECOMPILE:
+        raise SbkitError(
+            f"`on_recompile` must be one of {', '.join(ON_RECOMPILE)}, but is "
+            f"{wanted.on_recompile!r}. Choose one of them."
+        )
+    return RUNTIMES[wanted.runtime](folder, wanted, own)
+
+
+def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
+    read = read_bundle(folder, WEIGHTS)
+
+    def make() -> Model:
+        from sbkit.distributed.device import resolve
+        from sbkit.inference.compiled import Compilation
+
+        _require_cuda(wanted)
+        device = None if wanted.device == AUTO else wanted.device
+        placement, compilation = resolve(device, wanted.precision), None
+        if wanted.compile is not None:
+            error = wanted.on_recompile == "error"
+            compilation = Compilation(mode=wanted.compile, error=error)
+        return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
+
+    return _in_thread(read, make)
+
+
+def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
+    if wanted.compile is not None:
+        raise SbkitError(
+            "`compile` must be left out with the runtime onnx, which compiles nothing, but is "
+            f"{wanted.compile}. Leave it out, or use the runtime torch."
+        )
+    read = read_bundle(folder)
+
+    def make() -> Model:
+        _require_cuda(wanted)
+        device = wanted.device
+        if device == AUTO:
+            device = "cpu" if why_no_cuda("onnx") else "cuda"
+        if device not in PROVIDERS:
+            raise SbkitError(
+                f"`device` of the runtime onnx must be auto, {' or '.join(PROVIDERS)}, but is "
+                f"{device!r}. Choose one of them, or --runtime torch."
+            )
+        return OnnxClips(
+            OnnxModel.load(folder, provider=device, precision=wanted.precision),
+            device=device,
+            precision=wanted.precision,
+        )
+
+    return _in_thread(read, make)
+
+
+def _in_thread(read: ReadBundle, make: Callable[[], Model]) -> Bundle:
+    read.bundle.require_asr()
+    return replace(read.bundle, model=ModelThread(make))
+
+
+RUNTIMES = {"torch": _open_torch, "onnx": _open_onnx}
+
+
+def _require_cuda(wanted: Wanted) -> None:
+    """Refuse to look for a GPU where none can be used, with the cause."""
+    cause = why_no_cuda(wanted.runtime) if wanted.device.startswith("cuda") else None
+    if cause is not None:
+        raise SbkitError(
+            f"`--device {wanted.device}` must be a GPU that {wanted.runtime} can use, but "
+            f"{cause}, or pass --device cpu."
+        )
+
+
+class OnnxClips:
+    """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
+
+    fallbacks = 0  # nothing is compiled
+
+    def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
+        """Take a model that was loaded; it says itself where its nodes run."""
+        self._model = model
+        self.samples_per_frame = int(model.metadata["samples_per_frame"])
+        self.effective = Effective(
+            runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
+        )
+
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
+        lengths = np.array([len(clip) for clip in clips])
+        audio = np.zeros((len(clips), lengths.max()), np.int16)
+        for row, clip in zip(audio, clips, strict=True):
+            row[: len(clip)] = clip
+        found = self._model.log_probs(audio, lengths)
+        rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
+        return [Heard(row[:count]) for row, count in rows]
+
+    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
+        """Refuse: the attention decoder is not exported to ONNX."""
+        raise SbkitError(
+            "An attention decoder must be run by torch, but this model is ONNX. Use --runtime "
+            "torch."
+        )
+
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Refuse: classifiers are not exported to ONNX."""
+        raise SbkitError(
+            "A classifier must be run by torch, but this model is ONNX. Use --runtime torch."
+        )

@@ -1,0 +1,331 @@
+"""Transcription: audio of any length to text, by a model in a thread of its own.
+
+    sources -> pieces -> batches of similar length, across sources -> log-probabilities
+        -> joined at overlaps -> decoded -> a transcript for each source, in their order
+
+Any number of threads may call one Transcriber.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples, convert_array, stream_audio
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.decoding.spelling import SPACE
+from sbkit.inference.bundle import Bundle
+from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
+from sbkit.inference.joining import find_gap
+from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.pieces import Cutter, Piece
+from sbkit.inference.running import fitting
+from sbkit.inference.runtimes import Wanted, open_model
+from sbkit.text.word import Word
+
+BATCH_SECONDS = 60.0  # of padded audio
+POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
+
+Audio = Path | str | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """What is said in a source, and its words where their times were asked for.
+
+    file: its name, None for an array; seconds: of audio; effective: what the model ran on.
+    """
+
+    file: str | None
+    text: str
+    seconds: float
+    words: tuple[Word, ...] = ()
+    effective: Effective | None = None
+
+    def __str__(self) -> str:
+        """Write what is said."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class Source:
+    """Audio to be transcribed: its name, and what gives its blocks at the rate of the model."""
+
+    name: str | None
+    blocks: Callable[[], Iterable[Samples]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a source, or the error that ends it."""
+
+    source: Source
+    piece: Piece | None
+    is_last: bool
+    error: SbkitError | None = None
+
+
+@dataclass
+class _Open:
+    """A source of which some pieces are decoded; cut: frames of the next piece to leave out."""
+
+    texts: list[str] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
+    cut: int = 0
+    error: SbkitError | None = None
+
+
+class Transcriber:
+    """Transcribe files and arrays; made by `Transcriber.load`."""
+
+    def __init__(self, *, bundle: Bundle, thread: ModelThread, times: bool = True) -> None:
+        """Take a bundle whose model is that of the thread."""
+        self._bundle, self._thread, self._times = bundle, thread, times
+        tokenizer = bundle.require_asr()
+        spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
+        self._silent = (tokenizer.vocabulary.blank, *spaces)
+        self.effective = thread.effective
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: str = "auto",
+        runtime: str = "torch",
+        precision: str = "fp32",
+        compile: str | None = None,
+        on_recompile: str = "error",
+        decoder: str | None = None,
+        hotwords: str | None = None,
+        times: bool = True,
+        own: frozenset[str] = frozenset(),
+    ) -> Self:
+        """Load a bundle; what is asked for is what runs, and ``effective`` says what that is.
+
+        device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
+        int8 of onnx; compile: default or reduce-overhead, None for not at all; on_recompile: error,
+        or fallback to uncompiled code, which is counted; decoder: greedy or beam, None for the
+        bundle's own; hotwords: phrases with commas, or a file of them; times: whether words are
+        timed; own: modules of the user's that the bundle may use.
+
+        Raises:
+            SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
+        """
+        wanted = Wanted(
+            device=device,
+            runtime=runtime,
+            precision=precision,
+            compile=compile,
+            on_recompile=on_recompile,
+        )
+        bundle = open_model(Path(folder), wanted, own=own)
+        try:
+            ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
+            _require_states(ready, runtime)
+            return cls(bundle=ready, thread=bundle.model, times=times)
+        except BaseException:
+            bundle.model.close()
+            raise
+
+    @property
+    def fallbacks(self) -> int:
+        """How many batches a compiled model ran uncompiled."""
+        return self._thread.call(lambda model: model.fallbacks)
+
+    def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
+        """Transcribe a file, or an array at ``sample_rate``: (S,) or (S, channels).
+
+        Raises:
+            SbkitError: the file is no audio, or the array no finite samples.
+        """
+        (transcript,) = self.transcribe_batch([audio], sample_rate)
+        return transcript
+
+    def transcribe_batch(
+        self, audios: Sequence[Audio], sample_rate: int | None = None
+    ) -> list[Transcript]:
+        """Transcribe several as `transcribe` does, in batches of similar length.
+
+        Raises:
+            SbkitError: one of them cannot be read.
+        """
+        sources = (
+            self.file_source(each)
+            if isinstance(each, Path | str)
+            else self.array_source(each, sample_rate)
+            for each in audios
+        )
+        transcripts = []
+        for each in self.stream(sources):
+            if isinstance(each, SbkitError):
+                raise each
+            transcripts.append(each)
+        return transcripts
+
+    def file_source(self, path: Path | str, *, name: str | None = None) -> Source:
+        """Make a source of a file, which may go by another name."""
+        rate = self._bundle.config.sample_rate
+        return Source(name or str(path), partial(_read, path, rate, name))
+
+    def array_source(self, array: npt.NDArray[Any], sample_rate: int | None) -> Source:
+        """Make a source of an array, (S,) or (S, channels)."""
+        rate = self._bundle.config.sample_rate
+        return Source(None, partial(convert_array, array, sample_rate, rate))
+
+    def stream(
+        self, sources: Iterable[Source], *, on_seconds: Callable[[float], object] | None = None
+    ) -> Iterator[Transcript | SbkitError]:
+        """Yield the transcript of each source, or what is wrong with it, in their order.
+
+        on_seconds: called with the seconds of audio that were decoded since it was called last.
+        """
+        opened = _Open()
+        for pool in _pools(self._parts(sources), self._bundle.config.sample_rate):
+            rows = self._score(pool)
+            for place, part in enumerate(pool):
+                self._advance(opened, part, rows.get(place))
+                if part.piece is not None and on_seconds is not None:
+                    on_seconds(self._seconds(part.piece.next_start - part.piece.start))
+                if part.is_last:
+                    yield opened.error or self._close(opened, part)
+                    opened = _Open()
+
+    def close(self) -> None:
+        """End the thread of the model."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread of the model."""
+        self.close()
+
+    def _parts(self, sources: Iterable[Source]) -> Iterator[_Part]:
+        """Read and cut one source after the other; one that cannot be read ends in its error."""
+        cutter = Cutter(self._bundle.config.sample_rate, self._thread.samples_per_frame)
+        for source in sources:
+            before: Piece | None = None
+            try:
+                for piece in cutter.pieces(source.blocks()):
+                    if before is not None:
+                        yield _Part(source, before, is_last=False)
+                    before = piece
+            except SbkitError as error:
+                yield _Part(source, None, is_last=True, error=error)
+            else:
+                yield _Part(source, before, is_last=True)
+
+    def _score(self, pool: Sequence[_Part]) -> dict[int, Heard | SbkitError]:
+        """Run the model on the pieces of a pool, batched by length: by place in the pool."""
+        rows: dict[int, Heard | SbkitError] = {}
+        for batch in _batches(pool, self._bundle.config.sample_rate):
+            try:
+                found = self._run([pool[place] for place in batch])
+            except SbkitError:  # of which of them? each is tried alone
+                for place in batch:
+                    try:
+                        (rows[place],) = self._run([pool[place]])
+                    except SbkitError as error:
+                        rows[place] = error
+            else:
+                rows |= zip(batch, found, strict=True)
+        return rows
+
+    def _run(self, parts: Sequence[_Part]) -> list[Heard]:
+        with fitting(parts[0].source.name or "an array"):
+            return self._thread.hear([part.piece.samples for part in parts if part.piece])
+
+    def _advance(self, opened: _Open, part: _Part, heard: Heard | SbkitError | None) -> None:
+        """Decode a piece, and add what is said in it to its source."""
+        if opened.error is None:
+            opened.error = heard if isinstance(heard, SbkitError) else part.error
+        if opened.error is not None or part.piece is None or not isinstance(heard, Heard):
+            return
+        cut, end = opened.cut, len(heard.log_probs)
+        step = self._thread.samples_per_frame
+        opened.cut = 0
+        if part.piece.overlap:
+            following = (part.piece.next_start - part.piece.start) // step
+            end = find_gap(heard.log_probs, end - following, self._silent)
+            opened.cut = end - following
+        whole = end == len(heard.log_probs)
+        samples = len(part.piece.samples) - cut * step if whole else (end - cut) * step
+        try:
+            found = self._bundle.read(heard.part(cut, end), samples=samples, times=self._times)
+        except SbkitError as error:
+            opened.error = error
+            return
+        begin = self._seconds(part.piece.start + cut * step)
+        opened.texts += [found.text] if found.text else []
+        opened.words += [
+            replace(each.later(begin), text=printable(each.text)) for each in found.words
+        ]
+
+    def _close(self, opened: _Open, part: _Part) -> Transcript:
+        assert part.piece is not None
+        return Transcript(
+            file=part.source.name,
+            text=printable(" ".join(opened.texts)),
+            seconds=self._seconds(part.piece.start + len(part.piece.samples)),
+            words=tuple(opened.words),
+            effective=self.effective,
+        )
+
+    def _seconds(self, samples: int) -> float:
+        return samples_to_seconds(samples, self._bundle.config.sample_rate)
+
+
+def _require_states(bundle: Bundle, runtime: str) -> None:
+    """Refuse a decoder that asks a runtime for what it does not have."""
+    if runtime != "torch" and bundle.decoder is not None and bundle.decoder.attention is not None:
+        raise SbkitError(
+            f"`--runtime {runtime}` must have all that the decoder asks, but this bundle's asks "
+            "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
+            "greedy, or export the run after: sbkit tune RUN --attention null"
+        )
+
+
+def _read(path: Path | str, sample_rate: int, name: str | None) -> Iterator[Samples]:
+    """Yield the blocks of a file; in what is wrong with it, it goes by its other name."""
+    try:
+        yield from stream_audio(path, sample_rate)
+    except SbkitError as error:
+        raise SbkitError(str(error).replace(str(path), name or str(path))) from error
+
+
+def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
+    """Collect parts until they hold POOL_SECONDS of audio."""
+    pool: list[_Part] = []
+    left = most = seconds_to_samples(POOL_SECONDS, sample_rate)
+    for part in parts:
+        pool.append(part)
+        left -= len(part.piece.samples) if part.piece else sample_rate
+        if left <= 0:
+            yield pool
+            pool, left = [], most
+    if pool:
+        yield pool
+
+
+def _batches(pool: Sequence[_Part], sample_rate: int) -> Iterator[list[int]]:
+    """Yield the places of pieces of similar length, within BATCH_SECONDS of padded audio."""
+    lengths = {place: len(part.piece.samples) for place, part in enumerate(pool) if part.piece}
+    most = seconds_to_samples(BATCH_SECONDS, sample_rate)
+    batch: list[int] = []
+    for place in sorted(lengths, key=lengths.__getitem__):
+        full = lengths[place] * (len(batch) + 1) > most
+        if batch and (full or lengths[place] > 2 * lengths[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

@@ -1,0 +1,113 @@
+"""A compiled model compiles before the first clip and never again, in the thread that it is in."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch._dynamo.utils import counters
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
+from sbkit.inference.compiled import Compilation, ShapeTable, own_cuda_graphs
+from sbkit.inference.model_thread import ModelThread
+from tests.inference.bundles import make_bundle
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+TABLE = ShapeTable(clips=(1, 3), seconds=(0.5, 1.0))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("compiled"))
+
+
+def noise(*seconds: float) -> list[Samples]:
+    random = np.random.default_rng(0)
+    return [random.integers(-9000, 9000, round(16_000 * each)).astype(np.int16) for each in seconds]
+
+
+def compiled(bundle: Path, *, error: bool) -> ModelThread:
+    """Trace and guard as any compiled code does, and leave out the compiler behind it."""
+    compilation = Compilation(mode="default", error=error, table=TABLE, backend="eager")
+    read = read_bundle(bundle, WEIGHTS)
+    return ModelThread(partial(load_torch, read, bundle, compilation=compilation))
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bundle: Path) -> None:
+    before = graphs()
+    model = compiled(bundle, error=True)
+    warm = graphs()
+    assert warm > before
+    assert model.effective.compiled == "default"
+    plain = load_torch(read_bundle(bundle, WEIGHTS), bundle)
+    for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
+        for one, other in zip(model.log_probs(clips), plain.log_probs(clips), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+    assert (graphs(), model.call(lambda each: each.fallbacks)) == (warm, 0)
+
+
+def test_any_thread_may_call_it(bundle: Path) -> None:
+    model = compiled(bundle, error=True)
+    clips = noise(*np.linspace(0.1, 1.0, 20))
+    alone = [model.log_probs([clip])[0] for clip in clips]
+    with ThreadPoolExecutor(32) as threads:
+        found = list(threads.map(lambda n: model.log_probs([clips[n % 20]])[0], range(64)))
+    assert all(np.array_equal(each, alone[n % 20]) for n, each in enumerate(found))
+
+
+def test_a_shape_that_was_not_compiled_is_an_error(bundle: Path) -> None:
+    model = compiled(bundle, error=True)
+    with pytest.raises(SbkitError, match="would have to be compiled for"):
+        model.log_probs(noise(1.7))
+    assert len(model.log_probs(noise(0.7))) == 1
+
+
+def test_or_it_runs_uncompiled_and_is_counted(bundle: Path) -> None:
+    model = compiled(bundle, error=False)
+    plain = load_torch(read_bundle(bundle, WEIGHTS), bundle)
+    (one,), (other,) = model.log_probs(noise(1.7)), plain.log_probs(noise(1.7))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+    assert model.call(lambda each: each.fallbacks) == 1
+
+
+def test_cuda_graphs_belong_to_the_thread_of_the_model() -> None:
+    def probe() -> object:
+        return import_module("torch._inductor.cudagraph_trees").get_container(0)
+
+    def own_and_probe() -> object:
+        own_cuda_graphs()
+        return probe()
+
+    own_cuda_graphs()  # imported here: a model's thread comes later, and owns none by itself
+    assert "torch._inductor.cudagraph_trees" in sys.modules
+    with ThreadPoolExecutor(1) as foreign, pytest.raises(AssertionError):
+        foreign.submit(probe).result()
+    with ThreadPoolExecutor(1) as own:
+        assert own.submit(own_and_probe).result() is own.submit(probe).result()
+
+
+@pytest.mark.slow
+def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
+    table = ShapeTable(clips=(1,), seconds=(1.0,))
+    compilation = Compilation(mode="reduce-overhead", table=table)
+    read = read_bundle(bundle, WEIGHTS)
+    model = ModelThread(partial(load_torch, read, bundle, compilation=compilation))
+    (one,) = model.log_probs(noise(0.8))
+    (other,) = load_torch(read, bundle).log_probs(noise(0.8))
+    np.testing.assert_allclose(one, other, atol=1e-4)
+    probe = import_module("torch._inductor.cudagraph_trees").get_container
+    assert model.call(lambda _: probe(0)) is not None
+
+
+def test_a_mode_that_is_not_there_is_refused(bundle: Path) -> None:
+    with pytest.raises(SbkitError, match="`compile` must be one of default, reduce-overhead"):
+        load_torch(read_bundle(bundle, WEIGHTS), bundle, compilation=Compilation(mode="fast"))

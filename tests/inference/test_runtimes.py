@@ -1,0 +1,184 @@
+"""Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.cli import run
+from sbkit.inference import installed
+from sbkit.inference.runtimes import Wanted, open_model
+from tests.inference.bundles import make_bundle
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+FRAME = 640  # samples
+
+
+class StandInSession:
+    """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
+
+    ran_by = CPU
+
+    def __init__(self, content: bytes, options: object, **_: object) -> None:
+        assert content == b"graph"
+
+    def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
+        nodes = [SimpleNamespace(op_type="MatMul"), SimpleNamespace(op_type="Conv")]
+        return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
+
+    def get_modelmeta(self) -> SimpleNamespace:
+        return SimpleNamespace(custom_metadata_map={"samples_per_frame": str(FRAME)})
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="audio"), SimpleNamespace(name="audio_lengths")]
+
+    def run(self, names: object, inputs: dict[str, Any]) -> tuple[Any, Any]:
+        lengths = inputs["audio_lengths"] // FRAME
+        return np.zeros((len(lengths), lengths.max(), 5), np.float32), lengths
+
+
+class SessionOptions:
+    """Options that are taken and do nothing."""
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Take an entry."""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    made = make_bundle(tmp_path)
+    for name in ("model.onnx", "model.int8.onnx"):
+        (made / "onnx").mkdir(exist_ok=True)
+        (made / "onnx" / name).write_bytes(b"graph")
+    write_checksums(made / "onnx")
+    return made
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    providers: Sequence[str] = (CUDA, CPU),
+    wheels: Sequence[str] = ("onnxruntime-gpu",),
+    driver: bool = True,
+) -> None:
+    """Put an onnxruntime in the place of the real one."""
+    module: Any = SimpleNamespace(
+        get_available_providers=lambda: [*providers],
+        SessionOptions=SessionOptions,
+        InferenceSession=StandInSession,
+        __spec__=SimpleNamespace(),
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(installed, "version", partial(version_with, wheels))
+    monkeypatch.setattr(installed, "has_driver", lambda: driver)
+
+
+def version_with(wheels: Sequence[str], name: str) -> str:
+    """Say that these of the two wheels are installed."""
+    if name not in installed.WHEELS:
+        return version(name)
+    if name not in wheels:
+        raise PackageNotFoundError
+    return "1.0"
+
+
+def effective(bundle: Path, **wanted: str) -> Any:
+    model = open_model(bundle, Wanted(runtime="onnx", **wanted)).model
+    model.close()
+    return model.effective
+
+
+def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=f"{CUDA} must run .* but of 2 it has 0"):
+        effective(bundle, device="cuda")
+    with pytest.raises(SbkitError, match=f"{CUDA} must run"):  # auto saw a driver
+        effective(bundle)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    assert dict(effective(bundle).nodes) == {CUDA: 2}
+
+
+@pytest.mark.parametrize(
+    ("here", "cause"),
+    [
+        ({"driver": False}, "there is no NVIDIA driver"),
+        ({"providers": [CPU]}, "is a wheel without CUDA"),
+        ({"wheels": ["onnxruntime", "onnxruntime-gpu"]}, "both onnxruntime and onnxruntime-gpu"),
+    ],
+)
+def test_the_cause_is_named_and_auto_takes_the_cpu(
+    here: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, **here)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(SbkitError, match=f"--device {device}. must be .*{cause}"):
+            effective(bundle, device=device)
+    found = effective(bundle)
+    assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_torch_without_a_gpu_names_the_cause_too(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "has_driver", lambda: False)
+    with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
+        open_model(bundle, Wanted(device="cuda"))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(SbkitError, match="wheel without CUDA"):
+        open_model(bundle, Wanted(device="cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"device": "mps"}, "must be auto, cpu or cuda"),
+        ({"precision": "bf16"}, "must be fp32 or int8"),
+        ({"compile": "default"}, "compiles nothing"),
+        ({"on_recompile": "never"}, "must be one of error, fallback"),
+    ],
+)
+def test_what_onnx_cannot_be_asked_for(
+    wanted: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=says):
+        effective(bundle, **wanted)
+
+
+def test_clips_of_several_lengths_go_through_one_batch(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    model = open_model(bundle, Wanted(runtime="onnx", device="cpu", precision="int8")).model
+    rows = model.log_probs([np.zeros(count, np.int16) for count in (6400, 1300)])
+    assert [each.shape for each in rows] == [(10, 5), (2, 5)]
+    assert model.samples_per_frame == FRAME
+    assert model.effective.precision == "int8"
+
+
+def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, driver=False)
+    assert run(["doctor", str(bundle)]) == 0
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["torch"].startswith("2.")
+    assert told["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
+    assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
+    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8, 2 nodes on {CPU}"
+    assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
+    (bundle / "onnx/model.onnx").write_bytes(b"other")
+    assert run(["doctor", str(bundle)]) == 2
+    assert "is not what was written" in capsys.readouterr().out

@@ -1,0 +1,94 @@
+"""Speech made of tones, and a model that hears it: a letter lasts 120 ms, and is a frequency.
+
+What it hears of a frame depends on that frame alone, so a text is right or it is not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
+from sbkit.decoding.attention import Counts, Floats
+from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.inference.bundle import Bundle
+from sbkit.inference.config import MODEL_CLASSES, BundleConfig
+from sbkit.inference.effective import Effective
+from sbkit.inference.heard import Heard
+from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.transcriber import Transcriber
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+
+RATE, STEP = 16_000, 640  # samples a second, and of a frame
+LETTER = 3  # frames, of which the last is silent
+LOWEST, APART = 500.0, 150.0  # Hz
+
+
+class ToneModel:
+    """Hear the loudest frequency of each frame."""
+
+    samples_per_frame = STEP
+    fallbacks = 0
+
+    def __init__(self, vocab_size: int, blank: int) -> None:
+        self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
+        self._vocab_size, self._blank = vocab_size, blank
+        self.batches: list[list[float]] = []  # seconds of the clips
+
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        self.batches.append([len(clip) / RATE for clip in clips])
+        return [Heard(self._hear(clip)) for clip in clips]
+
+    def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
+        raise NotImplementedError
+
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        raise NotImplementedError
+
+    def _hear(self, clip: Samples) -> LogProbs:
+        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
+        spectrum = np.abs(np.fft.rfft(frames * np.hanning(STEP)))
+        hertz = spectrum.argmax(1) * RATE / STEP
+        token = np.clip(np.rint((hertz - LOWEST) / APART), 0, self._vocab_size - 1).astype(int)
+        token[np.abs(frames).mean(1) < 500] = self._blank
+        scores = np.full((len(frames), self._vocab_size), -20.0)
+        scores[np.arange(len(frames)), token] = 0.0
+        return scores
+
+
+def speak(tokenizer: Tokenizer, text: str) -> Samples:
+    """Say a text without a pause: its letters and spaces are tones, one after the other."""
+    time = np.arange((LETTER - 1) * STEP) / RATE
+    rest = np.random.default_rng(0).normal(0, 300, STEP)  # no silence: breath, say
+    parts = []
+    for token in tokenizer.encode(text):
+        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), rest]
+    return np.concatenate(parts).astype(np.int16)
+
+
+def silence(seconds: float) -> Samples:
+    return np.zeros(round(seconds * RATE / STEP) * STEP, np.int16)
+
+
+def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
+    """Make a Transcriber of that model."""
+    file = folder / "tokenizer.model"
+    words = ["the quick brown fox jumps over a lazy dog"]
+    ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: words)
+    tokenizer = Tokenizer(model_file=file)
+    model = ToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    config = BundleConfig(
+        model_class=MODEL_CLASSES[0],
+        sample_rate=RATE,
+        model=(),
+        parts={},
+        tokenizer="",
+        labels=None,
+        imports=(),
+        word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
+    )
+    thread = ModelThread(lambda: model)
+    bundle = Bundle(config, thread, tokenizer)
+    return Transcriber(bundle=bundle, thread=thread), tokenizer, model

@@ -1,0 +1,105 @@
+"""Every release of Common Voice is read as it was published, from its folder or its archive."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipes.CommonVoice import corpus as common_voice
+from recipes.corpora import corpus_of
+from sbkit.base.errors import SbkitError
+from sbkit.data.release import split_names
+from tests.recipes.test_common_voice import make_release, write_tsv
+
+VOTES = "up_votes\tdown_votes\tage\tgender"
+HEADERS = {  # of train.tsv, by the version that brought them
+    "1": f"client_id\tpath\tsentence\t{VOTES}\taccent",
+    "4": f"client_id\tpath\tsentence\t{VOTES}\taccent",
+    "5": f"client_id\tpath\tsentence\t{VOTES}\taccent\tlocale\tsegment",
+    "7": f"client_id\tpath\tsentence\t{VOTES}\taccents\tlocale\tsegment",
+    "11": f"client_id\tpath\tsentence\t{VOTES}\taccents\tlocale\tsegment",
+    "14": f"client_id\tpath\tsentence\t{VOTES}\taccents\tvariant\tlocale\tsegment",
+    "17": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\t"
+    f"{VOTES}\taccents\tvariant\tlocale\tsegment",
+    "22": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\t"
+    f"{VOTES}\taccents\tvariant\tlocale\tsegment",
+}
+BESIDE = {  # files that list no clips to train on, with their first lines
+    "reported.tsv": "sentence_id\tsentence\tlocale\treason\nab12\tA b.\ten\tgrammar-or-spelling",
+    "clip_durations.tsv": "clip\tduration[ms]\ntrain0.mp3\t100",
+    "times.txt": "train0.mp3\t100",
+    "validated_sentences.tsv": "sentence_id\tsentence\tsentence_domain\tsource\tis_used\t"
+    "clips_count\nab12\tA b.\t\tself\t1\t2",
+    "unvalidated_sentences.tsv": "sentence_id\tsentence\tsentence_domain\tsource\n"
+    "ab13\tC d.\t\tself",
+}
+MORE = ("validated", "invalidated", "other")  # tables of clips beside the splits
+
+
+def release_of(folder: Path, version: str, *, splits: tuple[str, ...]) -> Path:
+    """Make a small release of a version: its columns, its files and its ways to name clips."""
+    release = make_release(folder, kind="mp3", rate=48_000)
+    names = HEADERS[version].split("\t")
+    for split in (*splits, *MORE):
+        source = split if split in ("train", "dev", "test") else "train"
+        rows = []
+        for number in range(3):
+            path = f"{source}{number}" + (".mp3" if version != "1" else "")
+            known = {
+                "client_id": f"{number:04x}",
+                "path": path,
+                "sentence": f'"Clip" number {number}!',
+                "sentence_id": f"{number:064x}",
+                "up_votes": "2",
+                "down_votes": "0",
+                "locale": "en",
+            }
+            rows.append("\t".join(known.get(name, "") for name in names))
+        write_tsv(release, split, [HEADERS[version], *rows])
+    for name, text in BESIDE.items():
+        (release / name).write_text(text + "\n", encoding="utf-8")
+    return release
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+@pytest.mark.parametrize("version", HEADERS)
+def test_a_release_of_any_version_is_read(
+    version: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    top = tmp_path / f"cv-corpus-{version}.0"
+    release = release_of(top / "en", version, splits=("train", "dev", "test"))
+    knobs = {"data_folder": top, "language": "en", "splits": None}
+    if packed:
+        knobs["data_folder"] = tmp_path / f"cv-corpus-{version}.0-en.tar.gz"
+        with tarfile.open(knobs["data_folder"], "w:gz") as tar:
+            tar.add(top, top.name)
+    assert common_voice.recognizes(top)
+    assert split_names(release) == ("dev", *sorted(MORE[1:]), "test", "train", "validated")
+    corpus = corpus_of(knobs)
+    assert corpus.splits(knobs) == common_voice.ROLES
+    for split in ("train", "dev", "test"):
+        manifest = corpus.read(knobs, split)
+        assert list(manifest.bad_rows) == []
+        assert [clip.id for clip in manifest.clips] == [f"{split}{number}" for number in range(3)]
+        for number, clip in enumerate(manifest.clips):
+            assert clip.path.is_file()
+            assert clip.sentence == f'"Clip" number {number}!'
+            kept = set(HEADERS[version].split("\t")) - {"path", "sentence", "client_id"}
+            assert kept | {"speaker", "language"} == {*clip.columns} | {"language"}
+            assert clip.columns["speaker"] == f"{number:04x}"
+
+
+def test_a_delta_release_has_no_splits_of_its_own_and_says_so(tmp_path: Path) -> None:
+    release = release_of(tmp_path / "cv-corpus-15.0-delta-2023-09-08" / "en", "14", splits=())
+    for split in ("train", "dev", "test"):
+        (release / f"{split}.tsv").unlink()
+    knobs = {"data_folder": release.parent, "language": "en", "splits": None}
+    with pytest.raises(
+        SbkitError,
+        match=r"has no train\.tsv, dev\.tsv, test\.tsv.*among invalidated, other, v.*--splits",
+    ):
+        common_voice.splits(knobs)
+    knobs["splits"] = {"train": "validated", "valid": "other", "test": "invalidated"}
+    assert common_voice.splits(knobs)["train"] == ("validated",)
+    assert len(common_voice.read(knobs, "validated").clips) == 3
