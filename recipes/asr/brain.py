@@ -149,12 +149,14 @@ class AsrBrain(Brain):
             return self._scored(best, batch)
         rows = zip(log_probs.float().cpu().numpy(), frames.tolist(), strict=True)
         heard = [row[:count] for row, count in rows]
-        scored = self._scored(best, batch, self._words(GREEDY, heard, best))
+        samples = batch.audio_lengths.tolist()
+        scored = self._scored(best, batch, self._words(GREEDY, heard, samples, best))
         if self.decoder is None:
             return scored
         beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
         best = [list(beam[0].tokens) for beam in beams]
-        decoded = self._scored(best, batch, self._words(self.decoder.kind, heard, best, beams))
+        words = self._words(self.decoder.kind, heard, samples, best, beams)
+        decoded = self._scored(best, batch, words)
         return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
 
     def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
@@ -167,13 +169,14 @@ class AsrBrain(Brain):
         self,
         decoder: str,
         log_probs: Sequence[LogProbs],
+        samples: Sequence[int],
         best: Sequence[Sequence[int]],
         beams: Sequence[Sequence[Hypothesis]] | None = None,
     ) -> list[tuple[Word, ...]]:
         """Align what was decoded, and say how sure each word is."""
         reader = self._readers[decoder]
-        rows = zip(log_probs, best, beams or [()] * len(best), strict=True)
-        return [reader.read(*row) for row in rows]
+        rows = zip(log_probs, best, beams or [()] * len(best), samples, strict=True)
+        return [reader.read(row, ids, beam, samples=count) for row, ids, beam, count in rows]
 
     def _scored(
         self,
