@@ -175,11 +175,12 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--lm-text", type=Path, metavar="TEXT", help="of the language models")
     tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
     tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
+    tune.add_argument("--decoder", choices=("beam", "graph"), help="which the run shall have")
     tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
     tune.add_argument(
         "--attention",
-        choices=("rescore", "joint", "null"),
-        help="how a trained attention decoder takes part; null: not",
+        choices=("rescore", "joint", "none"),
+        help="how a trained attention decoder takes part; none: not",
     )
     tune.set_defaults(command=_tune)
 
@@ -198,8 +199,8 @@ def _add_compare(commands: Any) -> None:
 def _add_decoder(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--decoder",
-        choices=("greedy", "beam"),
-        help="beam: with language models, which is the default where the model has them",
+        choices=("greedy", "beam", "graph"),
+        help="beam or graph: with language models; the default is the one that the model has",
     )
     command.add_argument(
         "--hotwords",
@@ -261,6 +262,8 @@ def _tune(options: argparse.Namespace) -> int:
         "token_lm_order": options.token_lm_order,
         "beam_size": options.beam_size,
         "decoder.beam_size": options.beam_size,  # of which the run's own YAML has the value
+        "decoder_type": options.decoder,
+        "decoder.kind": options.decoder,
         "attention_decoding": options.attention,
         "decoder.attention": options.attention,
     }

@@ -21,6 +21,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
+from sbkit.decoding.graph_search import GraphSearch
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
@@ -285,7 +286,9 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     trained = read_json(learned / "run" / "summary.json")["test"]["test"]
     scored = read_json(tmp_path / "scores.json")["test"]["test"]
     slices = scored.pop("report_by")["speaker"]
-    assert scored == {name: value for name, value in trained.items() if name != "greedy"}
+    assert scored == {
+        name: value for name, value in trained.items() if name not in ("greedy", "decoder")
+    }
     (compared,) = compare_runs(learned / "run", tmp_path).test
     assert (compared.wer.difference, compared.changed) == (0, ())
     assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
@@ -339,6 +342,22 @@ def test_a_trained_run_gets_another_decoder(
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
+    with pytest.raises(SbkitError, match="must have weights that were chosen for it"):
+        bundle.with_decoder("graph")
+    with one_thread(), pytest.raises(SbkitError, match="must do without the attention decoder"):
+        sbkit(["tune", str(run), "--decoder=graph", "--word-lm-order=2"])
+    with one_thread():
+        sbkit(["tune", str(run), "--decoder=graph", "--attention=none", "--word-lm-order=2"])
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    bundle = load_bundle(tmp_path / "bundle").with_decoder("graph")
+    assert bundle.decoder is not None
+    assert isinstance(bundle.decoder.search, GraphSearch)
+    recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
+    assert [word.text for word in recognized.words] == recognized.text.split()
+    with pytest.raises(SbkitError, match="must have weights that were chosen for it"):
+        bundle.with_decoder("beam")
+    with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
+        bundle.with_hotwords("a")
     with pytest.raises(SbkitError, match="holds no checkpoint"):
         sbkit(["tune", str(tmp_path / "bundle")])
     run.rename(tmp_path / "moved")

@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How far the times of words are from the truth.")
     parser.add_argument("model", type=Path, metavar="BUNDLE|RUN")
     parser.add_argument("data", type=Path, metavar="DATA", help="a table with word_times")
-    parser.add_argument("--decoder", choices=("greedy", "beam"))
+    parser.add_argument("--decoder", choices=("greedy", "beam", "graph"))
     parser.add_argument("--fit", action="store_true", help="write fitted offsets into the bundle")
     options = parser.parse_args()
     if options.fit:

@@ -66,7 +66,8 @@ def row(arguments: Sequence[str]) -> str:
 def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the figures of a test set, and how each was decoded."""
     greedy = test.get("greedy")
-    return [("beam", test), ("greedy", greedy)] if greedy else [("greedy", test)]
+    decoder = test.get("decoder", "beam")  # runs of before there were others do not say
+    return [(decoder, test), ("greedy", greedy)] if greedy else [("greedy", test)]
 
 
 def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:

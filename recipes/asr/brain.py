@@ -18,7 +18,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import BEAM, GREEDY
+from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.hypothesis import Hypothesis
@@ -61,6 +61,8 @@ class AsrBrain(Brain):
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
         if self.decoder is not None and self.hparams.ctc_weight == 1:
             self.decoder = self.decoder.with_attention(None)  # it is not trained
+        if self.decoder is not None:
+            self.decoder.require_possible()
         self._readers: dict[str, WordReader] = {}  # by decoder, for a test
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
@@ -147,12 +149,14 @@ class AsrBrain(Brain):
             return self._scored(best, batch)
         rows = zip(log_probs.float().cpu().numpy(), frames.tolist(), strict=True)
         heard = [row[:count] for row, count in rows]
-        scored = self._scored(best, batch, self._words(GREEDY, heard, best))
+        samples = batch.audio_lengths.tolist()
+        scored = self._scored(best, batch, self._words(GREEDY, heard, samples, best))
         if self.decoder is None:
             return scored
         beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
         best = [list(beam[0].tokens) for beam in beams]
-        decoded = self._scored(best, batch, self._words(BEAM, heard, best, beams))
+        words = self._words(self.decoder.kind, heard, samples, best, beams)
+        decoded = self._scored(best, batch, words)
         return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
 
     def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
@@ -165,13 +169,14 @@ class AsrBrain(Brain):
         self,
         decoder: str,
         log_probs: Sequence[LogProbs],
+        samples: Sequence[int],
         best: Sequence[Sequence[int]],
         beams: Sequence[Sequence[Hypothesis]] | None = None,
     ) -> list[tuple[Word, ...]]:
         """Align what was decoded, and say how sure each word is."""
         reader = self._readers[decoder]
-        rows = zip(log_probs, best, beams or [()] * len(best), strict=True)
-        return [reader.read(*row) for row in rows]
+        rows = zip(log_probs, best, beams or [()] * len(best), samples, strict=True)
+        return [reader.read(row, ids, beam, samples=count) for row, ids, beam, count in rows]
 
     def _scored(
         self,
@@ -206,4 +211,5 @@ class AsrBrain(Brain):
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts and intervals."""
-        return report_errors(folder, split, results)
+        decoder = GREEDY if self.decoder is None else self.decoder.kind
+        return {**report_errors(folder, split, results), "decoder": decoder}

@@ -9,7 +9,7 @@ import torch
 
 from recipes.asr.decoder_weights import valid_sets
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.decoding.confidence import BEAM, CONFIDENCE_FILE, GREEDY
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.tune import Heard, take_enough
@@ -36,13 +36,13 @@ def fit_readers(
         sample_rate=hparams.sample_rate,
         lm=None if decoder is None else decoder.language_models.words,
     )
-    names = [GREEDY] if decoder is None else [GREEDY, BEAM]
+    names = [GREEDY] if decoder is None else [GREEDY, decoder.kind]
     judged: dict[str, list[Judged]] = {name: [] for name in names}
     for each in take_enough(heard):
         brain.watchdog.ping("confidence", brain.optimizer_step)
         judged[GREEDY].append(_judge_greedy(reader, each))
         if decoder is not None:
-            judged[BEAM].append(_judge_beam(reader, decoder, each))
+            judged[decoder.kind].append(_judge_beam(reader, decoder, each))
     fitted = {
         name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
         for name, own in judged.items()

@@ -22,13 +22,15 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
     Those that the YAML leaves open are chosen on what was heard of the validation sets, never on a
     test set.
     """
-    record: dict[str, Any] = {"beam_size": decoder.beam_size, "attention": decoder.attention}
+    names = ("kind", "beam_size", "attention")
+    record: dict[str, Any] = {name: getattr(decoder, name) for name in names}
     if decoder.is_open and any(used_weights(decoder)):
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         tuned = tune(decoder, heard, add=_add, ping=ping)
         decoder = decoder.with_weights(tuned.weights)
         record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
-        said = ", ".join(f"{name} {value:g}" for name, value in tuned.weights.plain().items())
+        chosen = tuned.weights.plain()
+        said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(decoder))
         say(f"decoder: {said} (chosen on {', '.join(valid_sets(brain))})")
     record["weights"] = decoder.weights.plain()
     if rank() == 0:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import checksum
 from sbkit.data.columns import take_columns
 from sbkit.data.splits import Splits
@@ -23,8 +24,13 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     """Train the language models of the run's decoder, unless the run folder has them.
 
     Raises:
-        SbkitError: `lm_text` is no text.
+        SbkitError: `lm_text` is no text, or a word graph is to be made of no model of words.
     """
+    if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
+        raise SbkitError(
+            "A decoder of `decoder_type: graph` must have a language model of words, but "
+            "`word_lm_order` is 0. Pass --word_lm_order=3, or --decoder_type=beam."
+        )
     text = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
     if text is not None:
         next(read_sentences(text, knobs["language"]))

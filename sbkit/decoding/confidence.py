@@ -22,7 +22,7 @@ from sbkit.text.wer import right_words
 Floats = npt.NDArray[np.float64]
 
 CONFIDENCE_FILE = "confidence.json"  # in a run
-GREEDY, BEAM = "greedy", "beam"  # decoders, each of which has its own
+GREEDY = "greedy"  # it has its own, as each kind of decoder has
 OF_AUDIO = ("entropy", "posterior", "length", "agreement")
 OF_LANGUAGE = ("known", "lm")
 FEATURES = (*OF_AUDIO, *OF_LANGUAGE)

@@ -14,6 +14,7 @@ from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
+from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
@@ -22,15 +23,18 @@ from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.word_graph import PACKAGES, make_graph, require_package
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Search = PrefixBeamSearch | JointBeamSearch
+Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
+KINDS = ("beam", "graph")
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
+NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
 ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
@@ -76,9 +80,11 @@ class Weights:
 class BeamDecoder:
     """Prefix beam search with the language models of a run, and its attention decoder.
 
+    ``kind``: "beam", or "graph" for the best path through a graph of the model of words, which is
+    made of it when it is needed first. That takes no part of the others, and has a beam of its own.
     ``weights`` are chosen on the validation set at the end of training where they are null.
     ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
-    "joint" searches token by token with it, None does without.
+    "joint" searches token by token with it, "none" or None does without.
     Raises SbkitError for another one, and for weights that are none.
     """
 
@@ -92,12 +98,20 @@ class BeamDecoder:
         beam_size: int = 32,
         weights: Mapping[str, float] | Weights | None = None,
         attention: str | None = None,
+        kind: str = KINDS[0],
     ) -> None:
-        self.tokenizer, self.beam_size, self.attention = tokenizer, beam_size, attention
-        if attention not in (None, *ATTENTION):
+        self.tokenizer, self.beam_size = tokenizer, beam_size
+        self.attention = None if attention == NO_ATTENTION else attention
+        self.kind = kind
+        if kind not in KINDS:
             raise SbkitError(
-                f"The decoder's `attention` must be {' or '.join(ATTENTION)}, or null, but is "
-                f"{printable(str(attention))[:100]}. Correct it."
+                f"The decoder's `kind` must be {' or '.join(KINDS)}, but is "
+                f"{printable(str(kind))[:100]}. Correct it."
+            )
+        if self.attention not in (None, *ATTENTION):
+            raise SbkitError(
+                f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but "
+                f"is {printable(str(attention))[:100]}. Correct it."
             )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen
@@ -116,29 +130,54 @@ class BeamDecoder:
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return the same decoder with other weights, and perhaps another beam."""
-        return BeamDecoder(
-            tokenizer=self.tokenizer,
-            language_models=self.language_models,
-            beam_size=beam_size or self.beam_size,
+        return self._copy(
             weights=weights,
-            attention=self.attention,
+            beam_size=beam_size or self.beam_size,
+            language_models=self.language_models,
         )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
         """Return the same decoder, in which the attention decoder takes part in another way."""
-        return BeamDecoder(
-            tokenizer=self.tokenizer,
-            language_models=self._source,
-            beam_size=self.beam_size,
-            weights=None if self.is_open else self.weights,
-            attention=attention,
-        )
+        return self._copy(attention=attention)
+
+    def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
+        """Return the same decoder with other language models."""
+        return self._copy(language_models=models)
+
+    def _copy(self, **changes: Any) -> "BeamDecoder":
+        kept: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "language_models": self._source,
+            "beam_size": self.beam_size,
+            "weights": None if self.is_open else self.weights,
+            "attention": self.attention,
+            "kind": self.kind,
+        }
+        return BeamDecoder(**(kept | changes))
+
+    def require_possible(self) -> None:
+        """Raise SbkitError where a graph is declared that cannot decode here, or not so."""
+        if self.kind != "graph":
+            return
+        for name in PACKAGES:
+            require_package(name)
+        if self.attention is not None:
+            raise SbkitError(
+                "A decoder of `kind: graph` must do without the attention decoder, since it finds "
+                f"one hypothesis alone, but `attention` is {self.attention}. Pass "
+                "--attention_decoding=none, or --decoder_type=beam."
+            )
 
     def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
         """Return the same decoder, which expects some phrases that can be spelled.
 
         Its transcript is another one only where one of them is then heard.
         """
+        if self.kind == "graph":
+            raise SbkitError(
+                "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
+                "or choose another decoder: sbkit tune RUN --decoder beam"
+            )
         decoder = self.with_weights(self.weights)
         rewards = reward_phrases(phrases, self._spelling)
         decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
@@ -154,7 +193,30 @@ class BeamDecoder:
     @cached_property
     def search(self) -> Search:
         """Make the search without hotwords."""
+        if self.kind == "graph":
+            return self._search_graph()
         return self._search(self._scorers())
+
+    def _search_graph(self) -> GraphSearch:
+        self.require_possible()
+        words, weights = self.language_models.words, self.weights
+        special = self.tokenizer.vocabulary
+        if words is None:
+            raise SbkitError(
+                "A decoder of `kind: graph` must have a language model of words, but has none. "
+                "Pass --word_lm_order=3, or --decoder_type=beam."
+            )
+        graph = make_graph(
+            words=words,
+            spelling=self._spelling,
+            blank=special.blank,
+            scale=weights.word,
+            word_bonus=weights.word_bonus,
+            unknown=weights.unknown,
+        )
+        return GraphSearch(
+            graph=graph, settings=BeamSettings(vocab_size=special.size, blank=special.blank)
+        )
 
     def _search(self, scorers: Sequence[Scorer]) -> Search:
         special, scorer = self.tokenizer.vocabulary, SumOfScorers(scorers=scorers)

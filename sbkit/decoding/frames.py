@@ -65,9 +65,22 @@ class Frame:
 
 
 def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
-    """Check log-probabilities (U, V) and list what may be appended at each frame.
+    """Check log-probabilities (U, V) and list what may be appended at each frame."""
+    check_log_probs(log_probs, settings)
+    log_probs = log_probs.astype(np.float64)
+    tried = _tried(log_probs, settings)
+    ends = np.cumsum(tried.sum(1))[:-1]
+    tokens = [each.tolist() for each in np.split(np.nonzero(tried)[1], ends)]
+    values = [each.tolist() for each in np.split(log_probs[tried], ends)]
+    rows = zip(log_probs.tolist(), tokens, values, strict=False)  # of no frames, split makes one
+    return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
 
-    Raises SbkitError for another shape, for what is no number, and for an impossible frame.
+
+def check_log_probs(log_probs: LogProbs, settings: BeamSettings) -> None:
+    """Refuse log-probabilities that cannot be decoded.
+
+    Raises SbkitError for another shape than (U, V), for what is no number, and for an impossible
+    frame.
     """
     if log_probs.ndim != 2:
         raise SbkitError(
@@ -75,17 +88,10 @@ def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
             f"{log_probs.shape}. Pass one utterance at a time."
         )
     settings.check_size(log_probs.shape[1])
-    log_probs = log_probs.astype(np.float64)
     best = log_probs.max(1, initial=-np.inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
         raise refuse_frame(place, float(best[place]))
-    tried = _tried(log_probs, settings)
-    ends = np.cumsum(tried.sum(1))[:-1]
-    tokens = [each.tolist() for each in np.split(np.nonzero(tried)[1], ends)]
-    values = [each.tolist() for each in np.split(log_probs[tried], ends)]
-    rows = zip(log_probs.tolist(), tokens, values, strict=False)  # of no frames, split makes one
-    return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
 
 
 def refuse_frame(place: int, best: float) -> SbkitError:

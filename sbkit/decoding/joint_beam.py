@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.frames import BeamSettings, LogProbs, make_frames
+from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
 from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.prefix_beam import NOTHING
 from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, Scorer
@@ -61,7 +61,7 @@ class JointBeamSearch:
 
     def decode(self, log_probs: LogProbs, attention: AttentionDecoder) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
-        make_frames(log_probs, self._settings)  # refuses what cannot be decoded
+        check_log_probs(log_probs, self._settings)
         ctc = np.asarray(log_probs, np.float64)
         beam, ended = [self._root(ctc)], list[Hypothesis]()
         for _ in range(len(ctc) + 1):

@@ -15,6 +15,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.language_models import LanguageModels
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.wer import Scores, count_errors
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
@@ -25,11 +27,14 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
+# A path has one alignment, and an unknown word the cost of its tokens.
+TRIED_OF_GRAPH = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
 BASES = (2, 3, 5, 7, 11, 13)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
 NARROW = 16  # the beam that they are tried with: in half the time of 32
 RIDGE = 1.0
+MOST_NGRAMS = 100_000  # in a graph that weights are tried with: 4 s to make each
 ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes for all of them
 
 Floats = npt.NDArray[np.float64]
@@ -90,10 +95,10 @@ def tune(
     heard = list(take_enough(heard))
     names = list(used_weights(decoder))
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
-    tried = [_weights_at(names, point) for point in points]
+    ranges = [(TRIED_OF_GRAPH if decoder.kind == "graph" else TRIED)[name] for name in names]
+    tried = [_weights_at(names, ranges, point) for point in points]
     narrow = min(decoder.beam_size, NARROW)
-    # A joint search looks for the best of what rescoring looks for, and takes ten times as long.
-    quick = decoder.with_attention("rescore") if decoder.attention else decoder
+    quick = _make_quick(decoder)
     errors = list[Scores]()
     for each in tried:
         ping()
@@ -105,14 +110,30 @@ def tune(
             "them into the YAML, or name a set."
         )
     smooth = _fit(points, np.array([each.wer + each.cer for each in found]))
-    best = _weights_at(names, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
+    best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     (reached,) = add([_errors(decoder.with_weights(best), heard)])
     return Tuned(best, reached, reached.utterances)
 
 
-def _weights_at(names: Sequence[str], point: Floats) -> Weights:
+def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
+    """Return a decoder that is to have much the same weights, and decodes sooner.
+
+    A joint search looks for the best of what rescoring looks for, and takes ten times as long. A
+    graph is made again for all weights, so its language model has no more orders than are small.
+    """
+    words = decoder.language_models.words
+    if decoder.kind == "graph" and words is not None:
+        sizes = np.cumsum([len(grams) for grams in words.grams])
+        orders = max(1, int((sizes <= MOST_NGRAMS).sum()))
+        shorter = NgramModel(words.words, words.grams[:orders])
+        return decoder.with_language_models(LanguageModels(words=shorter, tokens=None))
+    return decoder.with_attention("rescore") if decoder.attention else decoder
+
+
+def _weights_at(
+    names: Sequence[str], ranges: Sequence[tuple[float, float]], point: Floats
+) -> Weights:
     """Return the weights at a point of the unit cube."""
-    ranges = [TRIED[name] for name in names]
     values = {
         name: round(low + share * (high - low), 3)
         for name, (low, high), share in zip(names, ranges, point.tolist(), strict=True)
@@ -154,7 +175,7 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
     models = decoder.language_models
     if models.words is not None:
         yield from ("word", "unknown", "word_bonus")
-    if models.tokens is not None:
+    if models.tokens is not None and decoder.kind != "graph":
         yield from ("token", "token_bonus")
     if decoder.attention is not None:
         yield "attention"

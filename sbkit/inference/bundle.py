@@ -28,8 +28,8 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import BEAM, GREEDY
-from sbkit.decoding.decoder import LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.hypothesis import Hypothesis
@@ -136,7 +136,9 @@ class Bundle:
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
             lm=self.lm,
-            confidence=self.config.confidence.get(GREEDY if self.decoder is None else BEAM),
+            confidence=self.config.confidence.get(
+                GREEDY if self.decoder is None else self.decoder.kind
+            ),
             unjudged=frozenset() if self.decoder is None else self.decoder.expected,
         )
 
@@ -152,17 +154,27 @@ class Bundle:
         return probabilities
 
     def with_decoder(self, name: str | None) -> "Bundle":
-        """Return the bundle with another decoder: greedy or beam; None for its own.
+        """Return the bundle with its own decoder (None), or without one (greedy).
 
         Raises:
-            SbkitError: it has no language models for a beam.
+            SbkitError: another is asked for, whose weights were not chosen, or it cannot be run.
         """
-        if name == "beam" and self.decoder is None:
+        if name == GREEDY:
+            return replace(self, decoder=None)
+        if self.decoder is None and name is not None:
             raise SbkitError(
-                "`--decoder beam` must have the language models of a run, but this bundle has "
+                f"`--decoder {name}` must have the language models of a run, but this bundle has "
                 "none. Export a run with them, or pass --decoder greedy."
             )
-        return replace(self, decoder=None) if name == "greedy" else self
+        if self.decoder is not None:
+            if name not in (None, self.decoder.kind):
+                raise SbkitError(
+                    f"`--decoder {name}` must have weights that were chosen for it, but this "
+                    f"model's were chosen for {self.decoder.kind}. Choose others, and export the "
+                    f"run again: sbkit tune RUN --decoder {name}"
+                )
+            self.decoder.require_possible()
+        return self
 
     def with_hotwords(self, named: str | None) -> "Bundle":
         """Return the bundle with phrases to expect: a file of them, or a list with commas.
@@ -313,6 +325,7 @@ def _load_decoder(
         beam_size=config.decoder["beam_size"],
         weights=config.decoder["weights"],
         attention=config.decoder.get("attention"),
+        kind=config.decoder.get("kind", KINDS[0]),
     )
 
 

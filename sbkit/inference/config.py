@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.decoding.confidence import BEAM, GREEDY, Confidence
-from sbkit.decoding.decoder import ATTENTION, Weights
+from sbkit.decoding.confidence import GREEDY, Confidence
+from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
 from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.plain import Plain, refuse_bomb
 
@@ -30,10 +30,11 @@ class BundleConfig:
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts, which says how those to compare with are normalized; decoder: beam size,
-    weights, how the attention decoder takes part, and what they reached on the validation set; None
-    for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
-    decoder may have none; word_offsets: from the frames of tokens to when words are said.
+    the transcripts, which says how those to compare with are normalized; decoder: its kind, beam
+    size, weights, how the attention decoder takes part, and what they reached on the validation
+    set; None for greedy decoding; confidence: by decoder, what turns features of words into
+    probabilities; a decoder may have none; word_offsets: from the frames of
+    tokens to when words are said.
     """
 
     model_class: str
@@ -203,11 +204,12 @@ def _is_decoder(value: Any) -> bool:
         return False
     attention = value.get("attention")
     is_known = attention is None or (isinstance(attention, str) and attention in ATTENTION)
+    is_known = is_known and value.get("kind", KINDS[0]) in KINDS
     return bool(1 <= value["beam_size"] <= LARGEST_BEAM and is_known)
 
 
 def _is_confidence(value: Any) -> bool:
-    if not isinstance(value, dict) or not value.keys() <= {GREEDY, BEAM}:
+    if not isinstance(value, dict) or not value.keys() <= {GREEDY, *KINDS}:
         return False
     try:
         _confidences(value)

@@ -51,6 +51,7 @@ from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
 IN_BUNDLE = (
+    "kind",
     "beam_size",
     "weights",
     "attention",

@@ -131,7 +131,8 @@ def _results(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _by_decoder(
     result: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield ("beam" if config.get("decoder") else "greedy" if _is_asr(config) else "", result)
+    decoder = result.get("decoder", "beam" if config.get("decoder") else "greedy")
+    yield (decoder if _is_asr(config) else "", result)
     if "greedy" in result:
         yield "greedy", result["greedy"]
 

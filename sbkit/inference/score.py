@@ -55,7 +55,7 @@ class Wanted:
         label: of a classifier, the column of the right answer.
         report_by: columns; the metrics of each of their values are reported.
         path_column, text_column: of the tables; None for the usual names.
-        decoder: greedy or beam; None for the model's own.
+        decoder: greedy, beam or graph; None for the model's own.
         hotwords: phrases to expect, or a file of them.
     """
 

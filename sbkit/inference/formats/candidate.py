@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 
 
@@ -35,7 +36,7 @@ class Candidate:
 
     name: within its format; files: what is removed where it misses its limits; log_probs: of audio
     (B, S) between -1 and 1 and lengths (B,); transcribe: clips (S,) of such audio, where its user
-    has a decoder of its own.
+    has a decoder of its own; decoder: the bundle's that this one is to be like.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Candidate:
     limits: Limits
     log_probs: Callable[[Floats, Counts], LogProbs]
     transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
+    decoder: str = GREEDY
 
 
 def require_package(name: str) -> Any:

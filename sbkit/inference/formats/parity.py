@@ -75,7 +75,7 @@ class Agreement:
 class Comparison:
     """A candidate beside the trained model: on the grid, and on held-out clips.
 
-    errors, trained: by decoder, greedy or beam; other_words: transcripts that are others.
+    errors, trained: by decoder; other_words: transcripts that are others.
     """
 
     candidate: Candidate
@@ -183,7 +183,8 @@ def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
     tokenizer = bundle.require_asr()
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
     if bundle.decoder is not None:
-        name = "beam" if bundle.decoder.attention is None else "beam of CTC alone"
+        kind, attends = bundle.decoder.kind, bundle.decoder.attention is not None
+        name = f"{kind} of CTC alone" if attends else kind
         best[name] = bundle.decoder.decode(
             torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
         )
@@ -202,16 +203,16 @@ def _score(
     if transcribe is None:
         texts = _texts(bundle, found)
     else:
-        texts = {"greedy": transcribe([_scaled(each) for each in clips.audio])}
+        texts = {compared.candidate.decoder: transcribe([_scaled(each) for each in clips.audio])}
     for decoder, hypotheses in texts.items():
         for name, heard in (("errors", hypotheses), ("trained", trained[decoder])):
             scores = getattr(compared, name)
             pairs = zip(clips.rows, heard, strict=True)
             more = sum((count_errors(row["text"], text) for row, text in pairs), Scores())
             scores[decoder] = scores.get(decoder, Scores()) + more
+    own = compared.candidate.decoder
     compared.other_words += sum(
-        one.split() != two.split()
-        for one, two in zip(texts["greedy"], trained["greedy"], strict=True)
+        one.split() != two.split() for one, two in zip(texts[own], trained[own], strict=True)
     )
 
 

@@ -4,7 +4,8 @@ It computes features itself, by settings that follow from the model type. Ours a
 windows, filters up to half the sample rate, the scale of int16. So has `fire-red-asr-2-ctc`;
 `wenet_ctc` and `zipformer2_ctc` have filters up to 7600 Hz and windows that begin 120 samples
 before ours, which cannot be undone in the graph, and the latter another scale, which can. All
-three are written, and the certificate says what each makes of the held-out clips. A special token
+three are written, and the certificate says what each makes of the held-out clips. Where the
+bundle's decoder is a word graph, so is `HLG.fst`, for any of them (`--ctc-graph`). A special token
 (<unk>), which leaves no trace in a text of sbkit, is written by its name where one is heard.
 """
 
@@ -23,6 +24,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, shift_samples
+from sbkit.decoding.graph_search import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import (
     EXACT,
@@ -38,7 +40,7 @@ from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.models.asr import AsrModel
 from sbkit.text.tokenizer import Tokenizer
 
-TOKENS = "tokens.txt"
+TOKENS, GRAPH = "tokens.txt", "HLG.fst"
 BLANK = "<blk>"  # the name by which it is looked for
 N_MELS = 80  # features of all three model types
 # By model type: its file, and the method of sherpa_onnx.OfflineRecognizer that loads it.
@@ -86,7 +88,35 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
                 transcribe=partial(_transcribe, recognizer),
             )
         )
+    search = None if bundle.decoder is None else bundle.decoder.search
+    if isinstance(search, GraphSearch):
+        candidates.append(_write_graph(search, folder, of=candidates[0]))
     return candidates
+
+
+def _write_graph(search: GraphSearch, folder: Path, *, of: Candidate) -> Candidate:
+    """Write the graph beside the model that has our features."""
+    search.graph.write(str(folder / GRAPH))
+    return replace(
+        of,
+        name=f"{of.name}, {GRAPH}",
+        files=(GRAPH,),
+        transcribe=partial(_transcribe, load_with_graph(folder)),
+        decoder="graph",
+    )
+
+
+def load_with_graph(folder: Path) -> Any:
+    """Load the model that has our features with the graph, which no method of sherpa-onnx does."""
+    made, file = require_package("sherpa_onnx").offline_recognizer, MODEL_TYPES[SAME_FEATURES][0]
+    model = made.OfflineModelConfig(
+        fire_red_asr_ctc=made.OfflineFireRedAsrCtcModelConfig(model=str(folder / file)),
+        tokens=str(folder / TOKENS),
+    )
+    graph = made.OfflineCtcFstDecoderConfig(graph=str(folder / GRAPH), max_active=MOST_ACTIVE)
+    return made._Recognizer(
+        made.OfflineRecognizerConfig(model_config=model, ctc_fst_decoder_config=graph)
+    )
 
 
 def _limits(model_type: str) -> Limits:

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -24,10 +25,14 @@ from sbkit.audio.io import Samples
 from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import Wanted, export_run
 from sbkit.inference.formats.grid import Grid
 from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel
 from tests.inference.bundles import ROOT, make_run
@@ -128,6 +133,34 @@ def test_sherpa_onnx_hears_the_same_words(folder: Path, clips: Clips, expected: 
         model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
     )
     for clip, text in zip(clips, expected, strict=True):
+        stream = recognizer.create_stream()
+        stream.accept_waveform(16_000, clip / np.float32(32768))
+        recognizer.decode_stream(stream)
+        assert stream.result.text.split() == text.split()
+
+
+def test_sherpa_onnx_hears_the_same_words_with_the_graph(
+    folder: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
+) -> None:
+    """Of a language model whose words the model hears by chance; the graph is the bundle's."""
+    tokenizer = bundle.require_asr()
+    models = tmp_path / "lm.safetensors"
+    declared = Declared(source="", word_order=2, token_order=0)
+    ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)
+    decoder = BeamDecoder(
+        tokenizer=tokenizer,
+        language_models=models,
+        weights={"word": 1.0, "unknown": 0.0},
+        kind="graph",
+    )
+    for name in ("model.onnx", "tokens.txt"):
+        shutil.copyfile(folder / "sherpa-onnx" / name, tmp_path / name)
+    assert isinstance(decoder.search, GraphSearch)
+    decoder.search.graph.write(str(tmp_path / "HLG.fst"))
+    recognizer, decoding = load_with_graph(tmp_path), replace(bundle, decoder=decoder)
+    heard = [decoding.transcribe([clip])[0] for clip in clips]
+    assert sum(one != other for one, other in zip(heard, expected, strict=True)) > 10
+    for clip, text in zip(clips, heard, strict=True):
         stream = recognizer.create_stream()
         stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)

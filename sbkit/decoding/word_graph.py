@@ -1,0 +1,227 @@
+"""A word graph: the transducer of all that CTC may be heard to say, with a language model's scores.
+
+    H: frames to tokens, as CTC has it
+    L: tokens to words, by their spelling; and any other word, by a model of the words' tokens
+    G: the n-grams of words
+
+    graph = H o min(det(L o G)), with negative natural logarithms as costs
+
+Labels of frames are tokens + 1, as Kaldi's decoders ask for. There are none on the other side: what
+was said are the tokens of a path, which spell unknown words, too. All weights lie in the graph, so
+that whatever decodes with it needs no more.
+Source: Mohri, Pereira and Riley 2008, "Speech recognition with weighted finite-state transducers";
+Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.spelling import SPACE, Spelling
+from sbkit.lm.automaton import make_automaton
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
+
+UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
+LARGEST_COST = 1e6  # of an arc; sums of more are no numbers in float32
+BLOW_UP = 10  # times the states before determinization, beyond which it is given up
+
+PACKAGES = ("kaldifst", "kaldi_decoder")
+Arc = tuple[int, int, int, int, float]  # source, target, label in, label out, cost
+
+
+class Marks(NamedTuple):
+    """Labels of what is not heard; they tell paths apart until the graph is deterministic.
+
+    backoff: of the model of words; unknown: an unknown word begins; letters: back-off within it.
+    """
+
+    backoff: int
+    unknown: int
+    letters: int
+
+
+def require_package(name: str) -> Any:
+    """Import a package of word graphs; raises SbkitError where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SbkitError(
+            f"Decoding by a word graph must have the package {name.replace('_', '-')}, but it "
+            f"cannot be imported ({error}). Install it: pip install 'sbkit[graph]'"
+        ) from error
+
+
+def make_graph(
+    *,
+    words: NgramModel,
+    spelling: Spelling,
+    blank: int,
+    scale: float,
+    word_bonus: float,
+    unknown: float,
+) -> Any:
+    """Return the graph of a model of words, a kaldifst.StdVectorFst.
+
+    scale: factor of the model's log-probabilities; word_bonus: for each word; unknown: for each
+    that it does not know, besides what its tokens cost.
+
+    Raises:
+        SbkitError: no word can be spelled, kaldifst is missing, or the model cannot be an automaton
+            of bearable size.
+    """
+    fst = require_package("kaldifst")
+    marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
+    lexicon = LexiconArcs(words, spelling, scale, marks)
+    lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
+    fst.arcsort(lower, sort_type="olabel")
+    upper = _grammar(words, scale, word_bonus, unknown)
+    fst.arcsort(upper, sort_type="ilabel")
+    spoken = fst.compose(lower, upper)
+    _determinize(fst, spoken)
+    fst.minimize_encoded(spoken)
+    fst.arcsort(spoken, sort_type="ilabel")
+    topology = _topology(lexicon.tokens, blank, marks)
+    fst.arcsort(topology, sort_type="olabel")
+    return fst.compose(topology, spoken)
+
+
+def _determinize(fst: Any, spoken: Any) -> None:
+    before = spoken.num_states
+    try:
+        is_cut_short = fst.determinize_star(spoken, max_states=BLOW_UP * before + 1000)
+    except RuntimeError:  # of Kaldi's checks
+        is_cut_short = True
+    if is_cut_short:
+        raise SbkitError(
+            f"A word graph must be determinized within {BLOW_UP} times its {before} states, but "
+            "cannot be. Take a language model of a lower order, or --decoder beam."
+        )
+
+
+def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:
+    """Make a transducer; OpenFst takes the state that the text begins with as the start."""
+    arcs, finals = list(arcs), list(finals)
+    largest = max((abs(each[-1]) for each in (*arcs, *finals)), default=0.0)
+    if not largest <= LARGEST_COST:
+        raise SbkitError(
+            f"The scores of a language model, with their weights, must be below {LARGEST_COST:.0e} "
+            f"for a word graph, but one is {largest:.3g}. Train it again."
+        )
+    first = sorted(arcs, key=lambda arc: arc[0] != start)
+    lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in first]
+    lines += [f"{state} {cost:.9g}" for state, cost in finals]
+    return require_package("kaldifst").compile("\n".join(lines) + "\n")
+
+
+# ---- G: labels in are ids of words + 1, and one more for back-off
+
+
+def _grammar(model: NgramModel, scale: float, word_bonus: float, unknown: float) -> Any:
+    made, back = make_automaton(model), len(model.words) + 1
+    arcs = list[Arc]()
+    for source, target, word, log_prob in _rows(made.words):
+        score = scale * log_prob + word_bonus + unknown * (word == UNKNOWN)
+        arcs.append((source, target, word + 1, 0, -score))
+    arcs += [(*ends, back, 0, -scale * weight) for *ends, _, weight in _rows(made.backoffs)]
+    finals = [(source, -scale * weight) for source, _, _, weight in _rows(made.ends)]
+    return _compile(made.start, arcs, finals)
+
+
+def _rows(arcs: Iterable[Any]) -> Iterator[Any]:
+    return zip(*(each.tolist() for each in arcs), strict=True)
+
+
+# ---- L: tokens to words; state 0 is before the first word, state 1 after a word
+
+
+class LexiconArcs:
+    """The arcs of L, and the tokens that they have.
+
+    Words lead from both states to state 1, and so does an unknown word: a path of tokens that are
+    weighed by n-grams of those that spell the known words.
+    """
+
+    def __init__(self, model: NgramModel, spelling: Spelling, scale: float, marks: Marks) -> None:
+        self.arcs, self.tokens = list[Arc](), set[int]()
+        self._states = 2
+        self._spelling, self._scale, self._marks = spelling, scale, marks
+        known = list(model.words[len(SPECIAL) :])
+        for begin in (0, 1):
+            self.arcs.append((begin, begin, marks.backoff, len(model.words) + 1, 0.0))
+            spelled = {word: self._spell(word, later=begin == 1) for word in known}
+            for word, tokens in enumerate(spelled.values(), start=len(SPECIAL)):
+                self._add_word(begin, tokens, word + 1)
+            self.tokens.update(*spelled.values())
+            if not self.tokens:
+                raise SbkitError(
+                    "The language model must have words that the tokenizer can spell, but has none "
+                    f"among {len(known)}. Train it on text normalized as the recognizer's."
+                )
+            self._add_unknown(begin, [each for each in spelled.values() if each])
+
+    def _spell(self, word: str, *, later: bool) -> list[int]:
+        """Spell a word as the first of a text or a later one; nothing where that cannot be."""
+        tokens = list(self._spelling.spell(word))
+        if later:
+            tokens = list(self._spelling.spell(f"{word} {word}"))[len(tokens) :]
+        return [] if any(each in self._spelling.special for each in tokens) else tokens
+
+    def _add_word(self, begin: int, tokens: Sequence[int], label: int) -> None:
+        source = begin
+        for place, token in enumerate(tokens):
+            is_last = place == len(tokens) - 1
+            target = 1 if is_last else self._states
+            self.arcs.append((source, target, token + 1, 0 if place else label, 0.0))
+            source, self._states = target, self._states + (not is_last)
+
+    def _add_unknown(self, begin: int, spelled: Sequence[Sequence[int]]) -> None:
+        """Add a path for any token sequence that begins as a word and has no second beginning.
+
+        The first of a text may begin with any token that begins no second one, and may be empty.
+        """
+        model = train((list(map(str, tokens)) for tokens in spelled), order=UNKNOWN_ORDER).model
+        made, first, marks = make_automaton(model), self._states, self._marks
+        start = first + made.start
+        self.arcs.append((begin, start, marks.unknown, UNKNOWN + 1, 0.0))
+        for source, target, word, weight in _rows(made.words):
+            within = first + source != start
+            if word == UNKNOWN or (within and self._begins_word(int(model.words[word]))):
+                continue
+            ends = first + source, first + target
+            self.arcs.append((*ends, int(model.words[word]) + 1, 0, -self._scale * weight))
+        for source, target, _, weight in _rows(made.backoffs):
+            if begin == 0 or first + source != start:
+                ends = first + source, first + target
+                self.arcs.append((*ends, marks.letters, 0, -self._scale * weight))
+        for source, _, _, weight in _rows(made.ends):
+            self.arcs.append((first + source, 1, 0, 0, -self._scale * weight))
+        self._states = 1 + max(max(arc[:2]) for arc in self.arcs)
+
+    def _begins_word(self, token: int) -> bool:
+        return self._spelling.pieces[token].startswith(SPACE)
+
+
+# ---- H: labels in are tokens + 1
+
+
+def _topology(tokens: Iterable[int], blank: int, marks: Marks) -> Any:
+    """Return CTC's topology: a token is heard for some frames, the same again after a blank.
+
+    State 0 is the beginning, 1 a blank, and each token has two more: while it is heard, and once
+    marks have followed. From the second it cannot be heard on, so that on no path a label stands on
+    both sides of an arc without one: sherpa-onnx would count it twice.
+    """
+    arcs: list[Arc] = [(0, 0, 0, mark, 0.0) for mark in marks]
+    states = {token: 2 * place for place, token in enumerate(tokens, start=1)}
+    for source in range(2 + 2 * len(states)):
+        arcs.append((source, 1, blank + 1, 0, 0.0))
+        for token, state in states.items():
+            if source not in (state, state + 1):
+                arcs.append((source, state, token + 1, token + 1, 0.0))
+    for token, state in states.items():
+        arcs.append((state, state, token + 1, 0, 0.0))
+        for mark in marks:
+            arcs += [(source, state + 1, 0, mark, 0.0) for source in (state, state + 1)]
+    return _compile(0, arcs, [(state, 0.0) for state in range(2 + 2 * len(states))])

@@ -1,0 +1,265 @@
+"""The best path through a word graph is the best by definition; what it cannot do is refused."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise, product
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from recipes.asr.language_models import prepare_language_models
+from sbkit.base.errors import SbkitError
+from sbkit.data.splits import Splits
+from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.spelling import Spelling
+from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.decoding.word_graph import make_graph
+from sbkit.lm.automaton import Automaton, make_automaton
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.ngram import END, UNKNOWN, Grams, NgramModel
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
+from tests.decoding.spoken import heard, spoken
+from tests.lm.test_automaton import rows
+
+WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
+SENTENCES = ["a b", "b a b", "ab a", "ab b a", "a a b", "b ab"]
+TEXTS = ["call the north office", "send it to the office", "it is cold in the north"] * 3
+
+
+class ByDefinition:
+    """Scores of token sequences: each word as a known one and as unknown, all ways to back off.
+
+    A path may back off where it need not, and so forget what came before: Kaldi's graphs are so.
+    """
+
+    def __init__(self, model: NgramModel, how: Spelling) -> None:
+        self._pieces, self._words = how.pieces, Walks(make_automaton(model))
+        words = model.words[3:]
+        first = {word: tuple(how.spell(word)) for word in words}
+        later = {word: tuple(how.spell(f"{word} {word}"))[len(first[word]) :] for word in words}
+        self._known = [
+            {tokens: model.id_of(word) for word, tokens in each.items()} for each in (first, later)
+        ]
+        self._letters = [
+            train((list(map(str, tokens)) for tokens in each.values()), order=3).model
+            for each in (first, later)
+        ]
+        self._spellings = [
+            Walks(make_automaton(letters), forgets_start=letters is self._letters[0])
+            for letters in self._letters
+        ]
+        self._scores = dict[tuple[int, ...], float]()
+
+    def score(self, tokens: tuple[int, ...]) -> float:
+        """Return the best score of the language models, -inf for what is no text."""
+        if tokens not in self._scores:
+            self._scores[tokens] = self._score(tokens)
+        return self._scores[tokens]
+
+    def _score(self, tokens: tuple[int, ...]) -> float:
+        starts = [n for n, token in enumerate(tokens) if n == 0 or self._begins(token)]
+        words = [tokens[a:b] for a, b in pairwise([*starts, len(tokens)])]
+        return max(self._of_words(words), self._of_words([(), *words]))
+
+    def _begins(self, token: int) -> bool:
+        return self._pieces[token].startswith("▁")
+
+    def _of_words(self, words: Sequence[tuple[int, ...]]) -> float:
+        readings = (self._readings(tokens, place > 0) for place, tokens in enumerate(words))
+        return max(map(self._sentence, product(*map(list, readings))), default=-inf)
+
+    def _readings(self, tokens: tuple[int, ...], later: bool) -> Iterator[tuple[int, float]]:
+        if tokens in self._known[later]:
+            yield self._known[later][tokens], 0.0
+        letters = self._letters[later]
+        ids = [letters.id_of(str(token)) for token in tokens]
+        explicit = [each[0] for each in self._known[later]]
+        begins = not tokens or tokens[0] in explicit or not (later or self._begins(tokens[0]))
+        if begins and UNKNOWN not in ids:
+            spelled = self._spellings[later].best(ids)
+            yield UNKNOWN, WEIGHTS["unknown"] + WEIGHTS["scale"] * spelled
+
+    def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
+        said = self._words.best([word for word, _ in readings])
+        added = sum(more + WEIGHTS["word_bonus"] for _, more in readings)
+        return WEIGHTS["scale"] * said + added
+
+
+class Walks:
+    """The ways of a sentence through an automaton, which may back off anywhere."""
+
+    def __init__(self, made: Automaton, *, forgets_start: bool = True) -> None:
+        self._start, self._said, self._ends = made.start, rows(made.words), rows(made.ends)
+        self._backoffs = {source: to for (source, _), to in rows(made.backoffs).items()}
+        if not forgets_start:
+            del self._backoffs[made.start]
+
+    def best(self, words: Sequence[int]) -> float:
+        """Return the best score of a sentence."""
+        return self._best(self._start, words)
+
+    def _best(self, state: int, words: Sequence[int]) -> float:
+        found = -inf
+        if not words and (state, END) in self._ends:
+            found = self._ends[state, END][1]
+        elif words and (state, words[0]) in self._said:
+            target, weight = self._said[state, words[0]]
+            found = weight + self._best(target, words[1:])
+        if state in self._backoffs:
+            target, weight = self._backoffs[state]
+            found = max(found, weight + self._best(target, words))
+        return found
+
+
+def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+    """Return the best of the 4^U alignments of each token sequence."""
+    found = dict[tuple[int, ...], float]()
+    for path in product(range(4), repeat=len(log_probs)):
+        tokens = tuple(token for token, _ in groupby(path) if token)
+        score = float(sum(row[token] for row, token in zip(log_probs, path, strict=True)))
+        found[tokens] = max(found.get(tokens, -inf), score)
+    return found
+
+
+@pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
+def test_the_best_path_is_the_best_by_definition(pieces: Sequence[str]) -> None:
+    model, how = train((text.split() for text in SENTENCES), order=3).model, spelling(pieces)
+    search = GraphSearch(
+        graph=make_graph(words=model, spelling=how, blank=0, **WEIGHTS), settings=SETTINGS
+    )
+    definition, compared = ByDefinition(model, how), 0
+    for log_probs in filter(len, random_matrices(42)):
+        (found,) = search.decode(log_probs)
+        scores = {
+            tokens: score + definition.score(tokens)
+            for tokens, score in best_alignments(log_probs).items()
+        }
+        *_, second, best = sorted([-inf, -inf, *scores.values()])
+        if best == -inf:
+            continue
+        compared += 1
+        assert found.score == pytest.approx(best, abs=0.01)  # weights are rounded to a thousandth
+        assert scores[found.tokens] == pytest.approx(best, abs=0.02)
+        assert found.score == found.ctc_score + found.lm_score
+        if second < best - 0.02:
+            assert found.tokens == max(scores, key=scores.__getitem__)
+    assert compared > 25
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
+
+
+def make_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
+    file = folder / "tokenizer.model"
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+
+
+def graph_of(
+    folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
+) -> BeamDecoder:
+    file = folder / "lm.safetensors"
+    declared = Declared(source="these", word_order=order, token_order=2)
+    ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    given: dict[str, object] = {"weights": Weights(word=1.0), "kind": "graph", **options}
+    return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
+
+
+def test_words_are_heard_as_the_language_model_has_them(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Two letters of each text sound more like others; one word is known to no text."""
+    decoder = graph_of(tmp_path, tokenizer)
+    for text in TEXTS[:3]:
+        log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
+        assert heard(decoder, log_probs) == text
+    assert heard(decoder, spoken(tokenizer, "call dan in the north", {})) == "call dan in the north"
+    assert heard(decoder, spoken(tokenizer, "dan is cold", {})) == "dan is cold"
+    assert decoder.nbest(np.zeros((0, tokenizer.vocab_size)))[0].tokens == ()
+
+
+def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    decoder = graph_of(tmp_path, tokenizer, weights=None)
+    assert [*used_weights(decoder)] == ["word", "unknown", "word_bonus"]
+    tuned = tune(decoder, [Heard(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]])
+    assert tuned.scores.wer == 0
+    assert decoder.with_weights(tuned.weights).kind == "graph"
+
+
+def test_weights_are_tried_without_the_orders_that_are_large(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = graph_of(tmp_path, tokenizer, order=3, weights=None)
+    orders = list[int]()
+
+    def make(*, words: NgramModel, **options: Any) -> Any:
+        orders.append(words.order)
+        return make_graph(words=words, **options)
+
+    words = decoder.language_models.words
+    assert words is not None
+    monkeypatch.setattr("sbkit.decoding.decoder.make_graph", make)
+    monkeypatch.setattr("sbkit.decoding.tune.MOST_NGRAMS", len(words.grams[0]) + 1)
+    monkeypatch.setattr("sbkit.decoding.tune.POINTS", 4)
+    tune(decoder, [Heard(spoken(tokenizer, TEXTS[0], {}), TEXTS[0])])
+    assert orders == [1, 1, 1, 1, 3]
+
+
+def test_a_graph_of_another_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    decoder = graph_of(tmp_path, tokenizer)
+    (tmp_path / "other").mkdir()
+    decoder.tokenizer = make_tokenizer(tmp_path / "other", ["xyz"])
+    with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
+        decoder.nbest(np.zeros((2, 7)))
+    with pytest.raises(SbkitError, match="as many columns as the tokenizer has tokens"):
+        graph_of(tmp_path, tokenizer).nbest(np.zeros((2, 7)))
+
+
+def test_what_a_graph_cannot_do_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = graph_of(tmp_path, tokenizer)
+    with pytest.raises(SbkitError, match="must be beam or graph, but is tree"):
+        graph_of(tmp_path, tokenizer, kind="tree")
+    with pytest.raises(SbkitError, match="must do without the attention decoder"):
+        graph_of(tmp_path, tokenizer, attention="rescore").require_possible()
+    with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
+        decoder.with_hotwords(["sam"])
+    with pytest.raises(SbkitError, match="must have a language model of words"):
+        graph_of(tmp_path, tokenizer, order=0).nbest(np.zeros((1, tokenizer.vocab_size)))
+    with pytest.raises(SbkitError, match="must have a language model of words, but `word_lm_ord"):
+        knobs = {"decoder_type": "graph", "word_lm_order": 0}
+        prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
+    with pytest.raises(SbkitError, match=r"Install it: pip install 'sbkit\[graph\]'"):
+        decoder.require_possible()
+
+
+def test_a_model_of_words_that_cannot_be_spelled_is_refused() -> None:
+    model = train([["x", "y"]], order=2).model
+    with pytest.raises(SbkitError, match="must have words that the tokenizer can spell"):
+        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
+
+
+def test_a_model_of_scores_beyond_reason_is_refused() -> None:
+    model = train((text.split() for text in SENTENCES), order=2).model
+    unigrams, pairs = model.grams
+    hostile = Grams(unigrams.keys, unigrams.log_probs, unigrams.backoffs + np.float32(3e38))
+    model = NgramModel(model.words, (hostile, pairs))
+    with pytest.raises(SbkitError, match="must be below 1e\\+06 for a word graph, but one is 2.4e"):
+        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
+
+
+def test_an_impossible_frame_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    search = graph_of(tmp_path, tokenizer).search
+    log_probs = np.full((3, tokenizer.vocab_size), -inf)
+    with pytest.raises(SbkitError, match="largest log-probability must be a finite number"):
+        search.decode(log_probs)  # type: ignore[call-arg]
