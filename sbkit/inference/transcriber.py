@@ -290,7 +290,7 @@ def _require_states(bundle: Bundle, runtime: str) -> None:
         raise SbkitError(
             f"`--runtime {runtime}` must have all that the decoder asks, but this bundle's asks "
             "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
-            "greedy, or export the run after: sbkit tune RUN --attention null"
+            "greedy, or export the run after: sbkit tune RUN --attention none"
         )
 
 
