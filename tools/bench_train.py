@@ -66,13 +66,19 @@ def main() -> None:
 
 
 class Side:
-    """A process that trains when it is its turn, and is stopped when it is not."""
+    """A process that works when it is its turn, and is stopped when it is not."""
 
-    def __init__(self, name: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        variables: dict[str, str],
+        module: str = "tools.bench_train",
+    ) -> None:
         self.name, self.rounds = name, list[dict[str, float]]()
         side = name.split()[0]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.bench_train", "--side", side, *arguments],
+            [sys.executable, "-m", module, "--side", side, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

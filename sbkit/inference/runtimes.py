@@ -22,6 +22,7 @@ from sbkit.inference.model_thread import Model, ModelThread
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
 AUTO = "auto"
+MOST_SAMPLES = 1 << 20  # from one frame to the next
 ON_RECOMPILE = ("error", "fallback")
 
 
@@ -122,6 +123,16 @@ def _require_cuda(wanted: Wanted) -> None:
         )
 
 
+def _whole(text: str) -> int:
+    """Read the samples of a frame from the metadata of an ONNX model."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_SAMPLES):
+        raise SbkitError(
+            f"`samples_per_frame` of an ONNX model must be a number from 1 to {MOST_SAMPLES}, but "
+            f"is {text[:60]!r}. Export it again."
+        )
+    return int(text)
+
+
 class OnnxClips:
     """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
 
@@ -130,7 +141,7 @@ class OnnxClips:
     def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
         """Take a model that was loaded; it says itself where its nodes run."""
         self._model = model
-        self.samples_per_frame = int(model.metadata["samples_per_frame"])
+        self.samples_per_frame = _whole(model.metadata.get("samples_per_frame", ""))
         self.effective = Effective(
             runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
         )

@@ -16,7 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
 from sbkit.inference import installed
-from sbkit.inference.runtimes import Wanted, open_model
+from sbkit.inference.runtimes import OnnxClips, Wanted, open_model
 from tests.inference.bundles import make_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -126,6 +126,13 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
             effective(bundle, device=device)
     found = effective(bundle)
     assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
+
+
+@pytest.mark.parametrize("said", [{}, {"samples_per_frame": "-1"}, {"samples_per_frame": "9" * 99}])
+def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> None:
+    model: Any = SimpleNamespace(metadata=said, placement={CPU: 1})
+    with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
+        OnnxClips(model, device="cpu", precision="fp32")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -50,13 +50,13 @@ class HiddenInClosure(AsrBrain):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         layer = nn.Linear(3, 3)
-        self.rescore = lambda x: layer(x)
+        self.spare_head = lambda x: layer(x)
 
 
 class HiddenInMethod(AsrBrain):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.rescore = Scorer(3).score
+        self.spare_head = Scorer(3).score
 
 
 class HiddenInClass(AsrBrain):
@@ -229,13 +229,13 @@ OWNERSHIP = [
         text=(
             (
                 "lr_schedule: ",
-                "rescore: !name:torch.nn.functional.linear\n"
+                "spare_head: !name:torch.nn.functional.linear\n"
                 "    weight: !new:torch.nn.Parameter [!apply:torch.ones [2, 2]]\nlr_schedule: ",
             ),
         ),
         expected=(
-            Expected("ownership", "rescore.weight", ("`rescore.weight` holds 4 parameters",)),
-            Expected("unused", "rescore"),
+            Expected("ownership", "spare_head.weight", ("`spare_head.weight` holds 4 parameters",)),
+            Expected("unused", "spare_head"),
         ),
     ),
     *(
@@ -246,8 +246,8 @@ OWNERSHIP = [
         )
         for kind, path in (
             (HiddenInList, "`brain.extra.0.0` holds"),
-            (HiddenInClosure, "`brain.rescore.layer` holds"),
-            (HiddenInMethod, "`brain.rescore.__self__.lin` holds"),
+            (HiddenInClosure, "`brain.spare_head.layer` holds"),
+            (HiddenInMethod, "`brain.spare_head.__self__.lin` holds"),
             (HiddenInClass, "`brain.__class__.scorer.lin` holds"),
         )
     ),

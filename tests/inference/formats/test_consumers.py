@@ -5,6 +5,7 @@ The consumers are the real ones: onnxruntime, torch, sherpa-onnx and SpeechBrain
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel
 from tests.inference.bundles import ROOT, make_run
+from tools.bench_transcribe import SIDES
 
 pytestmark = pytest.mark.slow
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
@@ -175,6 +177,23 @@ def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: 
     audio = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     words, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
     assert [each.split() for each in words] == [text.split() for text in expected]
+
+
+def test_all_of_them_are_timed_in_turns(folder: Path, asterisk_english: Path) -> None:
+    command = [sys.executable, "-m", "tools.bench_transcribe", folder]
+    done = subprocess.run(
+        [*command, asterisk_english / "test.tsv", "--rounds=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(SIDES)
+    for name, line in zip(SIDES, lines[len(SIDES) :], strict=True):
+        assert re.fullmatch(rf"{name} +\d+ RTFx +\d+\.\d\d x .* \d+ of 65 clips .*", line)
+        assert name == "onnx-int8" or ", 0 of 65 clips with other words" in line
 
 
 def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
