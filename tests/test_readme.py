@@ -42,6 +42,8 @@ ELSEWHERE = {
     "python -m tools.bench_train": "test_bench_train.py::test_both_sides_train_in_turns",
     "python -m tools.bench_gpu": "test_bench_train.py::"
     "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
+    "python -m tools.bench_transcribe": "inference/formats/test_consumers.py::"
+    "test_all_of_them_are_timed_in_turns",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
     "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
     "test_the_command_answers_with_its_exit_code",
