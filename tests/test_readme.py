@@ -44,6 +44,8 @@ ELSEWHERE = {
     "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
     "python -m tools.bench_transcribe": "inference/formats/test_consumers.py::"
     "test_all_of_them_are_timed_in_turns",
+    "sbkit score RUN": "test_run.py::test_a_model_is_scored_elsewhere_as_its_run_was",
+    "sbkit tune RUN": "test_run.py::test_a_trained_run_gets_another_decoder",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
     "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
     "test_the_command_answers_with_its_exit_code",

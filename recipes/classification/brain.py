@@ -80,10 +80,8 @@ class ClassificationBrain(Brain):
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Answer]:
         """Compare the most probable class with the right one."""
         names = self.hparams.labels.names
-        right, found = (
-            [names[n] for n in ids]
-            for ids in (batch.classes.tolist(), log_probs.argmax(1).tolist())
-        )
+        both = (batch.classes, log_probs.argmax(1))
+        right, found = ([names[n] for n in ids.tolist()] for ids in both)
         return list(map(Answer, batch.ids, right, found, batch.speakers))
 
     def measure(self, results: Sequence[Answer]) -> Mapping[str, float]:
