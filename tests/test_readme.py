@@ -141,6 +141,9 @@ def adapt(command: str, data: Path) -> list[str]:
         if "hparams/ctc_large.yaml" in words:
             options += ["--vocab_size=45", "--num_decoder_layers=1"]
         words += [option for option in options if option.split("=")[0] not in own]
+    if words[1] == "tune" and "--word-lm-order" not in words:
+        # The run here has no language models, and an attention decoder that was trained.
+        words += ["--word-lm-order=2", "--attention=none"]
     return words
 
 

@@ -165,7 +165,7 @@ class BeamDecoder:
             raise SbkitError(
                 "A decoder of `kind: graph` must do without the attention decoder, since it finds "
                 f"one hypothesis alone, but `attention` is {self.attention}. Pass "
-                "--attention_decoding=none, or --decoder_type=beam."
+                "--attention_decoding=none (tune: --attention none), or --decoder_type=beam."
             )
 
     def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
