@@ -62,7 +62,8 @@ class CompiledBlocks:
         """Compile nothing yet: torch does when a block is called first.
 
         Raises:
-            SbkitError: there is no such mode, or no compiler for the device.
+            SbkitError: there is no such mode, or no compiler for the device, or the process has
+                compiled a model already.
         """
         if compilation.mode not in MODES:
             raise SbkitError(
@@ -71,6 +72,7 @@ class CompiledBlocks:
             )
         if compilation.backend == "inductor":
             require_compiler(device)
+            claim_compiler()
             own_cuda_graphs()
         self._compilation, self._is_warm = compilation, False
         self.fallbacks = 0
@@ -125,6 +127,23 @@ class CompiledBlocks:
         self.fallbacks += 1
         with torch.compiler.set_stance("force_eager"):
             return run()
+
+
+_compiled = threading.Event()  # whether this process has a compiled model
+
+
+def claim_compiler() -> None:
+    """Refuse a second compiled model: torch 2.11 ended in a segmentation fault over some.
+
+    Raises:
+        SbkitError: this process has made one.
+    """
+    if _compiled.is_set():
+        raise SbkitError(
+            "A process must have one compiled model, but this one has made another before, and "
+            "torch may crash over a second. Share its Transcriber, or start another process."
+        )
+    _compiled.set()
 
 
 def own_cuda_graphs() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -14,7 +15,7 @@ from torch._dynamo.utils import counters
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
-from sbkit.inference.compiled import Compilation, ShapeTable, own_cuda_graphs
+from sbkit.inference.compiled import Compilation, ShapeTable, claim_compiler, own_cuda_graphs
 from sbkit.inference.model_thread import ModelThread
 from tests.inference.bundles import ROOT, make_bundle
 
@@ -127,6 +128,13 @@ def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
         [sys.executable, "-c", REAL, str(bundle)], capture_output=True, text=True, cwd=ROOT
     )
     assert "the same" in done.stdout, done.stderr
+
+
+def test_a_second_compiled_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbkit.inference.compiled._compiled", threading.Event())
+    claim_compiler()
+    with pytest.raises(SbkitError, match="must have one compiled model, but this one has made"):
+        claim_compiler()
 
 
 def test_a_mode_that_is_not_there_is_refused(bundle: Path) -> None:
