@@ -332,14 +332,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sbkit.inference.doctor import examine
+    from sbkit.inference.doctor import print_findings
     from sbkit.inference.own_parts import import_own
 
-    code = 0
-    for finding in examine(options.bundle, own=import_own(options.imports)):
-        print(finding, flush=True)
-        code = code if finding.is_well else BAD_INPUT
-    return code
+    return print_findings(options.bundle, own=import_own(options.imports))
 
 
 def _classify(options: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
 
 
 def _is_streamed(source: str) -> bool:
-    """Tell a URL, and a folder that is neither Kaldi's nor a saved dataset."""
+    """Return whether it is a URL, or a folder that is neither Kaldi's nor a saved dataset."""
     folder = Path(source)
     known = is_saved_dataset(folder) or (folder / "wav.scp").is_file()
     return "://" in source or (folder.is_dir() and not known and bool(streamed_files(source)))

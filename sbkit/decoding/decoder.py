@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
@@ -23,7 +24,7 @@ from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.token_scorer import TokenScorer
-from sbkit.decoding.word_graph import PACKAGES, make_graph, require_package
+from sbkit.decoding.word_graph import PACKAGES, make_graph
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
@@ -160,7 +161,7 @@ class BeamDecoder:
         if self.kind != "graph":
             return
         for name in PACKAGES:
-            require_package(name)
+            require_package(name, extra="graph")
         if self.attention is not None:
             raise SbkitError(
                 "A decoder of `kind: graph` must do without the attention decoder, since it finds "

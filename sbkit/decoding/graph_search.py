@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sbkit.base.optional import require_package
 from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
 from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.word_graph import require_package
 
 BEAM, MOST_ACTIVE = 16.0, 3000  # cost, states of a frame; sherpa-onnx has the same
 
@@ -24,7 +24,10 @@ class GraphSearch:
     """
 
     def __init__(self, *, graph: Any, settings: BeamSettings) -> None:
-        self._fst, self._kaldi = require_package("kaldifst"), require_package("kaldi_decoder")
+        self._fst, self._kaldi = (
+            require_package("kaldifst", extra="graph"),
+            require_package("kaldi_decoder", extra="graph"),
+        )
         options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
         self.graph, self._settings = graph, settings  # the decoder refers to the graph, unowned
         self._decoder = self._kaldi.FasterDecoder(graph, options)

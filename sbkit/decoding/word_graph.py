@@ -14,10 +14,10 @@ Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.optional import require_package
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.automaton import make_automaton
 from sbkit.lm.kneser_ney import train
@@ -42,17 +42,6 @@ class Marks(NamedTuple):
     letters: int
 
 
-def require_package(name: str) -> Any:
-    """Import a package of word graphs; raises SbkitError where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SbkitError(
-            f"Decoding by a word graph must have the package {name.replace('_', '-')}, but it "
-            f"cannot be imported ({error}). Install it: pip install 'sbkit[graph]'"
-        ) from error
-
-
 def make_graph(
     *,
     words: NgramModel,
@@ -71,7 +60,7 @@ def make_graph(
         SbkitError: no word can be spelled, kaldifst is missing, or the model cannot be an automaton
             of bearable size.
     """
-    fst = require_package("kaldifst")
+    fst = require_package("kaldifst", extra="graph")
     marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
     lexicon = LexiconArcs(words, spelling, scale, marks)
     lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
@@ -112,7 +101,7 @@ def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]
     first = sorted(arcs, key=lambda arc: arc[0] != start)
     lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in first]
     lines += [f"{state} {cost:.9g}" for state, cost in finals]
-    return require_package("kaldifst").compile("\n".join(lines) + "\n")
+    return require_package("kaldifst", extra="graph").compile("\n".join(lines) + "\n")
 
 
 # ---- G: labels in are ids of words + 1, and one more for back-off

@@ -147,7 +147,7 @@ def claim_compiler() -> None:
 
 
 def own_cuda_graphs() -> None:
-    """Give this thread the state in which compiled code keeps its CUDA graphs.
+    """Make for this thread the state in which compiled code keeps its CUDA graphs.
 
     torch gives it to the thread that imports the module, and asserts in any other one
     (`assert torch._C._is_key_in_tls`, pytorch #123177).

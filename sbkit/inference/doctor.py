@@ -14,7 +14,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.base.version import __version__
 from sbkit.distributed.device import SUPPORTED, count_here
@@ -37,6 +37,15 @@ class Finding:
     def __str__(self) -> str:
         """Write it as a line."""
         return f"{self.subject}: {self.text}"
+
+
+def print_findings(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print what is found, and return the exit code."""
+    code = 0
+    for finding in examine(folder, own=own):
+        print(finding, flush=True)
+        code = code if finding.is_well else BAD_INPUT
+    return code
 
 
 def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Finding]:

@@ -176,7 +176,7 @@ def _licences(licence: str) -> str:
 
 
 def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tell each format beside the trained model."""
+    """Describe each format beside the trained model."""
     if not certificates:
         return ""
     head = ["| format | largest difference | other tokens | held-out clips |", "|---|---|---|---|"]

@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
-from sbkit.base.errors import SbkitError
 from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 
@@ -45,17 +42,3 @@ class Candidate:
     log_probs: Callable[[Floats, Counts], LogProbs]
     transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
     decoder: str = GREEDY
-
-
-def require_package(name: str) -> Any:
-    """Import a package that only exporting needs.
-
-    Raises SbkitError when it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SbkitError(
-            f"The package {name.replace('_', '-')} must be installed to export this format, but "
-            f"cannot be imported ({error}). Install it: pip install 'sbkit[export]'"
-        ) from error

@@ -8,8 +8,9 @@ import torch
 from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
-from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate, require_package
+from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
 from sbkit.inference.formats.quiet import quietly
 from sbkit.inference.formats.source import Source
 from sbkit.inference.formats.traced import shortest
@@ -48,8 +49,8 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
 
     Raises SbkitError when it cannot be translated, or a size was taken for a constant.
     """
-    onnx = require_package("onnx")
-    require_package("onnxscript")
+    onnx = require_package("onnx", extra="export")
+    require_package("onnxscript", extra="export")
     try:
         with quietly():
             made = torch.onnx.export(
@@ -78,7 +79,7 @@ def save_onnx(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     """Write a model with this metadata, and no other."""
     model.ClearField("metadata_props")
     text = {name: str(value) for name, value in metadata.items()}
-    require_package("onnx").helper.set_model_props(model, text)
+    require_package("onnx", extra="export").helper.set_model_props(model, text)
     file.write_bytes(model.SerializeToString())
 
 
@@ -88,8 +89,8 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
     them: a log-mel of 8 bits is none.
     """
-    onnx = require_package("onnx")
-    quantization: Any = require_package("onnxruntime.quantization")
+    onnx = require_package("onnx", extra="export")
+    quantization: Any = require_package("onnxruntime.quantization", extra="export")
     onnx.helper.set_model_props(model, dict([PREPROCESSED]))
     with quietly():
         quantization.quantize_dynamic(

@@ -23,6 +23,7 @@ import torch
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
+from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.graph_search import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
@@ -31,7 +32,6 @@ from sbkit.inference.formats.candidate import (
     WORD_ERROR_RATE,
     Candidate,
     Limits,
-    require_package,
 )
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.source import Source
@@ -59,7 +59,7 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
 
     Raises SbkitError for a model of other features than 80 log-mel bins of 16 kHz.
     """
-    sherpa = require_package("sherpa_onnx")
+    sherpa = require_package("sherpa_onnx", extra="export")
     bundle = source.bundle
     _require_features(bundle)
     tokenizer = bundle.require_asr()
@@ -108,7 +108,10 @@ def _write_graph(search: GraphSearch, folder: Path, *, of: Candidate) -> Candida
 
 def load_with_graph(folder: Path) -> Any:
     """Load the model that has our features with the graph, which no method of sherpa-onnx does."""
-    made, file = require_package("sherpa_onnx").offline_recognizer, MODEL_TYPES[SAME_FEATURES][0]
+    made, file = (
+        require_package("sherpa_onnx", extra="export").offline_recognizer,
+        MODEL_TYPES[SAME_FEATURES][0],
+    )
     model = made.OfflineModelConfig(
         fire_red_asr_ctc=made.OfflineFireRedAsrCtcModelConfig(model=str(folder / file)),
         tokens=str(folder / TOKENS),
@@ -160,7 +163,7 @@ def _metadata(model_type: str, vocab_size: int, factor: int) -> dict[str, Any]:
 
 def _add_to_input(graph: Any, offset: float) -> Any:
     """Return a copy of a model that begins by adding a number to its first input."""
-    onnx = require_package("onnx")
+    onnx = require_package("onnx", extra="export")
     model = deepcopy(graph)
     name = model.graph.input[0].name
     for node in model.graph.node:

@@ -14,7 +14,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
-from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, require_package
+from sbkit.base.optional import require_package
+from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate
 from sbkit.inference.formats.source import Source, trained_log_probs
 from sbkit.inference.formats.waveform_encoder import WaveformEncoder
 from sbkit.inference.module_spec import ARGUMENTS, KINDS, build
@@ -41,7 +42,7 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 
 def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write YAML, weights and tokenizer, and let EncoderASR load them."""
-    inference: Any = require_package("speechbrain.inference.ASR")
+    inference: Any = require_package("speechbrain.inference.ASR", extra="export")
     bundle, tokenizer = source.bundle, source.bundle.require_asr()
     config = bundle.config
     arguments = {
