@@ -41,6 +41,7 @@ TINY = (
     "--log_every=1",
     "--word_lm_order=0",
     "--token_lm_order=0",
+    "--attention_decoding=none",
 )
 
 

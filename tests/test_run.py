@@ -314,7 +314,7 @@ def test_a_trained_run_gets_another_decoder(
     And the attention decoder, which was trained here, takes part in another way.
     """
     run = tmp_path / "run"
-    joint = ("--ctc_weight=0.5", "--num_decoder_layers=1")
+    joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_decoding=rescore")
     assert workplace.train_here(run, "--number_of_epochs=1", *joint) == 0
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention"], decoder["chosen_on"]) == ("rescore", ["dev"])

@@ -76,6 +76,7 @@ class Document:
     """One file, and the files that include it."""
 
     path: Path
+    text: str
     root: CommentedMap
     includers: tuple[Path, ...] = ()
 
@@ -117,7 +118,7 @@ class Document:
 def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
     """Read one file into a tree, or say what is wrong with it and in which line."""
     try:
-        root = YAML().load(_text(path))
+        root = YAML().load(text := read_yaml_text(path))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SbkitError(f"{path}:{line} must be valid YAML, but {error.problem}.") from error
@@ -139,10 +140,15 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
     for key in root:
         if not isinstance(key, str):
             raise SbkitError(f"{path} must have names as its keys, but has {key!r}. Rename it.")
-    return Document(path, root, includers)
+    return Document(path, text, root, includers)
 
 
-def _text(path: Path) -> str:
+def read_yaml_text(path: Path) -> str:
+    """Read a file of UTF-8 text.
+
+    Raises:
+        SbkitError: it cannot be read, or is none.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -6,6 +6,8 @@ trains and what lies in its folder cannot differ. Reading the knobs builds and i
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.config.argument_ranges import refuse_arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
-from sbkit.config.document import Document, read_document
+from sbkit.config.document import Document, read_document, read_yaml_text
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.config.references import check_references
@@ -54,14 +56,27 @@ class _NamedText(StringIO):
         self.name = name
 
 
+@dataclass(frozen=True)
+class _Resolved:
+    """A YAML as it takes effect, and the text of each file that it was read from."""
+
+    files: Mapping[Path, str]
+    document: Document  # with the overrides
+    text: str
+    knobs: Mapping[str, Any]
+
+
+# A run asks a dozen times for one or two of these, and each takes 0.1 s.
+_resolved: dict[tuple[Path, str], _Resolved] = {}
+
+
 def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Read the root-level plain values as they take effect; keys that reach an object are absent.
 
     Raises:
         SbkitError: a fault of the file or of the overrides.
     """
-    with clean_ruamel():
-        return plain_values(_resolve(yaml_file, overrides)[1])
+    return deepcopy(dict(_resolve(yaml_file, overrides).knobs))
 
 
 def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
@@ -71,11 +86,11 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, 
         SbkitError: a fault of the file or of the overrides, a number out of its range, or an object
             that cannot be built.
     """
+    resolved = _resolve(yaml_file, overrides)
     with clean_ruamel():
-        document, text = _resolve(yaml_file, overrides)
-        refuse_out_of_range(plain_values(text))
-        refuse_arguments_out_of_range(document)
-        return build(document, text)
+        refuse_out_of_range(resolved.knobs)
+        refuse_arguments_out_of_range(resolved.document)
+        return build(resolved.document, resolved.text)
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
@@ -93,8 +108,7 @@ def resolved_text(yaml_file: Path, overrides: Mapping[str, object]) -> str:
     Raises:
         SbkitError: a fault of the file or of the overrides.
     """
-    with clean_ruamel():
-        return _resolve(yaml_file, overrides)[1]
+    return _resolve(yaml_file, overrides).text
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
@@ -144,20 +158,27 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     return overrides
 
 
-def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> tuple[Document, str]:
-    """Check a file and its overrides, and give it back with its resolved text."""
-    document = read_document(yaml_file)
-    refuse_renamed(document)
-    for _, each in reversed(list(document.family())):
-        check_references(each)
-    apply_overrides(document, overrides)
-    for _, each in document.family():
-        check_tuples(each)
-    text = StringIO()
-    YAML().dump(document.root, text)
-    named = _NamedText(text.getvalue(), str(yaml_file))
-    resolved: str = resolve_references(named).getvalue()
-    return document, resolved
+def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> _Resolved:
+    """Check and resolve a file and its overrides, once while the files stay as they are."""
+    key = (yaml_file, repr(overrides))
+    known = _resolved.get(key)
+    if known and all(read_yaml_text(path) == text for path, text in known.files.items()):
+        return known
+    with clean_ruamel():
+        document = read_document(yaml_file)
+        refuse_renamed(document)
+        for _, each in reversed(list(document.family())):
+            check_references(each)
+        apply_overrides(document, overrides)
+        family = [each for _, each in document.family()]
+        for each in family:
+            check_tuples(each)
+        dumped = StringIO()
+        YAML().dump(document.root, dumped)
+        text: str = resolve_references(_NamedText(dumped.getvalue(), str(yaml_file))).getvalue()
+        files = {each.path: each.text for each in family}
+        _resolved[key] = _Resolved(files, document, text, plain_values(text))
+    return _resolved[key]
 
 
 def _is_value(argument: str) -> bool:

@@ -25,12 +25,13 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw what the log holds so far; a panel without figures says so."""
     from matplotlib.figure import Figure  # 0.7 s to import; without pyplot it is always Agg
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)  # inches
-    figure = Figure(figsize=(12, 8), dpi=120, layout=layout)
+    figure = Figure(figsize=(12, 8), dpi=120)
     panels = run_panels(read_log(log_file), metrics)
-    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
+    # A layout that matplotlib computes draws everything twice: 0.5 s in place of 0.25.
+    bottom = 0.08 + 0.03 * max(-(-len(panel.curves) // 2) for panel in panels)
+    places = {"left": 0.07, "right": 0.98, "bottom": bottom, "top": 0.95, "hspace": 0.42}
+    for axes, panel in zip(figure.subplots(2, 2, gridspec_kw=places).flat, panels, strict=True):
         _draw(axes, panel)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
