@@ -15,7 +15,6 @@ from sbkit.cli import run as sbkit
 from tests.runs import (
     COUNTS,
     ROOT,
-    TORCHRUN,
     TWO_PROCESSES,
     Workplace,
     make_workplace,
@@ -144,20 +143,17 @@ def test_a_part_that_the_model_does_not_own(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "option", "sentence"),
+    ("option", "sentence"),
     [
-        (TORCHRUN, "--data_folder=/nowhere", "data_folder must be a release"),
-        (TWO_PROCESSES, "--data_folder=/nowhere", "data_folder must be a release"),
-        (TWO_PROCESSES, "--precision=fp16", "`precision` on cpu must be"),  # found by every rank
+        ("--data_folder=/nowhere", "data_folder must be a release"),
+        ("--precision=fp16", "`precision` on cpu must be"),  # found by every rank
     ],
 )
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_under_torchrun(
-    launcher: tuple[str, ...], option: str, sentence: str, workplace: Workplace, tmp_path: Path
-) -> None:
+def test_under_torchrun(option: str, sentence: str, workplace: Workplace, tmp_path: Path) -> None:
     """Torchrun adds a report of its own; the sentence stands before it, and once."""
-    done = workplace.train(tmp_path, option, launcher=launcher)
+    done = workplace.train(tmp_path, option, launcher=TWO_PROCESSES)
     assert done.returncode != 0
     assert len(re.findall(f"^{re.escape(sentence)}", done.stderr, re.M)) == 1
     assert 'train.py", line' not in done.stderr

@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+import train
 from sbkit.base.errors import BAD_INPUT
+from sbkit.base.exit import run_main
 from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
 
 MODELS = '''
@@ -154,11 +157,17 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     ],
 )
 def test_a_recipe_that_is_none_is_one_sentence(
-    name: str, words: str, own: Path, workplace: Workplace, tmp_path: Path
+    name: str,
+    words: str,
+    own: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     yaml = tmp_path / "own.yaml"
     yaml.write_text((own / "own.yaml").read_text().replace("own_recipe_of_a_test.MINE", name))
-    done = run(workplace, tmp_path, ROOT / "train.py", yaml)
-    assert done.returncode == BAD_INPUT, done.stderr
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as left:
+        run_main(train.main)
+    assert left.value.code == BAD_INPUT
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
