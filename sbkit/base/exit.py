@@ -23,7 +23,7 @@ from sbkit.base.errors import (
 )
 from sbkit.base.thread_waiting import ThreadWaiting
 
-AFTER_THE_FIRST = 10.0  # seconds; of two ranks beside busy processes one was 4 s late
+AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 MENDS = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
