@@ -58,12 +58,12 @@ class MelProducts:
         shift, row, count = self._shift // self._row, self._row, len(self._window)
         frames = (audio.shape[1] - self._samples) // self._shift + 1
         places = torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)  # (T, Q)
-        whole = audio.shape[1] // row * row
-        sums = audio[:, :whole].reshape(audio.shape[0], -1, row).sum(-1)  # (B, S / P)
+        more = row - audio.shape[1] % row  # never 0, for which a tracer would make a rule
+        sums = nn.functional.pad(audio, (0, more)).reshape(audio.shape[0], -1, row).sum(-1)
         means = sums[:, places].sum(-1) / self._samples  # (B, T)
         # The first sample of a window has none before it; it counts nothing, its weight is zero.
         emphasized = audio[:, 1:] - self._preemphasis * audio[:, :-1]
-        emphasized = nn.functional.pad(emphasized, (1, 0))[:, :whole]
+        emphasized = nn.functional.pad(emphasized, (1, more))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
         windows = rows[:, places] - ((1 - self._preemphasis) * means)[..., None, None]
         windows = windows * self._window  # (B, T, Q, P)
