@@ -4,9 +4,9 @@ python -m tools.bench_transcribe BUNDLE DATA [--rounds 5]
 
 BUNDLE has the formats (`sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`),
 DATA is a table as `sbkit score` takes it. All decode greedily, the same clips, in batches of like
-length. Each side is a process of its own that is stopped when it has not its turn. Prints seconds
-of audio per second by round, the medians, and their ratio to SpeechBrain's
-`EncoderASR.transcribe_batch`.
+length: sbkit in its own, the others in those of BATCH_SECONDS. Each side is a process of its own
+that is stopped when it has not its turn. Prints seconds of audio per second by round, the medians,
+and their ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
 """
 
 import argparse
@@ -106,8 +106,10 @@ def batches(clips: Clips) -> list[Clips]:
 
 def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
     """Transcribe as `sbkit transcribe` does."""
+    from sbkit.base.allocator import keep_freed_memory
     from sbkit.inference.transcriber import Transcriber
 
+    keep_freed_memory()
     loaded = Transcriber.load(
         folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False
     )

@@ -7,6 +7,7 @@ pre-emphasis 0.97, no dither, power spectrum, only whole windows), which is what
 such as sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as Kaldi has it.
 """
 
+import math
 from functools import lru_cache
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import length_mask
+from sbkit.audio.mel_products import FEWEST, MelProducts
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
@@ -62,6 +64,15 @@ class Fbank(nn.Module):
         return features * mask.unsqueeze(-1), frames
 
     def _log_mel(self, audio: Tensor) -> Tensor:
+        products = None
+        if audio.dtype == torch.float64:  # also where they are not used: a tracer cannot make them
+            products = mel_products(self.n_mels, self.sample_rate)
+        is_exported = products is not None and torch.compiler.is_exporting()
+        mel = products(audio) if products and is_exported else self._mel(audio)  # (B, T, M)
+        log_mel: Tensor = mel.clamp(min=EPSILON).log()
+        return log_mel
+
+    def _mel(self, audio: Tensor) -> Tensor:
         rate = self.sample_rate
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         windows = windows - windows.mean(-1, keepdim=True)
@@ -73,9 +84,8 @@ class Fbank(nn.Module):
         windows = torch.cat(parts, dim=-1).mul_(povey_window(rate, audio.device))  # (B, T, 512)
         # Squares of real and imaginary parts, which the filters add up: abs() takes a square root.
         squares = torch.view_as_real(torch.fft.rfft(windows)).square().flatten(-2)  # (B, T, 514)
-        mel = squares.float() @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
-        log_mel: Tensor = mel.clamp(min=EPSILON).log()
-        return log_mel
+        mel: Tensor = squares.float() @ mel_filters(self.n_mels, rate, audio.device)  # (B, T, M)
+        return mel
 
 
 def fft_samples(sample_rate: int) -> int:
@@ -117,3 +127,18 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     filters, _ = get_mel_banks(n_mels, size, sample_rate, LOWEST_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
     return filters.T.repeat_interleave(2, dim=0).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=8)
+def mel_products(n_mels: int, sample_rate: int) -> MelProducts | None:
+    """Return what computes mel energies for ONNX; None at rates at which it would be slower."""
+    sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
+    if math.gcd(*sizes) < FEWEST:
+        return None
+    cpu = torch.device("cpu")
+    return MelProducts(
+        *sizes,
+        preemphasis=PREEMPHASIS,
+        window=povey_window(sample_rate, cpu).numpy(),
+        filters=mel_filters(n_mels, sample_rate, cpu).numpy()[::2],
+    )

@@ -1,7 +1,8 @@
 """The one thread that makes a model, keeps it, and runs every call of it.
 
-Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
-(pytorch #123177). Here no other thread has the model: it is an attribute of `threading.local`.
+On the CPU others help it with batches, and it waits for them. Compiled code with CUDA graphs keeps
+its state in the thread that made it, and fails in any other (pytorch #123177). Here no thread has
+the model but by this one: it is an attribute of `threading.local`.
 
 Legend: B clips, U frames, V tokens or labels.
 """
@@ -19,6 +20,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
+from sbkit.inference.batch_threads import Batch
 from sbkit.inference.effective import Effective
 from sbkit.inference.heard import Heard
 
@@ -42,6 +44,9 @@ class Model(Protocol):
 
     def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        """Run the encoder on several batches, and return what it gives or raises."""
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
@@ -107,6 +112,13 @@ class ModelThread:
     def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
         return self.call(lambda model: model.hear(clips))
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        """Run the encoder on several batches, at once where the model can be run by many threads.
+
+        Return what it gives or raises.
+        """
+        return self.call(lambda model: model.hear_each(batches))
 
     def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
         """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""

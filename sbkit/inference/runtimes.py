@@ -3,6 +3,7 @@
 torch and onnxruntime are imported in that thread, and only the one that is asked for.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import Counts, Floats
+from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
 from sbkit.inference.effective import Effective
 from sbkit.inference.heard import Heard
@@ -97,7 +99,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
                 f"{device!r}. Choose one of them, or --runtime torch."
             )
         return OnnxClips(
-            OnnxModel.load(folder, provider=device, precision=wanted.precision),
+            OnnxModel.load(folder, provider=device, precision=wanted.precision, threads=1),
             device=device,
             precision=wanted.precision,
         )
@@ -155,6 +157,11 @@ class OnnxClips:
         found = self._model.log_probs(audio, lengths)
         rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
         return [Heard(row[:count]) for row, count in rows]
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        """Run the encoder on several batches; on the CPU at once, each in a thread."""
+        threads = (os.cpu_count() or 1) if self.effective.device == "cpu" else 1
+        return run_batches(self.hear, batches, threads=threads)
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Refuse: the attention decoder is not exported to ONNX."""

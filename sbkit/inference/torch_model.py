@@ -28,6 +28,7 @@ from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
+from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.budget import within_budget
 from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
@@ -106,6 +107,19 @@ class TorchModel:
             batch = self._as_batch(few, blocks)
             found += blocks.call(partial(self._score, *batch))[: len(few)]
         return found
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        """Run the encoder on several batches; on the CPU at once, each in a thread.
+
+        Not where it is compiled, which one thread has to run.
+        """
+        on_cpu = self._placement.device.type == "cpu"
+        threads = torch.get_num_threads() if on_cpu and self._blocks is None else 1
+        prepare = partial(torch.set_num_threads, 1)
+        try:
+            return run_batches(self.hear, batches, threads=threads, prepare=prepare)
+        finally:  # threads to come begin with what was set last in any
+            torch.set_num_threads(torch.get_num_threads())
 
     @torch.inference_mode()
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Heard]:

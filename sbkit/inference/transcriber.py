@@ -6,7 +6,8 @@
 Any number of threads may call one Transcriber.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from sbkit.inference.runtimes import Wanted, open_model
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
+CPU_BATCH_SECONDS = 10.0  # which the caches of a core hold; of 32, ONNX takes 1.15 times as long
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
 
 Audio = Path | str | npt.NDArray[Any]
@@ -227,22 +229,24 @@ class Transcriber:
     def _score(self, pool: Sequence[_Part]) -> dict[int, Heard | SbkitError]:
         """Run the model on the pieces of a pool, batched by length: by place in the pool."""
         rows: dict[int, Heard | SbkitError] = {}
-        for batch in _batches(pool, self._bundle.config.sample_rate):
-            try:
-                found = self._run([pool[place] for place in batch])
-            except SbkitError:  # of which of them? each is tried alone
-                for place in batch:
-                    try:
-                        (rows[place],) = self._run([pool[place]])
-                    except SbkitError as error:
-                        rows[place] = error
+        clips = {place: part.piece.samples for place, part in enumerate(pool) if part.piece}
+        most = BATCH_SECONDS if self.effective.device != "cpu" else CPU_BATCH_SECONDS
+        batches = list(_batches(clips, seconds_to_samples(most, self._bundle.config.sample_rate)))
+        audio = [[clips[place] for place in batch] for batch in batches]
+        for batch, found in zip(batches, self._thread.hear_each(audio), strict=True):
+            if isinstance(found, Exception):  # over which of them? each is tried alone
+                rows |= {place: self._run_alone(pool[place]) for place in batch}
             else:
                 rows |= zip(batch, found, strict=True)
         return rows
 
-    def _run(self, parts: Sequence[_Part]) -> list[Heard]:
-        with fitting(parts[0].source.name or "an array"):
-            return self._thread.hear([part.piece.samples for part in parts if part.piece])
+    def _run_alone(self, part: _Part) -> Heard | SbkitError:
+        assert part.piece is not None
+        try:
+            with fitting(part.source.name or "an array"):
+                return self._thread.hear([part.piece.samples])[0]
+        except SbkitError as error:
+            return error
 
     def _advance(self, opened: _Open, part: _Part, heard: Heard | SbkitError | None) -> None:
         """Decode a piece, and add what is said in it to its source."""
@@ -316,10 +320,13 @@ def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
         yield pool
 
 
-def _batches(pool: Sequence[_Part], sample_rate: int) -> Iterator[list[int]]:
-    """Yield the places of pieces of similar length, within BATCH_SECONDS of padded audio."""
-    lengths = {place: len(part.piece.samples) for place, part in enumerate(pool) if part.piece}
-    most = seconds_to_samples(BATCH_SECONDS, sample_rate)
+def _batches(clips: Mapping[int, Samples], most: int) -> Iterator[list[int]]:
+    """Yield the places of clips of similar length, within ``most`` samples of padded audio.
+
+    There are at least as many batches as processors, where there are as many clips.
+    """
+    lengths = {place: len(clip) for place, clip in clips.items()}
+    most = min(most, sum(lengths.values()) // (os.cpu_count() or 1))
     batch: list[int] = []
     for place in sorted(lengths, key=lengths.__getitem__):
         full = lengths[place] * (len(batch) + 1) > most

@@ -13,6 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.config import MODEL_CLASSES, BundleConfig
 from sbkit.inference.effective import Effective
@@ -40,6 +41,9 @@ class ToneModel:
     def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         self.batches.append([len(clip) / RATE for clip in clips])
         return [Heard(self._hear(clip)) for clip in clips]
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        return run_batches(self.hear, batches)
 
     def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
         raise NotImplementedError

@@ -183,3 +183,13 @@ BAD_SIZES: list[tuple[dict[str, Any], str]] = [
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         transformer(**changes)
+
+
+def test_exported_attention_is_made_of_products_and_the_same() -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(d_model=16, nhead=2, dropout=0.0).eval()
+    x, mask = torch.randn(3, 9, 16), torch.arange(9) < torch.tensor([[9], [5], [1]])
+    expected = attention(x, mask)
+    program = torch.export.export(attention, (x, mask), strict=False)
+    assert not [node for node in program.graph.nodes if "dot_product" in node.name]
+    torch.testing.assert_close(program.module()(x, mask), expected)

@@ -47,7 +47,7 @@ def _case(speech: Floats, batch: int, seconds: float, padding: str, rate: int) -
     longest = seconds_to_samples(seconds, rate)
     shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
     lengths = (longest * shares).astype(np.int64)
-    more = seconds_to_samples(MORE, rate) if padding == "beyond" else 0
+    more = seconds_to_samples(MORE, rate) + 1 if padding == "beyond" else 0  # of no round number
     audio = np.zeros((batch, longest + more), np.float32)
     for row, length in enumerate(lengths):
         begin = row * len(speech) // batch

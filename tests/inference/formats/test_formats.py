@@ -129,4 +129,4 @@ def test_a_grid_pads_as_it_says() -> None:
     assert len(cases) == 2 + 3
     ragged = cases["2 x 1 s, padding: ragged"]
     assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
-    assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 200)
+    assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 201)
