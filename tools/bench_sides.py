@@ -23,7 +23,7 @@ from tools import bench_speechbrain as theirs
 from tools.bench_speechbrain import Clip, Sizes
 
 MP3_RATE = 48_000
-COPIES = 8  # of a training clip: one of each has SpeechBrain's 200 buckets make batches of 8 s
+COPIES = 8  # of a training clip; with one, SpeechBrain's 200 buckets make updates of 8 s
 
 
 class TrainingSide(ABC):
