@@ -14,6 +14,7 @@ from sbkit.config.hparams import load_hparams, parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import ROOT, Workplace, make_workplace
 from tools.bench_gpu import CONFORMER, SECONDS, WORDS, Part, make_release, parts, run
+from tools.bench_sides import make_side
 
 SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
 SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
@@ -37,11 +38,28 @@ def test_both_sides_train_in_turns(asterisk_english: Path, tmp_path: Path) -> No
     assert max(sizes) / min(sizes) < 1.01
     for side in ("sbkit", "speechbrain active", "speechbrain passive"):
         assert len(re.findall(rf"round \d {side}: \d+ RTFx", done.stdout)) == 2
-    header, first, *_ = done.stdout.partition("RTFx     padding")[2].splitlines()
+    header, first, *_ = done.stdout.partition("RTFx      update     padding")[2].splitlines()
     assert header.split() == ["waiting", "memory", "GB", "TFLOP/s"]
     assert float(first.split()[-1]) > 0
     assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", done.stdout)
     assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", done.stdout)
+
+
+def test_sbkit_learns_at_the_rates_of_its_run(
+    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    _, overrides = parse_command(["x.yaml", *SMALL, f"--data_folder={workplace.release}"])
+    sizes = {**overrides, "number_of_epochs": 2, "warmup_fraction": 0.5, "check": False}
+    side = make_side("sbkit", ROOT / "hparams" / "ctc.yaml", [], sizes, tmp_path)
+    rates = []
+    for epoch in (1, 2):
+        for _ in range(len(side.brain.loaders.train)):
+            side.step(next(side.batches))
+            rates.append(side.brain.optimizer.param_groups[0]["lr"])
+        assert side.brain.hparams.epoch_counter.current == epoch
+    assert rates[0] == 0 and max(rates) == rates[len(rates) // 2] == 0.0025
 
 
 def test_what_a_gpu_is_measured_with_is_of_the_size_that_it_says(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--alone]
     [--key=value of the YAML ...]
 
 The same corpus (48 kHz mp3; without --data_folder the default corpus is converted), labels, number
-of parameters within 1 %, seconds of audio in an update, and precision. Both sides are processes of
-this one; a side that has not its turn is stopped, so that none of its threads spins. Prints RTFx
-(seconds of audio trained on per second) by round, the medians and their ratio. TFLOP/s are those of
+of parameters within 1 %, greatest seconds of audio in an update, and precision. Both sides are
+processes of this one; a side that has not its turn is stopped, so that none of its threads spins.
+Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio; update
+is the mean of the seconds of audio in one, which are fewer where a corpus is small: SpeechBrain's
+200 buckets fill only with many clips, and small batches are slower. TFLOP/s are those of
 the products of matrices, convolutions and attention, padding included, as torch counts them; on a
 GPU of the table below, MFU is their share of what it could do in bfloat16.
 """
@@ -40,6 +42,7 @@ JOINT = {  # of that YAML: the joint model of 2.8 million parameters
     "token_type": "bpe",
     "vocab_size": 100,
     "batch_seconds": 60.0,
+    "number_of_epochs": 11,  # of a corpus that lists every clip eight times
 }
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
@@ -141,6 +144,7 @@ def table(sides: Sequence[Side]) -> str:
     """Write the medians, and how many times faster the first side is than the best other one."""
     columns = {
         "RTFx": "rtfx",
+        "update": "update",
         "padding": "padding",
         "waiting": "waiting",
         "memory GB": "memory",
@@ -210,18 +214,20 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 def train(side: Any, seconds: float, flops: float) -> dict[str, float]:
     """Train for so many seconds, and return the figures; flops: of a padded second of audio."""
     audio = padded = waiting = 0.0
+    updates = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         asked = time.perf_counter()
         batch = next(side.batches)
         waiting += time.perf_counter() - asked
         one, with_padding = side.step(batch)
-        audio, padded = audio + one, padded + with_padding
+        audio, padded, updates = audio + one, padded + with_padding, updates + 1
     side.synchronize()
     took = time.perf_counter() - start
     return {
         "seconds": took,
         "rtfx": audio / took,
+        "update": audio / updates,
         "padding": 1 - audio / padded,
         "waiting": waiting / took,
         "tflops": flops * padded / took / 1e12,

@@ -32,28 +32,21 @@ def normalize_by_tokens(optimizers: Iterable[Optimizer], counts: Tensor) -> Tens
 def clip(optimizers: Iterable[Optimizer], max_norm: float) -> Tensor:
     """Clip every parameter group by one norm over all of them; return the norm before: ().
 
-    A ``max_norm`` that is not positive clips nothing; PyTorch would turn the gradient round. On the
-    CPU, where the host waits for nothing, a norm within the limit leaves the gradient unread.
+    A ``max_norm`` that is not positive clips nothing; PyTorch would turn the gradient round.
     """
-    parameters = list(with_gradient(optimizers))
-    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     limit = max_norm if max_norm > 0 else math.inf
-    if norm.device.type != "cpu" or not norm <= limit:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
+    return nn.utils.clip_grad_norm_(list(with_gradient(optimizers)), limit)
 
 
 def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
     """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
 
     skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
-    with it; for another one the host has to wait for it. On the CPU it waits for nothing, and need
-    not pass it on, which takes an operation for each parameter.
+    with it; for another one the host has to wait for it, which costs nothing on the CPU.
     """
-    is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
     if scaler.is_enabled():
         scaler.step(optimizer)
-    elif is_fused and skipped.device.type != "cpu":
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
         device: Any = optimizer
         device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
         scaler.step(optimizer)
