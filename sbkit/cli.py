@@ -172,7 +172,7 @@ def _add_tune(commands: Any) -> None:
         "tune", help="choose the weights of a run's decoder again, on its validation sets"
     )
     tune.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
-    tune.add_argument("--lm-text", type=Path, metavar="TEXT", help="of the language models")
+    tune.add_argument("--lm-text", type=Path, metavar="TEXT|ARPA", help="of the language models")
     tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
     tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
     tune.add_argument("--decoder", choices=("beam", "graph"), help="which the run shall have")

@@ -1,4 +1,4 @@
-"""The language models of a run's decoder, of the training transcripts or of another text."""
+"""The language models of a run's decoder, of the training transcripts, a text or an ARPA file."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.decoding.language_models import (
     Declared,
     ensure_language_models,
+    is_arpa,
     load_language_models,
     unknown_share,
 )
@@ -24,18 +25,21 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     """Train the language models of the run's decoder, unless the run folder has them.
 
     Raises:
-        SbkitError: `lm_text` is no text, or a word graph is to be made of no model of words.
+        SbkitError: `lm_text` is no text and no ARPA file that fits, or a word graph is to be made
+            of no model of words.
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
         raise SbkitError(
             "A decoder of `decoder_type: graph` must have a language model of words, but "
             "`word_lm_order` is 0. Pass --word_lm_order=3, or --decoder_type=beam."
         )
-    text = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
+    given = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
+    arpa = given if given is not None and is_arpa(given) else None
+    text = given if arpa is None else None
     if text is not None:
         next(read_sentences(text, knobs["language"]))
     declared = Declared(
-        source=splits.fingerprints.get("train", "") if text is None else checksum(text),
+        source=splits.fingerprints.get("train", "") if given is None else checksum(given),
         word_order=knobs["word_lm_order"],
         token_order=knobs["token_lm_order"],
     )
@@ -47,7 +51,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             yield from read_sentences(text, knobs["language"])
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
-    said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer)
+    said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
     for line in said:
         say(line)
     words = load_language_models(file, tokenizer).words if said else None

@@ -11,13 +11,16 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.decoding.spelling import SPACE, Spelling
+from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import Trained, train
-from sbkit.lm.ngram import NgramModel
+from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
 from sbkit.text.normalize import NORMALIZER_VERSION
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
+SPELLED_SHARE = 0.5  # of the words of an ARPA file; that of another spelling has hardly any
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,19 @@ class Declared:
 
 
 def ensure_language_models(
-    file: Path, declared: Declared, *, texts: Callable[[], Iterable[str]], tokenizer: Tokenizer
+    file: Path,
+    declared: Declared,
+    *,
+    texts: Callable[[], Iterable[str]],
+    tokenizer: Tokenizer,
+    arpa: Path | None = None,
 ) -> list[str]:
     """Train the language models of a run, unless the file holds them; return what to say of it.
 
     ``texts`` returns the normalized sentences to train them on; the tokenizer is the model's.
+    ``arpa`` is an ARPA file that is taken for one of them: of words, or of tokens where a word
+    of it has a `▁`.
+    Raises SbkitError where that cannot be read, has another order or another spelling.
     """
     about = {
         "made_of": f"{declared.source} {declared.word_order} {declared.token_order}",
@@ -55,18 +66,56 @@ def ensure_language_models(
     }
     if file.exists() and about.items() <= _metadata(file).items():
         return []
-    sentences = [text for text in texts() if text.strip()]
     models, said = dict[str, NgramModel](), list[str]()
+    if arpa is not None:
+        models = _take_arpa(arpa, declared, tokenizer)
+        said += [f"language model of {name}: {arpa}" for name in models]
+    sentences = [text for text in texts() if text.strip()]
     for name, order, split in (
         (WORDS, declared.word_order, str.split),
         (TOKENS, declared.token_order, partial(to_pieces, tokenizer=tokenizer)),
     ):
-        if order:
+        if order and name not in models:
             trained = train(map(split, sentences), order=order)
             models[name] = trained.model
             said.append(describe_model(name, order, trained))
     save(models, file, metadata=about)
     return said
+
+
+def is_arpa(file: Path) -> bool:
+    r"""Check whether a file is there that is named as an ARPA file, or begins as one: `\data\`."""
+    try:
+        with file.open("rb") as lines:
+            first = next(filter(None, map(bytes.strip, lines)), b"")
+    except OSError:
+        return False
+    return file.suffix == ".arpa" or first == b"\\data\\"
+
+
+def _take_arpa(file: Path, declared: Declared, tokenizer: Tokenizer) -> dict[str, NgramModel]:
+    """Read the model of words or of tokens that is declared; refuse one that is not."""
+    model = read_arpa(file)
+    words = model.words[len(SPECIAL) :]
+    name, order = WORDS, declared.word_order
+    if any(SPACE in word for word in words):
+        name, order = TOKENS, declared.token_order
+    if model.order != order:
+        raise SbkitError(
+            f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {order}, and {file} is "
+            f"a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order={model.order}."
+        )
+    spelling = Spelling.of(tokenizer)
+    pieces = {*spelling.texts}
+    known = sum(
+        word in pieces if name == TOKENS else bool(spelling.letters(word)) for word in words
+    )
+    if known <= SPELLED_SHARE * len(words):
+        raise SbkitError(
+            f"An ARPA file of {name} must be spelled as the model's tokens, but {known} of the "
+            f"{len(words)} {name} of {file} are. Train it on text normalized as the transcripts."
+        )
+    return {name: model}
 
 
 def to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -1,6 +1,7 @@
 """A decoder's weights are chosen on what was heard, its models kept and refused with a reason."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
     Declared,
     ensure_language_models,
+    is_arpa,
     load_language_models,
     unknown_share,
 )
 from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.lm.arpa import write_arpa
+from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.wer import Scores, count_errors
 from tests.decoding.spoken import heard, spoken
@@ -142,6 +146,61 @@ def test_models_of_another_tokenizer_are_refused(tmp_path: Path, tokenizer: Toke
     )
     with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
         load_language_models(file, other)
+
+
+def test_an_arpa_file_takes_the_place_of_what_it_is_of(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Of words or of tokens; the other model is made of the transcripts."""
+    own = load_language_models(trained(tmp_path, tokenizer), tokenizer)
+    arpa, file = tmp_path / "talks.arpa", tmp_path / "lm.safetensors"
+    declared = Declared(source="talks", word_order=2, token_order=3)
+    for name, theirs in (("words", own.words), ("tokens", own.tokens)):
+        assert theirs is not None
+        write_arpa(theirs, arpa)
+        said = ensure_language_models(
+            file,
+            replace(declared, source=name),
+            texts=lambda: TEXTS,
+            tokenizer=tokenizer,
+            arpa=arpa,
+        )
+        assert said[0] == f"language model of {name}: {arpa}"
+        taken = getattr(load_language_models(file, tokenizer), name)
+        assert (taken.words, taken.order) == (theirs.words, theirs.order)
+        np.testing.assert_allclose(taken.grams[1].log_probs, theirs.grams[1].log_probs, atol=1e-6)
+
+
+def test_an_arpa_file_of_another_order_or_spelling_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    arpa, declared = tmp_path / "talks.arpa", Declared(source="", word_order=3, token_order=0)
+
+    def take() -> None:
+        file = tmp_path / "lm.safetensors"
+        ensure_language_models(file, declared, texts=list, tokenizer=tokenizer, arpa=arpa)
+
+    write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
+    with pytest.raises(SbkitError, match="is 3, and .* is a 2-gram model of words. Pass --word_lm"):
+        take()
+    write_arpa(train([text.upper().split() for text in TEXTS], order=3).model, arpa)
+    with pytest.raises(SbkitError, match="but 0 of the 11 words of .* are. Train it on text"):
+        take()
+    arpa.write_text(arpa.read_text()[:-20])
+    with pytest.raises(SbkitError, match="An ARPA file must hold as many 3-grams as it says"):
+        take()
+
+
+def test_an_arpa_file_is_known_by_its_name_or_its_first_line(tmp_path: Path) -> None:
+    for name, text, expected in (
+        ("a.arpa", "any", True),
+        ("a.lm", "\n\\data\\\n", True),
+        ("a.txt", "data\n\\data\\\n", False),
+        ("empty", "", False),
+    ):
+        (tmp_path / name).write_text(text)
+        assert is_arpa(tmp_path / name) is expected
+    assert not is_arpa(tmp_path / "none.arpa")  # which is refused as a text that is not there
 
 
 def test_a_hotword_that_no_text_had_is_heard(tmp_path: Path, tokenizer: Tokenizer) -> None:
