@@ -72,7 +72,7 @@ class Bundle:
 
     model: None until one is made; decoder: None where the best token of each frame is taken;
     lm: its language model of words, which whoever asks how sure a word is asks, too, also of a
-    greedy decoder.
+    greedy decoder; refused_hotwords: what the model's tokens cannot spell.
     """
 
     config: BundleConfig
@@ -80,6 +80,7 @@ class Bundle:
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
     lm: LanguageModel | None = None
+    refused_hotwords: tuple[str, ...] = ()
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
@@ -179,7 +180,7 @@ class Bundle:
     def with_hotwords(self, named: str | None) -> "Bundle":
         """Return the bundle with phrases to expect: a file of them, or a list with commas.
 
-        What the model's tokens cannot spell is named on standard error.
+        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``.
 
         Raises:
             SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
@@ -202,7 +203,8 @@ class Bundle:
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{printable(named)[:100]} has none. Correct the list."
             )
-        return replace(self, decoder=self.decoder.with_hotwords(found.phrases))
+        decoder = self.decoder.with_hotwords(found.phrases)
+        return replace(self, decoder=decoder, refused_hotwords=found.refused)
 
     def require_asr(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""

@@ -145,8 +145,9 @@ class _Writer:
 
 
 def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out a confidence that a word does not have."""
-    return {name: value for name, value in pairs if name != "confidence" or value is not None}
+    """Leave out a confidence that a word does not have, and refused hotwords where none are."""
+    absent = (("confidence", None), ("refused_hotwords", ()))
+    return {name: value for name, value in pairs if (name, value) not in absent}
 
 
 @contextmanager

@@ -41,7 +41,8 @@ Audio = Path | str | npt.NDArray[Any]
 class Transcript:
     """What is said in a source, and its words where their times were asked for.
 
-    file: its name, None for an array; seconds: of audio; effective: what the model ran on.
+    file: its name, None for an array; seconds: of audio; effective: what the model ran on;
+    refused_hotwords: those that the model cannot spell.
     """
 
     file: str | None
@@ -49,6 +50,7 @@ class Transcript:
     seconds: float
     words: tuple[Word, ...] = ()
     effective: Effective | None = None
+    refused_hotwords: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Write what is said."""
@@ -282,6 +284,7 @@ class Transcriber:
             seconds=self._seconds(part.piece.start + len(part.piece.samples)),
             words=tuple(opened.words),
             effective=self.effective,
+            refused_hotwords=tuple(map(printable, self._bundle.refused_hotwords)),
         )
 
     def _seconds(self, samples: int) -> float:

@@ -1,6 +1,7 @@
 """What is said in long audio is what is said in its sentences, and one bad file stops no other."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import soundfile
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.inference.command import _plain
 from sbkit.inference.heard import Heard
 from sbkit.inference.transcriber import CPU_BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
@@ -49,6 +53,24 @@ def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_
     assert sum(map(len, model.batches)) == 5
     assert heard.text == text
     assert [each.text for each in heard.words] == text.split()
+
+
+def test_a_hotword_that_cannot_be_spelled_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    declared = Declared(source="these", word_order=2, token_order=0)
+    file = tmp_path / "lm.safetensors"
+    ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    bundle = replace(transcriber._bundle, decoder=decoder).with_hotwords("Fox, 日本")
+    assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
+    expecting = Transcriber(bundle=bundle, thread=transcriber._thread)
+    heard = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
+    assert heard.text == SENTENCES[1]
+    assert heard.refused_hotwords == ("日本",)
+    assert _plain([("refused_hotwords", ("x",))]) == {"refused_hotwords": ("x",)}
+    assert _plain([("refused_hotwords", ()), ("confidence", None)]) == {}
 
 
 def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
