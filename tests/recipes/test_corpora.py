@@ -183,6 +183,20 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
 
 
+@pytest.mark.parametrize("source", ["saved", "rows.parquet"])
+def test_relative_paths_are_relative_to_the_folder(
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / source
+    dataset = datasets.Dataset.from_dict({"path": ["clips/a.wav"], "text": ["hi"]})
+    dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
+    capfd.readouterr()
+    knobs = {"manifest": {"train": str(file)}, "language": "en"}
+    (clip,) = corpus_of(knobs).read(knobs, "train").clips
+    assert clip.path == (tmp_path if file.suffix else file) / "clips/a.wav"
+    assert not capfd.readouterr().err
+
+
 def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, 16_000, format=kind)
