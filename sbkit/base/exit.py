@@ -28,6 +28,7 @@ ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 MENDS = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
+    errno.ENAMETOOLONG: "Shorten its name",
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "Move away what stands there"),
 }
 
