@@ -120,9 +120,9 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         root = YAML().load(_text(path))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
+        todo = "Indent it with spaces." if r"'\t'" in str(error.problem) else "Correct that line."
         raise SbkitError(
-            f"{path}:{line} must be valid YAML, but {error.problem}. Correct that line; spaces "
-            "indent, not tabs."
+            f"{path}:{line} must be valid YAML, but {error.problem}. {todo}"
         ) from error
     except YAMLError as error:
         raise SbkitError(f"{path} must be valid YAML, but {error}. Correct it.") from error
