@@ -2,11 +2,13 @@
 
 import sys
 
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.exit import run_main
 
 
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
+    keep_freed_memory()
     from sbkit.training import train  # imports torch, when `run_main` has said how threads wait
 
     train(sys.argv[1:])

@@ -286,7 +286,7 @@ def _export(options: argparse.Namespace) -> int:
     wanted = Wanted(formats=formats, licence=options.license)
     certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
     missed = [
-        f"{name} ({kind}) is not written: {reason}."
+        f"{name} ({kind}) is not written: {reason.rstrip('.')}."
         for name, several in certificates.items()
         for kind, found in several.items()
         for reason in found["reasons"]

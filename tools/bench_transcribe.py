@@ -106,10 +106,8 @@ def batches(clips: Clips) -> list[Clips]:
 
 def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
     """Transcribe as `sbkit transcribe` does."""
-    from sbkit.base.allocator import keep_freed_memory
     from sbkit.inference.transcriber import Transcriber
 
-    keep_freed_memory()
     loaded = Transcriber.load(
         folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False
     )

@@ -31,6 +31,8 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
         record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
         chosen = tuned.weights.plain()
         said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(decoder))
+        if decoder.language_models.words is not None and not decoder.weights.word:
+            said += ", without the model of words, which knows few of them and only misleads"
         say(f"decoder: {said} (chosen on {', '.join(valid_sets(brain))})")
     record["weights"] = decoder.weights.plain()
     if rank() == 0:

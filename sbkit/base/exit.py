@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import (
     ASKED_TO_STOP,
     BAD_INPUT,
@@ -28,6 +27,7 @@ ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 MENDS = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
+    errno.ENAMETOOLONG: "Shorten its name",
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "Move away what stands there"),
 }
 
@@ -43,7 +43,6 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     interrupted = threading.Event()
-    keep_freed_memory()
     try:
         with leaving_when_asked(interrupted), ThreadWaiting():
             code = main() or 0

@@ -14,6 +14,8 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
+LONGEST_START = 200  # bytes of a name of at most 255, to which something is added
+
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
@@ -26,7 +28,8 @@ def naming(path: Path) -> Iterator[None]:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write beside ``path``, then rename: a reader sees the old file or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    start = os.fsdecode(os.fsencode(f".{path.name}")[:LONGEST_START])
+    beside = path.with_name(f"{start}.{os.getpid()}.tmp")
     with naming(path):
         try:
             with beside.open("wb") as file:

@@ -121,9 +121,12 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         root = YAML().load(text := read_yaml_text(path))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SbkitError(f"{path}:{line} must be valid YAML, but {error.problem}.") from error
+        todo = "Indent it with spaces." if r"'\t'" in str(error.problem) else "Correct that line."
+        raise SbkitError(
+            f"{path}:{line} must be valid YAML, but {error.problem}. {todo}"
+        ) from error
     except YAMLError as error:
-        raise SbkitError(f"{path} must be valid YAML, but {error}.") from error
+        raise SbkitError(f"{path} must be valid YAML, but {error}. Correct it.") from error
     except SbkitError:
         raise
     except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Row
 
@@ -17,7 +18,8 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
     """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
 
     Raises:
-        SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
+        SbkitError: ``wav.scp`` holds a command, there are ``segments``, ``text`` is missing, or a
+            file has two lines of one utterance.
     """
     if (folder / "segments").is_file():
         raise SbkitError(
@@ -62,8 +64,20 @@ def _read_pairs(file: Path) -> list[tuple[str, str]]:
             f"A data folder of Kaldi must have {file.name} in UTF-8, but {file} cannot be read "
             f"({error}). Write it."
         ) from error
-    pairs = (line.strip().split(maxsplit=1) for line in lines)
-    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in pairs]
+    split = (line.strip().split(maxsplit=1) for line in lines)
+    pairs = [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
+    _refuse_second_line(file, pairs)
+    return pairs
+
+
+def _refuse_second_line(file: Path, pairs: list[tuple[str, str]]) -> None:
+    first: dict[str, int] = {}
+    for number, (key, _) in enumerate(pairs, start=1):
+        if key and first.setdefault(key, number) != number:
+            raise SbkitError(
+                f"Each line of {file} must be of another utterance, but lines {first[key]} and "
+                f"{number} are both of {printable(key)}. Remove one of them."
+            )
 
 
 def _refuse_commands(file: Path, audio: list[tuple[str, str]]) -> None:

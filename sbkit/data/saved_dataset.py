@@ -38,6 +38,7 @@ def read_saved_dataset(source: Path) -> Table:
         )
     if source.is_dir():
         _refuse_strange_files(source)
+    datasets.disable_progress_bars()
     try:
         read = datasets.Dataset.from_parquet if source.is_file() else datasets.load_from_disk
         dataset = read(str(source)).with_format("arrow")  # as stored: no column is decoded
@@ -53,7 +54,8 @@ def read_saved_dataset(source: Path) -> Table:
             f"{source} must be a dataset that `datasets` reads, but fails "
             f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
         ) from error
-    return Table(source / "data", tuple(dataset.column_names), rows)
+    within = source / "data" if source.is_dir() else source  # paths are relative to its folder
+    return Table(within, tuple(dataset.column_names), rows)
 
 
 def _refuse_strange_files(source: Path) -> None:

@@ -66,9 +66,17 @@ def manifest_units(manifest: Manifest, options: ShardOptions) -> list[Unit]:
     for number, chosen in enumerate(np.array_split(order, shards)):
         bad = manifest.bad_rows if number == 0 else ()
         some = _take(clips, chosen)
-        content = zip(some.ids, some.paths, (facts[row] for row in chosen.tolist()), strict=True)
-        units.append(Unit(options.key(bad, *content), _Listed(some, bad), cut=False))
+        key = options.key(bad, *_content(some, [facts[row] for row in chosen.tolist()]))
+        units.append(Unit(key, _Listed(some, bad), cut=False))
     return units
+
+
+def _content(clips: Clips, facts: Sequence[tuple[int, int]]) -> Iterator[object]:
+    """Yield all that a shard says of its clips: another transcript makes another shard."""
+    names = clips.columns.column_names
+    yield names
+    values = (clips.columns[name].to_pylist() for name in names)
+    yield from zip(clips.ids, clips.paths, facts, clips.sentences, *values, strict=True)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import naming
 
 STANDARD_INPUT = "-"
 SUFFIXES = (
@@ -39,8 +40,9 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
     """
     with NamedTemporaryFile(prefix="sbkit-input-") as spool:
         if STANDARD_INPUT in arguments:
-            shutil.copyfileobj(sys.stdin.buffer, spool)
-            spool.flush()
+            with naming(Path(spool.name)):
+                shutil.copyfileobj(sys.stdin.buffer, spool)
+                spool.flush()
         yield [
             each
             for argument in arguments

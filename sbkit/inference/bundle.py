@@ -39,7 +39,7 @@ from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.heard import Heard
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.normalize import normalize
+from sbkit.text.normalize import normalize, separates_words
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.word import Word
 
@@ -180,7 +180,8 @@ class Bundle:
     def with_hotwords(self, named: str | None) -> "Bundle":
         """Return the bundle with phrases to expect: a file of them, or a list with commas.
 
-        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``.
+        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``,
+        and what its language has no spaces for on standard error.
 
         Raises:
             SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
@@ -202,6 +203,12 @@ class Bundle:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{printable(named)[:100]} has none. Correct the list."
+            )
+        if not separates_words(self.config.language or "und"):
+            print(
+                f"note: a hotword counts from one space to the next, which {self.config.language} "
+                "does not write between words: only one that stands alone is expected.",
+                file=sys.stderr,
             )
         decoder = self.decoder.with_hotwords(found.phrases)
         return replace(self, decoder=decoder, refused_hotwords=found.refused)

@@ -116,6 +116,8 @@ class _Writer:
 
     def write_all(self, results: "Iterable[Transcript | SbkitError]") -> int:
         """Write what is found in each file, and the errors of those in which nothing is."""
+        from sbkit.base.files import write_text_atomically
+
         code = 0
         for result in results:
             if isinstance(result, SbkitError):
@@ -125,7 +127,7 @@ class _Writer:
                 print(self._text(result), flush=True)
             else:
                 file = self._out / self._name(str(result.file))
-                file.write_text(self._text(result) + "\n", encoding="utf-8")
+                write_text_atomically(file, self._text(result) + "\n")
         return code
 
     def _name(self, source: str) -> str:

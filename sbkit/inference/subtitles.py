@@ -5,9 +5,9 @@ two lines of 42 characters, from five sixths of a second to seven seconds.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from math import ceil, inf
 from textwrap import wrap
 
 from sbkit.text.word import Word
@@ -40,7 +40,7 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
 def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
     """Cut words into subtitles by width, duration and pauses."""
     cue: list[Word] = []
-    for word in words:
+    for word in chain.from_iterable(map(_fitting, words)):
         if cue and (
             len(_lines([*cue, word])) > LINES
             or word.end - cue[0].start > LONGEST
@@ -51,6 +51,18 @@ def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
         cue.append(word)
     if cue:
         yield cue
+
+
+def _fitting(word: Word) -> Iterator[Word]:
+    """Cut what no subtitle can hold, by its letters: without spaces a sentence is one word."""
+    seconds, letters = word.end - word.start, len(word.text)
+    if letters <= WIDTH // 2:
+        yield word
+        return
+    parts = max(ceil(letters / WIDTH), ceil(seconds / LONGEST))
+    for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
+        begin, after = (word.start + seconds * place / letters for place in (first, end))
+        yield replace(word, text=word.text[first:end], start=begin, end=after)
 
 
 def to_srt(words: Sequence[Word]) -> str:

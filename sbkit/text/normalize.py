@@ -79,6 +79,11 @@ def orthography(language: str) -> Orthography:
     return ORTHOGRAPHIES.get(primary(language), ANY_LANGUAGE)
 
 
+def separates_words(language: str) -> bool:
+    """Return whether a language writes spaces between its words."""
+    return primary(language) not in _UNSPACED
+
+
 def describe_normalizer(language: str) -> str:
     """Return a line that says which table a language has, and what becomes of its texts."""
     name, table = primary(language), orthography(language)
@@ -90,7 +95,7 @@ def describe_normalizer(language: str) -> str:
     else:
         line = f"general text table, as {name} has none of its own: lower case, letters of all"
         line += " scripts, no punctuation"
-    if name in _UNSPACED:
+    if not separates_words(language):
         line += "; words are not separated, so read CER, not WER"
     return line
 

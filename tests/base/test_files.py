@@ -21,7 +21,7 @@ from sbkit.base.files import (
 
 
 def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "hello.txt"
+    path = tmp_path / ("語" * 83 + ".txt")  # a name of 253 bytes
     for text in ("first, and longer\n", "grüß dich, 日本\n"):
         write_text_atomically(path, text)
         assert path.read_bytes() == text.encode()

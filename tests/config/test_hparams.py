@@ -237,6 +237,7 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("a: [1\nb: 2", ":2 must be valid YAML"),
         ("a: 1\na: 2", 'duplicate key "a"'),
         ("\ta: 1", ":1 must be valid YAML"),
+        ("\ta: 1", "cannot start any token. Indent it with spaces."),
         ("a: *none", "undefined alias"),
         ("- 1", "must consist of `key: value` lines"),
         ("", "there is nothing"),

@@ -104,6 +104,17 @@ def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenize
     assert tokenizer.vocabulary.unk in TextCollate(tokenizer)([row]).tokens
 
 
+def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path: Path) -> None:
+    texts = ["今天", "回家了"]
+    file = tmp_path / "tokenizer.model"
+    tokenizer = ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+    rows = (Utterance(f"clip{n}", text, text, "ann", 4, b"\0" * 8) for n, text in enumerate(texts))
+    joined = UtteranceDataset(make_store(rows)).__getitems__([Example((0, 1), 8)])
+    batch = TextCollate(tokenizer)(joined)
+    assert batch.tokens.tolist() == [tokenizer.encode("今天回家了")]
+    assert tokenizer.vocabulary.unk not in batch.tokens
+
+
 def test_an_id_outside_the_labels_is_refused(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     tokenizer.vocabulary = Vocabulary(size=6)
     with pytest.raises(SbkitError, match=r"from 0 to 5 .* but clip3 holds \d+"):

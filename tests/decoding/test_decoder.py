@@ -9,12 +9,15 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
     Declared,
+    LanguageModels,
     ensure_language_models,
     is_arpa,
     load_language_models,
+    to_pieces,
     unknown_share,
 )
 from sbkit.decoding.tune import Heard, tune, used_weights
@@ -51,12 +54,12 @@ def trained(folder: Path, tokenizer: Tokenizer, *, words: int = 2, tokens: int =
     return file
 
 
-def misheard(tokenizer: Tokenizer, count: int = 12) -> list[Heard]:
+def misheard(tokenizer: Tokenizer, count: int = 12, texts: Sequence[str] = TEXTS) -> list[Heard]:
     """Say the texts with two letters in each that sound more like another."""
     random = np.random.default_rng(0)
     letters = "acdefhilmnorst"
     found = []
-    for text in TEXTS[:count]:
+    for text in texts[:count]:
         places = [place for place, letter in enumerate(text) if letter != " "]
         other = {int(p): str(random.choice(list(letters))) for p in random.choice(places, 2)}
         found.append(Heard(spoken(tokenizer, text, other), text))
@@ -80,6 +83,23 @@ def test_chosen_weights_make_fewer_errors_than_none(tmp_path: Path, tokenizer: T
     assert tuned.plain()["utterances"] == 12
 
 
+def test_a_model_that_knows_no_word_takes_no_part_where_it_misleads(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """In a language without spaces each sentence is a word, and the model knows others."""
+    unspaced = [text.replace(" ", "") for text in TEXTS]
+    heard = misheard(tokenizer, 6, unspaced)
+    blank = tokenizer.vocabulary.blank
+    wrong = [tokenizer.decode(best_tokens(each.log_probs, blank)) for each in heard]
+    words = train(map(str.split, wrong), order=2).model
+    tokens = train((to_pieces(text, tokenizer) for text in unspaced), order=3).model
+    models = LanguageModels(words, tokens)
+    tuned = tune(BeamDecoder(tokenizer=tokenizer, language_models=models), heard)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=tuned.weights)
+    assert tuned.weights.word == 0
+    assert set(used_weights(decoder)) == {"token", "token_bonus"}
+
+
 def test_ranks_that_share_a_set_choose_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """What one rank would find of all, two find of their halves, with the sums of both."""
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
@@ -89,11 +109,11 @@ def test_ranks_that_share_a_set_choose_alike(tmp_path: Path, tokenizer: Tokenize
 
     def note(scores: Sequence[Scores]) -> list[Scores]:
         """Keep what the other rank has found with the weights that are tried."""
-        other[:] = other or scores
+        other[:] = scores if len(scores) > 1 else other
         return list(scores)
 
     def add(own: Sequence[Scores]) -> list[Scores]:
-        if len(own) == 1:  # the errors with the weights that were chosen
+        if len(own) == 1:  # unknown words, and the errors with the weights that were chosen
             return list(own)
         return [a + b for a, b in zip(own, other, strict=True)]
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference import bundle as bundles
 from sbkit.inference.bundle import Bundle, load_bundle
@@ -41,6 +44,19 @@ def test_a_bundle_that_is_as_it_says_is_loaded(bundle: Path) -> None:
     assert isinstance(loaded.transcribe([np.zeros(8000, np.int16)])[0], str)
     with pytest.raises(SbkitError, match="must have a bundle of a classifier"):
         loaded.require_labels()
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_what_hotwords_cannot_do_without_spaces_is_said(
+    bundle: Path, language: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_config(bundle, lambda all_: all_.update(language=language))
+    loaded = load_bundle(bundle)
+    models = LanguageModels(words=None, tokens=None)
+    decoder = BeamDecoder(tokenizer=loaded.require_asr(), language_models=models)
+    replace(loaded, decoder=decoder).with_hotwords("fox")
+    said = "which ja does not write between words" in capsys.readouterr().err
+    assert said == (language == "ja")
 
 
 def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:

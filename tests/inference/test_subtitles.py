@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sbkit.inference.subtitles import cues, to_srt, to_vtt
+from sbkit.inference.subtitles import cues, subtitles, to_srt, to_vtt
 from sbkit.text.word import Word
 
 
@@ -32,6 +32,15 @@ def test_no_word_is_lost_and_no_cue_too_large(count: int, each: float) -> None:
 def test_a_pause_begins_a_cue() -> None:
     words = spoken(("one", 0.0, 0.5), ("two", 0.9, 1.2), ("three", 2.5, 3.0))
     assert [[word.text for word in cue] for cue in cues(words)] == [["one", "two"], ["three"]]
+
+
+def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 120)))
+    found = [*subtitles([Word(text, 1.0, 25.0)])]
+    assert "".join(line for each in found for line in each.lines) == text
+    assert len(found) == 4
+    assert (found[0].start, found[-1].end) == (1.0, 25.0)
+    assert all(each.end - each.start <= 7.0 and len(each.lines) <= 2 for each in found)
 
 
 def test_subrip_and_webvtt() -> None:

@@ -163,6 +163,7 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     [
         ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit runs none"),
         ({"wav": "u1 a.wav\n"}, "must have text in UTF-8"),
+        ({"wav": "u1 a.wav", "text": "u1 hi\nu2 hm\nu1 no"}, "lines 1 and 3 are both of u1"),
         ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "segments cuts them"),
     ],
 )
@@ -181,6 +182,20 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     (clip,) = corpus_of(knobs).read(knobs, "train").clips
     assert clip.path == tmp_path / "a.wav"
     assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
+
+
+@pytest.mark.parametrize("source", ["saved", "rows.parquet"])
+def test_relative_paths_are_relative_to_the_folder(
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / source
+    dataset = datasets.Dataset.from_dict({"path": ["clips/a.wav"], "text": ["hi"]})
+    dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
+    capfd.readouterr()
+    knobs = {"manifest": {"train": str(file)}, "language": "en"}
+    (clip,) = corpus_of(knobs).read(knobs, "train").clips
+    assert clip.path == (tmp_path if file.suffix else file) / "clips/a.wav"
+    assert not capfd.readouterr().err
 
 
 def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:

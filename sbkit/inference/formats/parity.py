@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.printable import printable
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.grid import Grid, noise
@@ -75,7 +76,8 @@ class Agreement:
 class Comparison:
     """A candidate beside the trained model: on the grid, and on held-out clips.
 
-    errors, trained: by decoder; other_words: transcripts that are others.
+    errors, trained: by decoder; other_words: transcripts that are others; failure: what the
+    candidate raised, after which it is asked no more.
     """
 
     candidate: Candidate
@@ -84,9 +86,23 @@ class Comparison:
     errors: dict[str, Scores] = field(default_factory=dict)
     trained: dict[str, Scores] = field(default_factory=dict)
     other_words: int = 0
+    failure: str = ""
+
+    def run(self, audio: Floats, lengths: Counts, what: str) -> LogProbs | None:
+        """Run the candidate; None where it fails, as the graph of an LSTM does at other lengths."""
+        if self.failure:
+            return None
+        try:
+            return self.candidate.log_probs(audio, lengths)
+        except Exception as error:  # parts may be anybody's, and so may what a runtime raises
+            reason = f"{type(error).__name__}: {printable(str(error))[:300]}"
+            self.failure = f"it must run on {what}, but raised {reason}"
+            return None
 
     def reasons(self) -> list[str]:
         """Say which limits are missed."""
+        if self.failure:
+            return [self.failure]
         limits, found = self.candidate.limits, []
         for agreement in (self.grid, self.clips):
             worst = agreement.largest_difference
@@ -131,16 +147,18 @@ def compare(
     for case in grid.cases(_speech(held_out, rate), rate):
         expected = trained(case.audio, case.lengths)
         for each in compared:
-            found = each.candidate.log_probs(case.audio, case.lengths)
-            each.grid.add(expected, found, blank=blank, what=case.what)
+            found = each.run(case.audio, case.lengths, case.what)
+            if found is not None:
+                each.grid.add(expected, found, blank=blank, what=case.what)
     for clips in held_out.batches() if held_out else ():
         audio, lengths = _as_batch(clips)
-        expected = trained(audio, lengths)
+        expected, what = trained(audio, lengths), f"{len(audio)} held-out clips"
         hypotheses = _texts(bundle, expected)
         for each in compared:
-            found = each.candidate.log_probs(audio, lengths)
-            each.clips.add(expected, found, blank=blank, what=f"{len(audio)} held-out clips")
-            _score(each, bundle, clips, hypotheses, found)
+            found = each.run(audio, lengths, what)
+            if found is not None:
+                each.clips.add(expected, found, blank=blank, what=what)
+                _score(each, bundle, clips, hypotheses, found)
     return compared
 
 

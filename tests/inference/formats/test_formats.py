@@ -55,6 +55,27 @@ def off_by(difference: float) -> Callable[[Source, Path], Sequence[Candidate]]:
     return write
 
 
+def at_one_length(source: Source, folder: Path) -> Sequence[Candidate]:
+    """Write a format that runs at no other length, as the graph of an LSTM may."""
+
+    def log_probs(audio: Any, lengths: Any) -> LogProbs:
+        raise AssertionError("Guard failed: audio.size()[1] == 16000")
+
+    (folder / "model.onnx").touch()
+    return [Candidate(name="fp32", files=["model.onnx"], limits=EXACT, log_probs=log_probs)]
+
+
+def test_a_format_that_does_not_run_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(write, "WRITERS", {"onnx": at_one_length})
+    out = tmp_path / "bundle"
+    assert sbkit(["export", str(run), "--out", str(out), "--formats", "onnx"]) == 1
+    assert "but raised AssertionError: Guard failed" in capsys.readouterr().err
+    assert not (out / "onnx" / "model.onnx").exists()
+    assert load_bundle(out)
+
+
 @pytest.mark.parametrize(("difference", "kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
 def test_a_format_beyond_its_limits_is_not_written(
     run: Path,
