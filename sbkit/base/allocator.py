@@ -14,6 +14,7 @@ model; alternating rounds, November 2026):
 
 import ctypes
 import os
+from contextlib import suppress
 from typing import Any
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
@@ -56,3 +57,9 @@ def _grow_in_large_pages(glibc: Any) -> None:
     if first < end:
         size = ctypes.c_size_t(end - first)
         glibc.madvise(ctypes.c_void_p(first), size, MADV_HUGEPAGE)  # no harm where it is refused
+
+
+def return_freed_memory() -> None:
+    """Return free memory to the system, where there is glibc, which keeps some of it."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

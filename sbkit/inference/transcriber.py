@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
+from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
@@ -193,6 +194,7 @@ class Transcriber:
         opened = _Open()
         for pool in _pools(self._parts(sources), self._bundle.config.sample_rate):
             rows = self._score(pool)
+            return_freed_memory()
             for place, part in enumerate(pool):
                 self._advance(opened, part, rows.get(place))
                 if part.piece is not None and on_seconds is not None:

@@ -25,7 +25,7 @@ UNKNOWN, BEGIN, END = 0, 1, 2  # ids
 SPECIAL = ("<unk>", "<s>", "</s>")  # by id
 BLANKS = frozenset(" \t\n\r\v\f\0")  # what separates words in a text or an ARPA file
 LARGEST_ORDER = 10
-REMEMBERED = 1 << 18  # answers, of about 400 bytes each
+REMEMBERED = 1 << 17  # answers, of about 400 bytes each
 
 
 @dataclass(frozen=True, eq=False)
