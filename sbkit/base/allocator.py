@@ -15,6 +15,7 @@ model; alternating rounds, November 2026):
 import ctypes
 import os
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
@@ -37,7 +38,7 @@ def keep_freed_memory() -> bool:
     if any(name in os.environ for name in VARIABLES):
         return False
     try:
-        glibc: Any = ctypes.CDLL(None)
+        glibc = _glibc()
         options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
         if not all(glibc.mallopt(option, value) for option, value in options):
             return False
@@ -62,4 +63,9 @@ def _grow_in_large_pages(glibc: Any) -> None:
 def return_freed_memory() -> None:
     """Return free memory to the system, where there is glibc, which keeps some of it."""
     with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        _glibc().malloc_trim(0)
+
+
+@cache
+def _glibc() -> Any:
+    return ctypes.CDLL(None)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.inference.device_guard import keep_device_guard
 from sbkit.train.compiling import find_blocks, require_compiler
 
 MODES = ("default", "reduce-overhead")
@@ -62,8 +63,7 @@ class CompiledBlocks:
         """Compile nothing yet: torch does when a block is called first.
 
         Raises:
-            SbkitError: there is no such mode, or no compiler for the device, or the process has
-                compiled a model already.
+            SbkitError: there is no such mode, or no compiler for the device.
         """
         if compilation.mode not in MODES:
             raise SbkitError(
@@ -72,8 +72,8 @@ class CompiledBlocks:
             )
         if compilation.backend == "inductor":
             require_compiler(device)
-            claim_compiler()
             own_cuda_graphs()
+        keep_device_guard()
         self._compilation, self._is_warm = compilation, False
         self.fallbacks = 0
         options = {"mode": compilation.mode} if compilation.backend == "inductor" else {}
@@ -127,23 +127,6 @@ class CompiledBlocks:
         self.fallbacks += 1
         with torch.compiler.set_stance("force_eager"):
             return run()
-
-
-_compiled = threading.Event()  # whether this process has a compiled model
-
-
-def claim_compiler() -> None:
-    """Refuse a second compiled model: torch 2.11 ended in a segmentation fault over some.
-
-    Raises:
-        SbkitError: this process has made one.
-    """
-    if _compiled.is_set():
-        raise SbkitError(
-            "A process must have one compiled model, but this one has made another before, and "
-            "torch may crash over a second. Share its Transcriber, or start another process."
-        )
-    _compiled.set()
 
 
 def own_cuda_graphs() -> None:

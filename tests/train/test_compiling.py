@@ -67,12 +67,13 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
 def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     plain, before = train()
     assert before[-1] == 0
-    # In a process of its own: after other tests, torch 2.11's tracer ended in a segmentation fault.
+    # In a process of its own: what is forked after it, as by tests/attacks, cannot train.
     with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
         compiled, graphs = fresh.submit(train, compile=True).result()
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert plain[-1] < plain[0]
-    assert 0 < graphs[0] == graphs[-1]  # nothing is compiled again
+    assert graphs[0] > 0
+    assert graphs[len(SHAPES) - 1] == graphs[-1]  # nothing is compiled again
 
 
 def test_what_is_compiled() -> None:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.inference.device_guard import keep_device_guard
 from sbkit.inference.formats.quiet import quietly
 from sbkit.models.asr import AsrModel
 
@@ -58,6 +59,7 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
     Raises SbkitError when it cannot be traced, or only for the sizes of the example.
     """
     free: tuple[Any, Any] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    keep_device_guard()
     with torch.no_grad(), quietly():
         module(*example)  # measures what is measured once, and fills caches with real tensors
         try:
