@@ -194,7 +194,6 @@ class Transcriber:
         opened = _Open()
         for pool in _pools(self._parts(sources), self._bundle.config.sample_rate):
             rows = self._score(pool)
-            return_freed_memory()
             for place, part in enumerate(pool):
                 self._advance(opened, part, rows.get(place))
                 if part.piece is not None and on_seconds is not None:
@@ -320,6 +319,7 @@ def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
         left -= len(part.piece.samples) if part.piece else sample_rate
         if left <= 0:
             yield pool
+            return_freed_memory()  # not after short audio: many threads transcribe clip by clip
             pool, left = [], most
     if pool:
         yield pool
