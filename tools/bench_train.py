@@ -44,6 +44,7 @@ JOINT = {  # of that YAML: the joint model of 2.8 million parameters
     "batch_seconds": 60.0,
     "number_of_epochs": 11,  # of a corpus that lists every clip eight times
 }
+LONGEST = 6  # times that the other side may take to a dev CER, of the first one's
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
@@ -134,7 +135,7 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
                     print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
         print(table(sides))
         if options.to_cer is not None:
-            race(sides, options)
+            race(sides, options.to_cer, options.seconds)
     finally:
         for side in sides:
             side.close()
@@ -171,19 +172,27 @@ def peak_of(device: str) -> float | None:
     return next(found, None)
 
 
-def race(sides: Sequence[Side], options: argparse.Namespace) -> None:
-    """Train on in turns, until each side's dev CER is below the limit; print its seconds."""
-    seconds = {side.name: sum(each["seconds"] for each in side.rounds) for side in sides}
-    left = list(sides)
-    while left:
-        for side in list(left):
-            seconds[side.name] += side.ask(seconds=options.seconds)["seconds"]
+def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
+    """Train the first side and the fastest other one on in turns of so many seconds.
+
+    Ends when both have a dev CER below the limit, or the other one has had LONGEST times as long.
+    """
+    racers = [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]
+    took = [sum(each["seconds"] for each in side.rounds) for side in racers]
+    done = [False for _ in racers]
+    while not all(done):
+        for place, side in enumerate(racers):
+            if done[place]:
+                continue
+            took[place] += side.ask(seconds=seconds)["seconds"]
             cer = side.ask(evaluate=1)["cer"]
-            print(f"{side.name}: dev CER {cer:.3f} after {seconds[side.name]:.0f} s", flush=True)
-            if cer < options.to_cer:
-                left.remove(side)
-    first, *others = seconds.values()
-    print(f"to dev CER {options.to_cer}: {min(others) / first:.1f} times as fast", flush=True)
+            done[place] = cer < limit
+            print(f"{side.name}: dev CER {cer:.3f} after {took[place]:.0f} s", flush=True)
+        if done[0] and took[-1] > LONGEST * took[0]:
+            print(f"{racers[-1].name}: {LONGEST} times as long, and given up", flush=True)
+            break
+    if len(racers) > 1:
+        print(f"to dev CER {limit}: {took[1] / took[0]:.1f} times as fast", flush=True)
 
 
 # -- one side ----------------------------------------------------------------------------------
