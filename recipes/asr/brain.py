@@ -21,7 +21,7 @@ from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.word_reader import WordReader
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates

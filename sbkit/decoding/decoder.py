@@ -17,7 +17,7 @@ from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, LogProbs
 from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbkit.base.optional import require_package
 from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 
 BEAM, MOST_ACTIVE = 16.0, 3000  # cost, states of a frame; sherpa-onnx has the same
 

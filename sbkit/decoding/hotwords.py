@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
 
 # Natural logarithms: a phrase is likelier to be said than any other text by so much. What fits by

@@ -19,7 +19,7 @@ from sbkit.decoding.confidence import (
     features_of_language,
 )
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.scorer import LanguageModel
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.word_offsets import WordOffsets

@@ -32,7 +32,7 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.language_models import load_language_models
 from sbkit.decoding.scorer import LanguageModel
 from sbkit.decoding.word_reader import WordReader

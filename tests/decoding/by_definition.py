@@ -15,7 +15,7 @@ from sbkit.decoding.spelling import Spelling
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
 PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on
-SETTINGS = BeamSettings(vocab_size=4, beam_size=None)
+SETTINGS = BeamSettings(vocab_size=4, beam_size=1 << 20)  # as good as without bounds
 BEAM_OF_16 = BeamSettings(vocab_size=4, beam_size=16)
 
 

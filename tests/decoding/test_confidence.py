@@ -15,7 +15,7 @@ from sbkit.decoding.confidence import (
     features_of_language,
 )
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.decoding.word_reader import WordReader
 from sbkit.lm.kneser_ney import train

@@ -14,7 +14,7 @@ from sbkit.decoding.hotwords import (
     reward_phrases,
     spellable,
 )
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
 
