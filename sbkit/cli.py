@@ -354,15 +354,16 @@ def _classify(options: argparse.Namespace) -> int:
 
 
 def _train_lm(options: argparse.Namespace) -> int:
-    from sbkit.decoding.lm_command import WantedModel, train_texts
+    from sbkit.decoding.language_models import train_texts
 
-    wanted = WantedModel(
+    said = train_texts(
+        options.texts,
         order=options.order,
         language=options.language,
         tokenizer=options.tokenizer,
         out=options.out,
     )
-    print(train_texts(options.texts, wanted))
+    print(said)
     return 0
 
 

@@ -21,7 +21,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
-from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log

@@ -20,9 +20,9 @@ from sbkit.decoding.confidence import (
 )
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.scorer import LanguageModel
+from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -51,7 +51,7 @@ class WordReader:
     samples_per_frame: int
     sample_rate: int
     offsets: WordOffsets = field(default_factory=WordOffsets)
-    lm: LanguageModel | None = None
+    lm: NgramModel | None = None
     confidence: Confidence | None = None
     unjudged: frozenset[str] = frozenset()
 

@@ -30,11 +30,11 @@ from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
+from sbkit.decoding.decoder import best_tokens
+from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.scorer import LanguageModel
+from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.heard import Heard
@@ -79,7 +79,7 @@ class Bundle:
     model: Any
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
-    lm: LanguageModel | None = None
+    lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
@@ -340,7 +340,7 @@ def _load_decoder(
 
 def _words_of(
     config: BundleConfig, decoder: BeamDecoder | None, folder: Path
-) -> LanguageModel | None:
+) -> NgramModel | None:
     """Return the language model of words; refuse confidences that ask for one without it."""
     words = None if decoder is None else decoder.language_models.words
     if words is None and any(each.needs_language_model for each in config.confidence.values()):

@@ -10,7 +10,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.plain import Plain, refuse_bomb
 
 FORMAT = 2

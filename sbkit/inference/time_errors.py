@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import change_config
 from sbkit.inference.score import Wanted, prepare_source, score_rows

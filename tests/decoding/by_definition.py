@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.frames import BeamSettings
-from sbkit.decoding.scorer import LanguageModel
+from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.spelling import Spelling
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
@@ -107,7 +107,7 @@ def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
     return "".join(pieces[token] for token in tokens).replace("▁", " ").split()
 
 
-def sentence_log_prob(model: LanguageModel, words: Sequence[str]) -> float:
+def sentence_log_prob(model: "NgramModel | RandomModel", words: Sequence[str]) -> float:
     total, state = 0.0, model.start
     for word in [model.id_of(word) for word in words] + [2]:
         log_prob, state = model.score(state, word)

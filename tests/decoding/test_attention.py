@@ -17,7 +17,7 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import NoScorer, Scorer
-from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.scorer import TokenScorer
 from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.loss import attention_loss

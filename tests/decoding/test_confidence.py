@@ -16,7 +16,7 @@ from sbkit.decoding.confidence import (
 )
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.word_reader import WordReader
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer

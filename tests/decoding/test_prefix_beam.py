@@ -12,7 +12,7 @@ from sbkit.decoding.frames import BeamSettings, make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
 from sbkit.decoding.scorer import NoScorer, Scorer, SumOfScorers
-from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from tests.decoding.by_definition import (
     BEAM_OF_16,
@@ -58,13 +58,12 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
         word_bonus=0.5,
         unknown_word_score=-1.5,
         added_words=["bb"],
-        added_word_score=-0.3,
     )
 
     def definition(tokens: Sequence[int]) -> float:
         words = words_of(tokens, pieces)
         prices = [
-            0.5 + (word == "bb") * -0.3 + (word not in (*WORDS, "bb")) * -1.5 for word in words
+            0.5 + (word not in (*WORDS, "bb")) * -1.5 for word in words
         ]
         return 0.8 * sentence_log_prob(model, words) + sum(prices)
 

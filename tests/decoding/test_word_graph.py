@@ -15,7 +15,7 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.word_graph import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import Heard, tune, used_weights

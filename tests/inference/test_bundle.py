@@ -19,7 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.decoding.confidence import Confidence
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.decoder import best_tokens
 from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference import bundle as bundles

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.config import MODEL_CLASSES, BundleConfig

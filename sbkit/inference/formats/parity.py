@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.printable import printable
+from sbkit.decoding.decoder import best_tokens
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.grid import Grid, noise
@@ -24,7 +24,6 @@ from sbkit.inference.formats.source import Source, trained_log_probs
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.whole_clips import WholeClips
 from sbkit.logs.wer_report import error_figures
-from sbkit.models.decoding import greedy
 from sbkit.text.wer import Scores, count_errors
 
 SPEECH_SECONDS = 60  # of the held-out clips that the grid is cut from
@@ -193,19 +192,23 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
 
 def tokens(found: LogProbs, blank: int) -> list[list[int]]:
     """Decode greedily."""
-    return greedy(torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths), blank)
+    return [best_tokens(row, blank) for row in _rows(found)]
+
+
+def _rows(found: LogProbs) -> list[Floats]:
+    pairs = zip(found.log_probs, found.lengths.tolist(), strict=True)
+    return [row[:frames] for row, frames in pairs]
 
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
     """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
-    tokenizer = bundle.require_asr()
+    tokenizer, decoder = bundle.require_asr(), bundle.decoder
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
-    if bundle.decoder is not None:
-        kind, attends = bundle.decoder.kind, bundle.decoder.attention is not None
-        name = f"{kind} of CTC alone" if attends else kind
-        best[name] = bundle.decoder.with_attention(None).decode(
-            torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
-        )
+    if decoder is not None:
+        name = decoder.kind
+        if decoder.attention is not None:
+            name, decoder = f"{name} of CTC alone", decoder.with_attention(None)
+        best[name] = [list(decoder.nbest(row)[0].tokens) for row in _rows(found)]
     return {name: [tokenizer.decode(ids) for ids in each] for name, each in best.items()}
 
 

@@ -25,7 +25,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.decoding.graph_search import MOST_ACTIVE, GraphSearch
+from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import (
     EXACT,

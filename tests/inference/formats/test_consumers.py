@@ -27,7 +27,7 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.word_graph import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import Wanted, export_run
