@@ -27,11 +27,12 @@ from sbkit.data.shard import (
     remove_unfinished,
     write_sealed,
 )
-from sbkit.data.shard_search import Outcome, ShardSearch
+from sbkit.data.fill import Outcome, ShardSearch
 from sbkit.logs.log import say
 
 CACHE_VERSION = 1  # raise it when the same clip would give other audio
 AUDIO_FOLDER = "audio"  # of the cache
+EMBEDDED_FOLDER = "embedded"  # of the cache: files that a dataset or an archive held itself
 READ_ONLY = (EACCES, EPERM, EROFS)
 
 

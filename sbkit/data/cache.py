@@ -12,11 +12,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.printable import printable
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.audio_cache import AUDIO_FOLDER
-from sbkit.data.embedded_audio import EMBEDDED_FOLDER
+from sbkit.data.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
-OLD_STORES = "stores"  # a store per split, as sbkit wrote them before audio was kept by clip
 DAY = 86_400  # seconds
 
 
@@ -49,11 +47,7 @@ class Entry:
 
 def list_entries(cache_folder: Path) -> list[Entry]:
     """List what is in the cache, the least recently used first."""
-    entries = [
-        *_audio_entries(cache_folder),
-        *_embedded_entries(cache_folder),
-        *_old_entries(cache_folder),
-    ]
+    entries = [*_audio_entries(cache_folder), *_embedded_entries(cache_folder)]
     return sorted(entries, key=lambda entry: entry.last_used)
 
 
@@ -82,11 +76,6 @@ def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
         yield Entry(folder, corpus, None, None, None, _size(folder), _time(folder))
 
 
-def _old_entries(cache_folder: Path) -> Iterator[Entry]:
-    for folder in _folders(cache_folder / OLD_STORES):
-        yield Entry(folder, None, None, None, None, _size(folder), _time(folder))
-
-
 def _folders(parent: Path) -> Iterator[Path]:
     """Yield the folders in a folder; a link may lead out of the cache, and is none."""
     if parent.is_dir() and not parent.is_symlink():
@@ -112,15 +101,13 @@ def find_prunable(
     Args:
         entries: what is in the cache.
         older_than: days; what was not used for so long is chosen.
-        unused: whether to choose what no corpus needs: its folder is gone, or it has the old form.
+        unused: whether to choose what no corpus needs, since its folder is gone.
     """
     chosen = []
     for entry in entries:
         days = (time.time() - entry.last_used) / DAY
         if unused and entry.is_orphan:
             chosen.append((entry, f"{printable(str(entry.corpus))} is gone"))
-        elif unused and entry.folder.parent.name == OLD_STORES:
-            chosen.append((entry, "of a form that is not read any more"))
         elif older_than is not None and days > older_than:
             chosen.append((entry, f"not used for {days:.0f} days"))
     return chosen
@@ -133,7 +120,7 @@ def remove(entry: Entry, cache_folder: Path) -> bool:
         SbkitError: the folder is not in the cache, or cannot be removed.
     """
     folder = entry.folder
-    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER, OLD_STORES)]
+    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER)]
     if folder.parent not in inside or folder.is_symlink():
         raise SbkitError(
             f"Only folders of {cache_folder} may be removed, but {folder} is not one. Remove it "

@@ -35,7 +35,7 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
 from sbkit.data.columns import sample_counts, shard_numbers
 from sbkit.data.manifest import BadRow, Manifest
-from sbkit.data.new_shard import NewShard
+from sbkit.data.write_shards import NewShard
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard_units import ShardOptions
@@ -306,7 +306,7 @@ def test_the_tasks_of_an_array_take_their_share_and_the_last_writes_the_index(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sbkit.data.new_shard import NewShard
+from sbkit.data.write_shards import NewShard
 from tests.data.test_shards import make_clips, write
 begin = NewShard.finish
 def finish(shard, *inputs, **options):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.report_page import write_data_report
+from sbkit.data.report import write_data_report
 from tests.browser import open_browser, require_quiet, visit
 from tests.data.test_report import make_splits
 from tests.logs.reports import HOSTILE, write_example
