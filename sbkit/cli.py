@@ -318,8 +318,11 @@ def _score(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
     from sbkit.inference.compare import compare_runs
-    from sbkit.inference.compare_page import write_comparison
-    from sbkit.inference.compare_report import comparison_figures, describe_comparison
+    from sbkit.inference.compare_report import (
+        comparison_figures,
+        describe_comparison,
+        write_comparison,
+    )
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
     if options.html is not None:

@@ -37,7 +37,7 @@ from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Heard
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.normalize import normalize, separates_words
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
@@ -112,8 +112,11 @@ class Bundle:
             SbkitError: a text is longer than its clip can hold.
         """
         encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
-        rows = zip(clips, self.model.log_probs(clips), texts, strict=True)
-        return [reader.read(row, encode(text), samples=len(clip)) for clip, row, text in rows]
+        rows = zip(clips, self.model.hear(clips), texts, strict=True)
+        return [
+            reader.read(heard.log_probs, encode(text), samples=len(clip))
+            for clip, heard, text in rows
+        ]
 
     def _attention(self, heard: Heard) -> AttentionDecoder | None:
         """Return the attention decoder of a clip, where it takes part."""

@@ -11,7 +11,6 @@ from sbkit.base.printable import printable
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.inference.plain import Plain, refuse_bomb
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
@@ -20,6 +19,9 @@ LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
 LARGEST_BEAM = 10_000
+DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
+
+Plain = Any  # what JSON can hold
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class _Fields:
 def _parse(content: bytes, of: str) -> dict[str, Any]:
     try:
         values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
-        refuse_bomb(values)
+        _refuse_bomb(values)
     except (ValueError, RecursionError) as error:
         why = "it is too deep" if isinstance(error, RecursionError) else printable(str(error))
         raise SbkitError(
@@ -141,6 +143,19 @@ def _parse(content: bytes, of: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SbkitError(f"{of} must hold a mapping, but is something else. Export it again.")
     return values
+
+
+def _refuse_bomb(plain: Plain) -> None:
+    """Refuse data that is deeper or larger than a model's description; raises ValueError."""
+    count, waiting = 0, [(plain, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > DEEPEST or count > MOST:
+            raise ValueError(f"it has more than {DEEPEST} levels or {MOST} values")
+        below = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting += [(each, depth + 1) for each in below]
 
 
 def _is_rate(value: Any) -> bool:

@@ -22,12 +22,12 @@ from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle import Bundle
-from sbkit.inference.effective import Effective
-from sbkit.inference.heard import Heard
-from sbkit.inference.joining import find_gap
-from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.model import Effective
+from sbkit.inference.model import Heard
+from sbkit.inference.pieces import find_gap
+from sbkit.inference.model import ModelThread
 from sbkit.inference.pieces import Cutter, Piece
-from sbkit.inference.running import fitting
+from sbkit.inference.model import fitting
 from sbkit.inference.runtimes import Wanted, open_model
 from sbkit.text.word import Word
 
@@ -89,13 +89,14 @@ class _Open:
 class Transcriber:
     """Transcribe files and arrays; made by `Transcriber.load`."""
 
-    def __init__(self, *, bundle: Bundle, thread: ModelThread, times: bool = True) -> None:
-        """Take a bundle whose model is that of the thread."""
-        self._bundle, self._thread, self._times = bundle, thread, times
+    def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
+        """Take a bundle whose model has a thread of its own."""
+        self._bundle, self._times = bundle, times
+        self._thread: ModelThread = bundle.model
         tokenizer = bundle.require_asr()
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
         self._silent = (tokenizer.vocabulary.blank, *spaces)
-        self.effective = thread.effective
+        self.effective = self._thread.effective
 
     @classmethod
     def load(
@@ -134,7 +135,7 @@ class Transcriber:
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
             _require_states(ready, runtime)
-            return cls(bundle=ready, thread=bundle.model, times=times)
+            return cls(bundle=ready, times=times)
         except BaseException:
             bundle.model.close()
             raise

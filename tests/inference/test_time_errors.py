@@ -18,7 +18,7 @@ from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Heard
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.inference.torch_model import TorchModel
 from sbkit.text.word import Word

@@ -15,7 +15,7 @@ from sbkit.logs.error_patterns import confusions, unknown_words
 from sbkit.logs.metric import Metric
 from sbkit.logs.panels import run_panels
 from sbkit.logs.report import ERROR_RATES, write_report
-from sbkit.logs.report_clips import read_clips
+from sbkit.logs.run_results import read_clips
 from sbkit.logs.report_rows import choose, compare_utterances
 from sbkit.logs.run_results import RunResults, read_results
 from sbkit.logs.svg import HEIGHT, WIDTH, draw_panel

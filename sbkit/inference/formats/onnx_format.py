@@ -11,8 +11,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
-from sbkit.inference.formats.quiet import quietly
-from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.traced import quietly
+from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.traced import shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
 

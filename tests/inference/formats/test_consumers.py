@@ -31,7 +31,7 @@ from sbkit.decoding.word_graph import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import Wanted, export_run
-from sbkit.inference.formats.grid import Grid
+from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
