@@ -89,18 +89,3 @@ def _side(scored: Scored, pairs: WordPairs) -> dict[str, Any]:
 def _time(word: Word) -> list[float | None]:
     confidence = None if word.confidence is None else round(word.confidence, 3)
     return [round(word.start, 3), round(word.end, 3), confidence]
-
-
-def confidences(utterance: Compared, run: int) -> list[tuple[float, bool]]:
-    """Return the confidence of each word that has one, and whether the word is right."""
-    heard = iter(utterance.runs[run].words)
-    words = [
-        (next(heard, None), said == recognized)
-        for said, recognized in utterance.pairs[run]
-        if recognized
-    ]
-    return [
-        (word.confidence, right)
-        for word, right in words
-        if word is not None and word.confidence is not None
-    ]
