@@ -61,14 +61,12 @@ class WordReader:
         tokens: Sequence[int],
         beam: Sequence[Hypothesis] = (),
         *,
-        samples: int | None = None,
+        samples: int,
     ) -> tuple[Word, ...]:
         """Align tokens with log-probabilities (U, V), and judge the words that they spell.
 
-        No word leaves the clip, of so many samples: None for those of its frames.
+        No word leaves the clip, of so many samples.
         """
-        if samples is None:
-            samples = len(log_probs) * self.samples_per_frame
         if self.confidence is None:
             return self._in_seconds(self._align(log_probs, tokens), samples)
         evidence = self.weigh(log_probs, tokens, beam)

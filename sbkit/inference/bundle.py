@@ -125,18 +125,12 @@ class Bundle:
         score = partial(self.model.decoder_log_probs, heard.states)
         return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
 
-    @property
-    def samples_per_frame(self) -> int:
-        """How many samples go by from one frame of CTC to the next."""
-        count: int = self.model.samples_per_frame
-        return count
-
     @cached_property
     def _reader(self) -> WordReader:
         """Make what aligns and judges the words of the bundle's decoder."""
         return WordReader(
             tokenizer=self.require_asr(),
-            samples_per_frame=self.samples_per_frame,
+            samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
             lm=self.lm,

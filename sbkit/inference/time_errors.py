@@ -109,7 +109,7 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
         raise SbkitError(
             f"Data must have words to fit offsets to, but {source} has none. Take other data."
         )
-    frame = samples_to_seconds(bundle.samples_per_frame, bundle.config.sample_rate)
+    frame = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     offsets = WordOffsets(*(round(median(each) / frame, 2) for each in (starts, ends)))
     change_config(folder, word_offsets=asdict(offsets))
     return offsets

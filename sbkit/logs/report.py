@@ -11,7 +11,7 @@ from typing import Any
 
 from sbkit.base.files import write_text_atomically
 from sbkit.logs.curves import encode_panel, overlay, run_panels
-from sbkit.logs.error_patterns import Confusion, UnknownWord, confusions, unknown_words
+from sbkit.logs.report_rows import Confusion, UnknownWord, confusions, unknown_words
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
 from sbkit.logs.report_rows import (

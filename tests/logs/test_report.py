@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.logs import report
 from sbkit.logs.accuracy_report import ACCURACY
 from sbkit.logs.curves import encode_panel, overlay, run_panels
-from sbkit.logs.error_patterns import confusions, unknown_words
+from sbkit.logs.report_rows import confusions, unknown_words
 from sbkit.logs.metric import Metric
 from sbkit.logs.report import ERROR_RATES, write_report
 from sbkit.logs.run_results import read_clips
