@@ -65,7 +65,7 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
             clips=sum(len(each.paths) for each in clips),
             seconds=sum(sum(each.samples) for each in clips) / (rate or SAMPLE_RATE),
             bytes=_size(folder),
-            last_used=_time(folder / CORPUS_FILE if facts else folder),
+            last_used=(folder / CORPUS_FILE if facts else folder).stat().st_mtime,
         )
 
 
@@ -73,7 +73,7 @@ def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
         corpus = Path(facts["folder"]) if "folder" in facts else None
-        yield Entry(folder, corpus, None, None, None, _size(folder), _time(folder))
+        yield Entry(folder, corpus, None, None, None, _size(folder), folder.stat().st_mtime)
 
 
 def _folders(parent: Path) -> Iterator[Path]:
@@ -87,10 +87,6 @@ def _folders(parent: Path) -> Iterator[Path]:
 def _size(folder: Path) -> int:
     files = (file for file in folder.rglob("*") if not file.is_symlink() and file.is_file())
     return sum(file.stat().st_size for file in files)
-
-
-def _time(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def find_prunable(

@@ -190,7 +190,7 @@ class _Filling:
                 raise self._full() from error
             raise
         finally:
-            writer.discard()
+            writer.audio.discard()
 
     def _new_writer(self) -> ShardWriter:
         return ShardWriter(self._place.folder, self._place.store)
@@ -202,7 +202,8 @@ class _Filling:
             return
         self._search.found[key] = decoded.audio
         if decoded.audio.reason not in ("missing", "unreachable"):
-            writer.add_unreadable(UnreadableClip(key, decoded.audio.reason, str(decoded.audio)))
+            bad = UnreadableClip(key, decoded.audio.reason, str(decoded.audio))
+            writer.unreadable.append(bad)
 
     def _require_room(self) -> None:
         """Foretell from the first clips what the others will take; raises SbkitError."""

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.prefix_beam import NOTHING
-from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, Scorer
+from sbkit.decoding.scorer import NOTHING, AutomatonState, LazyAutomaton, Scorer
 
 CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention
 HOPELESS = 10.0  # below the best that ended; what is longer only gets worse (as ESPnet has it)

@@ -12,9 +12,7 @@ from operator import attrgetter, itemgetter
 
 from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.scorer import Arc, AutomatonState, LazyAutomaton, NoScorer, Scorer
-
-NOTHING = NoScorer()
+from sbkit.decoding.scorer import NOTHING, Arc, AutomatonState, LazyAutomaton, Scorer
 
 
 class Prefix:

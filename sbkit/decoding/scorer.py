@@ -29,22 +29,6 @@ class Scorer(Protocol):
         """Return what the end of the audio adds."""
 
 
-class NoScorer:
-    """Add nothing."""
-
-    def start(self) -> Hashable:
-        """Return the only state."""
-        return None
-
-    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
-        """Return zero."""
-        return 0.0, None
-
-    def end(self, state: Any) -> float:
-        """Return zero."""
-        return 0.0
-
-
 class SumOfScorers:
     """Add up what several scorers add."""
 
@@ -67,6 +51,9 @@ class SumOfScorers:
     def end(self, state: Sequence[Any]) -> float:
         """Return the sum of their end scores."""
         return sum(scorer.end(each) for scorer, each in zip(self._scorers, state, strict=True))
+
+
+NOTHING = SumOfScorers(scorers=())
 
 
 Arc = tuple[float, Hashable]

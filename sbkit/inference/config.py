@@ -66,7 +66,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     read = _Fields(values, of)
     read("format", lambda value: value == FORMAT and type(value) is int, f"the number {FORMAT}")
     config = BundleConfig(
-        model_class=read("model_class", lambda value: value in MODEL_CLASSES, _one_of()),
+        model_class=read(
+            "model_class", lambda value: value in MODEL_CLASSES, " or ".join(MODEL_CLASSES)
+        ),
         sample_rate=read(
             "sample_rate", _is_rate, f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE}"
         ),
@@ -171,10 +173,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         raise ValueError("a key is there twice")
     return values
-
-
-def _one_of() -> str:
-    return f"one of {', '.join(MODEL_CLASSES)}"
 
 
 def _tuple(value: list[str] | None) -> tuple[str, ...] | None:

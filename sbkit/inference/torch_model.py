@@ -206,8 +206,9 @@ def load_model(
     weights = _parse_weights(content, file)
     for part in config.parts.values():
         refuse_unlisted(part, own=own, imports=config.imports)
+    largest = max((size for each in weights.values() for size in each.shape), default=0)
     with within_budget(weights):
-        model, features = build_model(config, vocabulary, own=own, largest=_largest(weights))
+        model, features = build_model(config, vocabulary, own=own, largest=largest)
     modules: nn.ModuleList = model.model
     refuse_other_model(weights, modules.state_dict(), of=str(folder))
     names = {name for name, _ in modules.named_parameters()}
@@ -276,10 +277,6 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
             f"{file} must be a safetensors file, but cannot be read "
             f"({printable(str(error))[:200]}). Export it again."
         ) from error
-
-
-def _largest(weights: Mapping[str, Tensor]) -> int:
-    return max((size for each in weights.values() for size in each.shape), default=0)
 
 
 def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:

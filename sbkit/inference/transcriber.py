@@ -162,10 +162,11 @@ class Transcriber:
         Raises:
             SbkitError: one of them cannot be read.
         """
+        rate = self._bundle.config.sample_rate
         sources = (
             self.file_source(each)
             if isinstance(each, Path | str)
-            else self.array_source(each, sample_rate)
+            else Source(None, partial(convert_array, each, sample_rate, rate))
             for each in audios
         )
         transcripts = []
@@ -179,11 +180,6 @@ class Transcriber:
         """Make a source of a file, which may go by another name."""
         rate = self._bundle.config.sample_rate
         return Source(name or str(path), partial(_read, path, rate, name))
-
-    def array_source(self, array: npt.NDArray[Any], sample_rate: int | None) -> Source:
-        """Make a source of an array, (S,) or (S, channels)."""
-        rate = self._bundle.config.sample_rate
-        return Source(None, partial(convert_array, array, sample_rate, rate))
 
     def stream(
         self, sources: Iterable[Source], *, on_seconds: Callable[[float], object] | None = None

@@ -16,7 +16,7 @@ from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.scorer import NoScorer, Scorer
+from sbkit.decoding.scorer import NOTHING, Scorer
 from sbkit.decoding.scorer import TokenScorer
 from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
@@ -63,7 +63,7 @@ def test_a_joint_beam_without_bounds_is_enumeration_and_with_16_nearly(
 ) -> None:
     monkeypatch.setattr(joint_beam, "HOPELESS", inf)
     model = random_model(CHARACTERS[1:], seed=1)
-    scorer: Scorer = NoScorer()
+    scorer: Scorer = NOTHING
     if has_lm:
         scorer = TokenScorer(
             lm=model, pieces=CHARACTERS, lm_weight=0.7, token_bonus=0.4, special=(0,)

@@ -11,7 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import BeamSettings, make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
-from sbkit.decoding.scorer import NoScorer, Scorer, SumOfScorers
+from sbkit.decoding.scorer import NOTHING, Scorer, SumOfScorers
 from sbkit.decoding.scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from tests.decoding.by_definition import (
@@ -34,7 +34,7 @@ WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
 
 def nothing(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
-    return NoScorer(), lambda tokens: 0.0
+    return NOTHING, lambda tokens: 0.0
 
 
 def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:

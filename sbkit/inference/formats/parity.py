@@ -7,7 +7,7 @@ clips: log-probabilities, best tokens, and error rates beside those of the train
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -91,39 +91,28 @@ class Agreement:
     largest_difference: float = 0.0
     where: str = ""
     utterances: int = 0
-    other_tokens: int = 0
+    utterances_with_other_tokens: int = 0
     frames: int = 0
-    same_frames: int = 0
+    frames_with_the_same_best_token: int = 0
 
     def add(self, expected: LogProbs, found: LogProbs, *, blank: int, what: str) -> None:
         """Compare a batch; other lengths are an infinite difference."""
         self.utterances += len(expected.lengths)
         if not np.array_equal(expected.lengths, found.lengths):
             self.largest_difference, self.where = float("inf"), f"{what}: other lengths"
-            self.other_tokens += len(expected.lengths)
+            self.utterances_with_other_tokens += len(expected.lengths)
             return
-        self.other_tokens += sum(
+        self.utterances_with_other_tokens += sum(
             one != two
             for one, two in zip(tokens(expected, blank), tokens(found, blank), strict=True)
         )
         for row, length in enumerate(expected.lengths):
             one, two = expected.log_probs[row, :length], found.log_probs[row, :length]
             self.frames += int(length)
-            self.same_frames += int((one.argmax(-1) == two.argmax(-1)).sum())
+            self.frames_with_the_same_best_token += int((one.argmax(-1) == two.argmax(-1)).sum())
             difference = float(np.abs(one - two).max(initial=0))
             if not difference <= self.largest_difference:  # NaN is none, either
                 self.largest_difference, self.where = difference, what
-
-    def figures(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "largest_difference": self.largest_difference,
-            "where": self.where,
-            "utterances": self.utterances,
-            "utterances_with_other_tokens": self.other_tokens,
-            "frames": self.frames,
-            "frames_with_the_same_best_token": self.same_frames,
-        }
 
 
 @dataclass
@@ -165,9 +154,9 @@ class Comparison:
                     f"log-probabilities differ by {worst:.1e} where at most "
                     f"{limits.difference:.0e} is allowed ({agreement.where})"
                 )
-            if limits.same_tokens and agreement.other_tokens:
+            if limits.same_tokens and agreement.utterances_with_other_tokens:
                 found.append(
-                    f"{agreement.other_tokens} of {agreement.utterances} utterances have other "
+                    f"{agreement.utterances_with_other_tokens} of {agreement.utterances} utterances have other "
                     "tokens"
                 )
         return found + (self._other_rates(limits) if self.errors else self._other_frames(limits))
@@ -182,7 +171,7 @@ class Comparison:
         ]
 
     def _other_frames(self, limits: Limits) -> list[str]:
-        share = self.grid.same_frames / max(1, self.grid.frames)
+        share = self.grid.frames_with_the_same_best_token / max(1, self.grid.frames)
         if limits.frames is None or share >= limits.frames:
             return []
         return [
@@ -229,7 +218,7 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
             "seconds": grid.seconds,
             "padding": grid.paddings,
             "audio": "noise" if isinstance(held_out, str) else "held-out clips",
-            **compared.grid.figures(),
+            **asdict(compared.grid),
         },
     }
     if isinstance(held_out, str):
@@ -237,7 +226,7 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
     return figures | {
         "held_out": {
             "sets": {name: len(rows) for name, rows in held_out.sets.items()},
-            **compared.clips.figures(),
+            **asdict(compared.clips),
             "transcripts_with_other_words": compared.other_words,
             "error_rates": _rates(compared.errors),
             "error_rates_of_the_trained_model": _rates(compared.trained),
