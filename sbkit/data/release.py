@@ -127,8 +127,8 @@ def _read_row(
     return Row(where, Clip(path.stem, path, row.fields[text_column], columns))
 
 
-# Tables without a single odd row are read as columns: two million rows in 6 s, one by one in 47. Each
-# of these two functions returns None where it meets anything unusual.
+# Tables without a single odd row are read as columns: two million rows in 6 s, one by one in 47.
+# Each of these two functions returns None where it meets anything unusual.
 
 
 def read_regular_table(file: Path, names: Sequence[str]) -> pa.Table | None:
