@@ -2,8 +2,9 @@
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 
-Every format is compared on the grid, of batch x length x padding, and where the run's test sets are there, on all of their
-clips: log-probabilities, best tokens, and error rates beside those of the trained model.
+Every format is compared on a grid of batch x length x padding, and where the run's test sets are
+there, on all of their clips: log-probabilities, best tokens, and error rates beside those of the
+trained model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,10 +156,8 @@ class Comparison:
                     f"{limits.difference:.0e} is allowed ({agreement.where})"
                 )
             if limits.same_tokens and agreement.utterances_with_other_tokens:
-                found.append(
-                    f"{agreement.utterances_with_other_tokens} of {agreement.utterances} utterances have other "
-                    "tokens"
-                )
+                others = agreement.utterances_with_other_tokens
+                found.append(f"{others} of {agreement.utterances} utterances have other tokens")
         return found + (self._other_rates(limits) if self.errors else self._other_frames(limits))
 
     def _other_rates(self, limits: Limits) -> list[str]:
