@@ -180,7 +180,7 @@ class _Writer:
         finally:
             part.audio.discard()
 
-    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> NewShard:
+    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> "NewShard":
         folder = self.storage.folder or self.scratch
         audio = AudioFile(folder / f".{uuid4().hex}.arrow.tmp")
         return NewShard(f"{split}-{unit.key}", number, audio, sources)

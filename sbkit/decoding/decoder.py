@@ -16,17 +16,14 @@ from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
-from sbkit.decoding.frames import BeamSettings, LogProbs
-from sbkit.decoding.word_graph import GraphSearch
+from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
-from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.scorer import Scorer, SumOfScorers
+from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.scorer import TokenScorer
-from sbkit.decoding.word_graph import PACKAGES, make_graph
+from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 

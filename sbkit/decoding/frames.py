@@ -115,8 +115,8 @@ def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]
     allowed = np.ones(settings.vocab_size, dtype=bool)
     allowed[[settings.blank, *settings.excluded]] = False
     log_probs = np.where(allowed, log_probs, -inf)
-    best = log_probs == log_probs.max(1, keepdims=True)
-    tried = (best | (log_probs > settings.token_threshold)) & (log_probs > -inf)
+    tried: npt.NDArray[np.bool_] = log_probs > settings.token_threshold
+    tried = (tried | (log_probs == log_probs.max(1, keepdims=True))) & (log_probs > -inf)
     if settings.most_tokens is not None and settings.most_tokens < log_probs.shape[1]:
         kept = np.where(tried, log_probs, -inf)
         least = np.partition(kept, -settings.most_tokens, axis=1)[:, -settings.most_tokens]

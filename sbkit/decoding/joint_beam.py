@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
 from sbkit.decoding.scorer import NOTHING, AutomatonState, LazyAutomaton, Scorer
 
 CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention

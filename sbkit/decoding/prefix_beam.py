@@ -10,8 +10,7 @@ Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefi
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
 
-from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, LogProbs, make_frames
 from sbkit.decoding.scorer import NOTHING, Arc, AutomatonState, LazyAutomaton, Scorer
 
 

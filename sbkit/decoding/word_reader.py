@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.alignment import TimedWord, frames_needed, time_words
+from sbkit.decoding.alignment import TimedWord, WordOffsets, frames_needed, time_words
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
@@ -18,11 +18,9 @@ from sbkit.decoding.confidence import (
     features_of_audio,
     features_of_language,
 )
-from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.frames import Hypothesis
-from sbkit.lm.ngram import NgramModel
+from sbkit.decoding.frames import Hypothesis, LogProbs
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.alignment import WordOffsets
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 

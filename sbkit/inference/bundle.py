@@ -29,15 +29,14 @@ from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
-from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.decoder import best_tokens
-from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
+from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder, best_tokens
 from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.model import Heard
+from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.normalize import normalize, separates_words
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
@@ -335,9 +334,7 @@ def _load_decoder(
     )
 
 
-def _words_of(
-    config: BundleConfig, decoder: BeamDecoder | None, folder: Path
-) -> NgramModel | None:
+def _words_of(config: BundleConfig, decoder: BeamDecoder | None, folder: Path) -> NgramModel | None:
     """Return the language model of words; refuse confidences that ask for one without it."""
     words = None if decoder is None else decoder.language_models.words
     if words is None and any(each.needs_language_model for each in config.confidence.values()):

@@ -156,6 +156,6 @@ def keep_device_guard() -> None:
 
 
 def _make_guard(made: threading.Event) -> None:
-    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    torch._C._ensureCUDADeviceGuardSet()
     made.set()
     threading.Event().wait()

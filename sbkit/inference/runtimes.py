@@ -18,11 +18,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.model import Batch, run_batches
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
-from sbkit.inference.model import Effective
-from sbkit.inference.model import Heard
-from sbkit.inference.model import Model, ModelThread
+from sbkit.inference.model import Batch, Effective, Heard, Model, ModelThread, run_batches
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
 AUTO = "auto"

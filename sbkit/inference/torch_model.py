@@ -27,14 +27,11 @@ from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.model import Batch, run_batches
 from sbkit.inference.budget import within_budget
 from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
-from sbkit.inference.model import Effective, require_effective
-from sbkit.inference.model import Heard
+from sbkit.inference.model import Batch, Effective, Heard, fitting, require_effective, run_batches
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
-from sbkit.inference.model import fitting
 from sbkit.text.vocabulary import Vocabulary
 
 CPU = Placement(torch.device("cpu"), "fp32")

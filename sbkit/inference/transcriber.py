@@ -22,12 +22,8 @@ from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle import Bundle
-from sbkit.inference.model import Effective
-from sbkit.inference.model import Heard
-from sbkit.inference.pieces import find_gap
-from sbkit.inference.model import ModelThread
-from sbkit.inference.pieces import Cutter, Piece
-from sbkit.inference.model import fitting
+from sbkit.inference.model import Effective, Heard, ModelThread, fitting
+from sbkit.inference.pieces import Cutter, Piece, find_gap
 from sbkit.inference.runtimes import Wanted, open_model
 from sbkit.text.word import Word
 

@@ -181,9 +181,7 @@ def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:
     return discounts if all(0 <= each <= k for k, each in enumerate(discounts)) else None
 
 
-def smooth(
-    counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]
-) -> list[Smoothed]:
+def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> list[Smoothed]:
     """Compute the probabilities of all orders, each interpolated with the one below."""
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>

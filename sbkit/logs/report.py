@@ -11,15 +11,18 @@ from typing import Any
 
 from sbkit.base.files import write_text_atomically
 from sbkit.logs.curves import encode_panel, overlay, run_panels
-from sbkit.logs.report_rows import Confusion, UnknownWord, confusions, unknown_words
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
 from sbkit.logs.report_rows import (
     Compared,
+    Confusion,
+    UnknownWord,
     choose,
     compare_utterances,
+    confusions,
     row,
     row_sizes,
+    unknown_words,
 )
 from sbkit.logs.run_results import RunResults
 from sbkit.logs.wer_report import judge_words
@@ -137,9 +140,7 @@ def _section(
         played=len(found),
         errors=confusions([[each.pairs[run] for each in utterances] for run in range(len(runs))]),
         unknown=_unknown(utterances, known),
-        reliability=tuple(
-            reliability_bins(*judge_words(each.utterances[name])) for each in runs
-        ),
+        reliability=tuple(reliability_bins(*judge_words(each.utterances[name])) for each in runs),
     )
     return section, [row(each, found) for each in sorted(chosen, key=lambda each: each.id)]
 

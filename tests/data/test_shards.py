@@ -35,14 +35,13 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
 from sbkit.data.columns import sample_counts, shard_numbers
 from sbkit.data.manifest import BadRow, Manifest
-from sbkit.data.write_shards import NewShard
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard_units import ShardOptions
 from sbkit.data.sharded_corpus import INDEX, Index
 from sbkit.data.storage import Storage
 from sbkit.data.streamed_split import StreamedSplit, streamed_files
-from sbkit.data.write_shards import share, write_shards
+from sbkit.data.write_shards import NewShard, share, write_shards
 from sbkit.logs.log import read_log
 from tests.runs import ROOT, TWO_PROCESSES, make_workplace
 from tests.shortage import largest_file

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.frames import BeamSettings
-from sbkit.lm.ngram import NgramModel
 from sbkit.decoding.spelling import Spelling
+from sbkit.lm.ngram import NgramModel
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
 PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on

@@ -16,8 +16,7 @@ from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.scorer import NOTHING, Scorer
-from sbkit.decoding.scorer import TokenScorer
+from sbkit.decoding.scorer import NOTHING, Scorer, TokenScorer
 from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.loss import attention_loss

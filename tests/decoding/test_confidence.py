@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import TimedToken, TimedWord
+from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
@@ -16,7 +16,6 @@ from sbkit.decoding.confidence import (
 )
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.word_reader import WordReader
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer

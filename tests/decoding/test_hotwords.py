@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.hotwords import (
     REWARD_OF_LETTER,
     HotwordScorer,
     reward_phrases,
 )
-from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
 

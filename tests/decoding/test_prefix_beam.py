@@ -11,8 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import BeamSettings, make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
-from sbkit.decoding.scorer import NOTHING, Scorer, SumOfScorers
-from sbkit.decoding.scorer import TokenScorer
+from sbkit.decoding.scorer import NOTHING, Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from tests.decoding.by_definition import (
     BEAM_OF_16,
@@ -62,9 +61,7 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
 
     def definition(tokens: Sequence[int]) -> float:
         words = words_of(tokens, pieces)
-        prices = [
-            0.5 + (word not in (*WORDS, "bb")) * -1.5 for word in words
-        ]
+        prices = [0.5 + (word not in (*WORDS, "bb")) * -1.5 for word in words]
         return 0.8 * sentence_log_prob(model, words) + sum(prices)
 
     return scorer, definition

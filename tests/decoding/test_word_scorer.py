@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.word_scorer import Entry, Lexicon
 from sbkit.decoding.scorer import TokenScorer
-from sbkit.decoding.word_scorer import WordScorer, make_lexicon
+from sbkit.decoding.word_scorer import Entry, Lexicon, WordScorer, make_lexicon
 from tests.decoding.by_definition import CHARACTERS, PIECES, RandomModel, random_model, spelling
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)

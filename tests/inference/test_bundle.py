@@ -18,8 +18,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.decoding.confidence import Confidence
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.decoder import best_tokens
+from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference import bundle as bundles

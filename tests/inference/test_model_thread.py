@@ -9,9 +9,7 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.model import Effective, require_effective
-from sbkit.inference.model import Heard
-from sbkit.inference.model import ModelThread
+from sbkit.inference.model import Effective, Heard, ModelThread, require_effective
 from sbkit.inference.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import ToneModel

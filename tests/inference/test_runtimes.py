@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base import provenance
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
-from sbkit.base import provenance
 from sbkit.inference import runtimes
 from sbkit.inference.runtimes import OnnxClips, Wanted, open_model
 from tests.inference.bundles import make_bundle

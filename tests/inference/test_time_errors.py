@@ -12,11 +12,11 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
-from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.model import Heard
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source

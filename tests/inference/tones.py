@@ -10,15 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.alignment import WordOffsets
-from sbkit.inference.model import Batch, run_batches
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.config import MODEL_CLASSES, BundleConfig
-from sbkit.inference.model import Effective
-from sbkit.inference.model import Heard
-from sbkit.inference.model import ModelThread
+from sbkit.inference.model import Batch, Effective, Heard, ModelThread, run_batches
 from sbkit.inference.transcriber import Transcriber
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 

@@ -12,12 +12,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.logs import report
 from sbkit.logs.accuracy_report import ACCURACY
 from sbkit.logs.curves import encode_panel, overlay, run_panels
-from sbkit.logs.report_rows import confusions, unknown_words
 from sbkit.logs.metric import Metric
 from sbkit.logs.report import ERROR_RATES, write_report
-from sbkit.logs.run_results import read_clips
-from sbkit.logs.report_rows import choose, compare_utterances
-from sbkit.logs.run_results import RunResults, read_results
+from sbkit.logs.report_rows import choose, compare_utterances, confusions, unknown_words
+from sbkit.logs.run_results import RunResults, read_clips, read_results
 from sbkit.text.wer import pair_words, score
 from tests.logs.reports import HOSTILE, RECORDS, results, tone, write_example
 

@@ -34,8 +34,7 @@ from sbkit.inference.formats.candidate import (
     Limits,
 )
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
-from sbkit.inference.formats.traced import Source
-from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, trace
+from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.models.asr import AsrModel
 from sbkit.text.tokenizer import Tokenizer

@@ -19,13 +19,12 @@ from sbkit.base.provenance import versions
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.formats.candidate import EXACT, Candidate
-from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.onnx_format import write_onnx
-from sbkit.inference.formats.parity import certificate, compare
+from sbkit.inference.formats.parity import Grid, certificate, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
-from sbkit.inference.formats.traced import Source, WaveformModel, quietly, trained_log_probs
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
+from sbkit.inference.formats.traced import Source, WaveformModel, quietly, trained_log_probs
 from sbkit.inference.place import PARITY
 
 Writer = Callable[[Source, Path], Sequence[Candidate]]
@@ -43,7 +42,10 @@ def write_torch(source: Source, folder: Path) -> Sequence[Candidate]:
     loaded = torch.export.load(folder / PROGRAM).module()
     return [
         Candidate(
-            name="fp32", files=(PROGRAM,), limits=EXACT, log_probs=partial(trained_log_probs, loaded)
+            name="fp32",
+            files=(PROGRAM,),
+            limits=EXACT,
+            log_probs=partial(trained_log_probs, loaded),
         )
     ]
 
