@@ -152,9 +152,9 @@ class AsrBrain(Brain):
         scored = self._scored(best, batch, self._words(GREEDY, heard, samples, best))
         if self.decoder is None:
             return scored
-        attending = self.attending(predictions)
-        pairs = zip(heard, attending or [None] * len(heard), strict=True)
-        beams = [self.decoder.nbest(*pair) for pair in pairs]
+        attending: Sequence[AttentionDecoder | None]
+        attending = self.attending(predictions) or [None] * len(heard)
+        beams = [self.decoder.nbest(*each) for each in zip(heard, attending, strict=True)]
         best = [list(beam[0].tokens) for beam in beams]
         words = self._words(self.decoder.kind, heard, samples, best, beams)
         decoded = self._scored(best, batch, words)
