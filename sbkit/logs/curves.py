@@ -224,7 +224,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
     axes.set_ylabel(panel.y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(axes.lines) > 1:
+    if any(each.label for each in panel.curves):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
 
 
