@@ -11,10 +11,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import require_store
 from sbkit.data.corpus import read_listed
-from sbkit.data.duration_limits import within_limits
-from sbkit.data.locale import check_locale
+from sbkit.data.manifest import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
-from sbkit.data.splits import Splits
+from sbkit.data.splits import Splits, within_limits
 from sbkit.logs.log import say
 from sbkit.text.languages import check_language, language_tags
 from sbkit.text.normalize import normalize

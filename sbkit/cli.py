@@ -318,8 +318,11 @@ def _score(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
     from sbkit.inference.compare import compare_runs
-    from sbkit.inference.compare_page import write_comparison
-    from sbkit.inference.compare_report import comparison_figures, describe_comparison
+    from sbkit.inference.compare_report import (
+        comparison_figures,
+        describe_comparison,
+        write_comparison,
+    )
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
     if options.html is not None:
@@ -354,15 +357,16 @@ def _classify(options: argparse.Namespace) -> int:
 
 
 def _train_lm(options: argparse.Namespace) -> int:
-    from sbkit.decoding.lm_command import WantedModel, train_texts
+    from sbkit.decoding.language_models import train_texts
 
-    wanted = WantedModel(
+    said = train_texts(
+        options.texts,
         order=options.order,
         language=options.language,
         tokenizer=options.tokenizer,
         out=options.out,
     )
-    print(train_texts(options.texts, wanted))
+    print(said)
     return 0
 
 

@@ -16,8 +16,7 @@ from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import SHARDED
-from sbkit.data.report import measure_data
-from sbkit.data.report_page import write_data_report
+from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.shard_units import ShardOptions
 from sbkit.data.splits import Splits
 from sbkit.data.storage import Storage

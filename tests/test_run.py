@@ -21,11 +21,11 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
-from sbkit.decoding.graph_search import GraphSearch
+from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.compare import compare_runs
 from sbkit.logs.log import Record, read_log
-from sbkit.logs.report_clips import read_clips
+from sbkit.logs.run_results import read_clips
 from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize

@@ -1,7 +1,6 @@
 """The default corpus: the telephone prompts of Asterisk, fetched at the first use."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
@@ -11,11 +10,6 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_releases
 from sbkit.data.roles import resolve_splits
 from sbkit.text.languages import language_tags
-
-
-def recognizes(folder: Path) -> bool:
-    """Check whether a folder was written by ``prepare_prompts``."""
-    return folder.parent.parent.name == "asterisk-prompts" and (folder / "validated.tsv").is_file()
 
 
 def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:

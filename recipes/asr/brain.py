@@ -20,8 +20,7 @@ from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis, LogProbs
 from sbkit.decoding.word_reader import WordReader
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
@@ -153,7 +152,9 @@ class AsrBrain(Brain):
         scored = self._scored(best, batch, self._words(GREEDY, heard, samples, best))
         if self.decoder is None:
             return scored
-        beams = self.decoder.beams(log_probs, frames, self.attending(predictions))
+        attending: Sequence[AttentionDecoder | None]
+        attending = self.attending(predictions) or [None] * len(heard)
+        beams = [self.decoder.nbest(*each) for each in zip(heard, attending, strict=True)]
         best = [list(beam[0].tokens) for beam in beams]
         words = self._words(self.decoder.kind, heard, samples, best, beams)
         decoded = self._scored(best, batch, words)

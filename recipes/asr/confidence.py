@@ -5,18 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from recipes.asr.decoder_weights import valid_sets
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.tune import Heard, take_enough
 from sbkit.decoding.word_reader import WordReader
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
-from sbkit.models.decoding import greedy
 from sbkit.models.subsampling import measure_subsampling
 
 
@@ -57,8 +54,7 @@ def fit_readers(
 
 
 def _judge_greedy(reader: WordReader, heard: Heard) -> Judged:
-    rows, frames = torch.from_numpy(heard.log_probs)[None], torch.tensor([len(heard.log_probs)])
-    (tokens,) = greedy(rows, frames, reader.tokenizer.vocabulary.blank)
+    tokens = best_tokens(heard.log_probs, reader.tokenizer.vocabulary.blank)
     return judge(reader.weigh(heard.log_probs, tokens), heard.text)
 
 

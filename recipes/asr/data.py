@@ -1,5 +1,6 @@
 """The data of speech recognition: from a corpus to loaders, by way of stores and tokenizer."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from sbkit.data.batch import TextCollate
 from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Excluded, Splits, report_excluded
+from sbkit.data.splits import Excluded, Splits, write_excluded
 from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -86,7 +87,8 @@ def _tell(
     sentences = take_columns(splits.train, "sentence")["sentence"].to_pylist()
     if dropped := describe_dropped(sentences, hparams["language"]):
         say(f"note: in train, {dropped}.")
-    for (name, reason), count in report_excluded(excluded, listing).items():
+    write_excluded(listing, excluded)
+    for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
         say(f"{name}: {count} left out, {reason} (listed in {listing})")
     for name, split in splits.evaluated().items():
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)

@@ -14,10 +14,10 @@ from sbkit.decoding.language_models import (
     ensure_language_models,
     is_arpa,
     load_language_models,
+    read_sentences,
     unknown_share,
 )
 from sbkit.logs.log import say
-from sbkit.text.sentences import read_sentences
 from sbkit.text.tokenizer import Tokenizer
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
-from sbkit.audio.truncation import NO_LENGTH, UNKNOWN, is_truncated
+from sbkit.audio.truncation import UNCHECKED, UNKNOWN, is_truncated
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -25,6 +25,10 @@ LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000  # Hz; below, a file of kilobytes can
 HIGHEST_PEAK = 16.0  # 24 dB above full scale, where no recording is, but integers in floats are
 BLOCK_SECONDS = 60.0  # longer than what is trained on; 35 MB at 48 kHz stereo
 BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
+SUFFIXES = (  # of files that are looked for in folders
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
+    *(".aiff", ".aif", ".au", ".caf", ".rf64", ".sph", ".w64"),
+)
 
 # How other containers begin (offset, bytes), which hold audio that libsndfile does not decode.
 FOREIGN = {
@@ -167,11 +171,11 @@ def _check_header(path: Path, file: soundfile.SoundFile) -> None:
             f"A sample rate must be from {LOWEST_RATE} to {HIGHEST_RATE} Hz, but {path} declares "
             f"{file.samplerate} Hz. Replace the file.",
         )
-    if file.format in NO_LENGTH:
+    if file.format in UNCHECKED:
         raise AudioError(
-            "format without a length",
-            f"An audio file must declare its length, so that a cut one can be told, but {path} is "
-            f"of the format {file.format}, which does not. Convert it to wav or flac.",
+            "format that cannot be checked",
+            f"An audio file must be of a format of which a cut one can be told, but {path} is "
+            f"{file.format}. Convert it to wav or flac.",
         )
 
 

@@ -25,14 +25,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torchaudio.functional import resample
 
-from sbkit.audio.io import read_audio
+from sbkit.audio.io import SUFFIXES, read_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 LONGEST_TOTAL = 3600  # seconds of noise kept on a device, 115 MB; each file gives an equal part
 LONGEST_IMPULSE = 2  # seconds of a room's impulse response
 
@@ -133,8 +131,8 @@ def audio_files(folder: str) -> tuple[Path, ...]:
     if not found:
         came = "holds none" if path.is_dir() else "is missing"
         raise SbkitError(
-            f"The folder of noises or rooms must hold audio files ({', '.join(SUFFIXES)}), but "
-            f"{folder} {came}. Correct `folder`."
+            "The folder of noises or rooms must hold audio files "
+            f"({', '.join(SUFFIXES[:6])} ...), but {folder} {came}. Correct `folder`."
         )
     return found
 
@@ -145,7 +143,7 @@ def read_clips(
 ) -> Clips:
     """Read the first ``longest`` seconds of every file onto a device, as int16, once."""
     limit = max(1, round(longest * sample_rate))
-    clips = [_read(file, sample_rate)[:limit] for file in files]
+    clips = [torch.from_numpy(read_audio(file, sample_rate)[:limit].copy()) for file in files]
     lengths = torch.tensor([len(clip) for clip in clips])
     starts = lengths.cumsum(0) - lengths
     return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
@@ -156,19 +154,11 @@ def read_rooms(files: tuple[Path, ...], sample_rate: int, device: torch.device) 
     """Read impulse responses from their loudest sample on, padded to the longest: (N, R)."""
     rooms = []
     for file in files:
-        room = _read(file, sample_rate).float()
+        room = torch.from_numpy(read_audio(file, sample_rate)).float()
         room = room[int(room.abs().argmax()) :][: LONGEST_IMPULSE * sample_rate]
         rooms.append(room / room.abs().max().clamp(min=1.0))
     longest = max(map(len, rooms))
     return torch.stack([pad(room, (0, longest - len(room))) for room in rooms]).to(device)
-
-
-def _read(file: Path, sample_rate: int) -> Tensor:
-    samples = torch.from_numpy(read_audio(file))
-    if sample_rate == SAMPLE_RATE:
-        return samples
-    moved: Tensor = resample(samples.float(), SAMPLE_RATE, sample_rate)
-    return moved.round().clamp(-32768, 32767).to(torch.int16)
 
 
 def _check_prob(name: str, prob: float) -> None:

@@ -15,20 +15,15 @@ UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at
 RF64_HEADER = 80  # bytes, the shortest: riff 12, ds64 36, fmt 24, data 8
 LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
 
-# Formats whose header declares no length: half of such a file looks like a whole one.
-NO_LENGTH = frozenset({"IRCAM", "PAF", "PVF", "XI"})
+# Formats of which half a file may look like a whole one: their header declares no length, or in a
+# way of its own, and no corpus of speech is kept in them.
+UNCHECKED = frozenset({"AVR", "IRCAM", "MAT4", "MAT5", "MPC2K", "PAF", "PVF", "SDS", "WVE", "XI"})
 
 # "<name> : <declared bytes> (should be <bytes that are there>)", for chunks that hold audio.
 _CHUNK = re.compile(
     r"^ *(?:data|SSND|BODY|riff|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE
 )
-_FRAMES = {  # the line of libsndfile's log with the declared number of frames
-    "AVR": re.compile(r"^ *Frames *: (\d+)", re.MULTILINE),
-    "MPC2K": re.compile(r"^ *Frames *: (\d+)", re.MULTILINE),
-    "MAT4": re.compile(r"^ *(?:Rows.*)?Cols *: (\d+)", re.MULTILINE),
-    "MAT5": re.compile(r"^ *(?:Rows.*)?Cols *: (\d+)", re.MULTILINE),
-    "RF64": re.compile(r"does not match value from 'ds64' chunk of (\d+)"),
-}
+_RF64_FRAMES = re.compile(r"does not match value from 'ds64' chunk of (\d+)")
 
 
 def is_truncated(path: Path, file: SoundFile, frames_read: int) -> bool:
@@ -39,21 +34,12 @@ def is_truncated(path: Path, file: SoundFile, frames_read: int) -> bool:
     log = file.extra_info
     return (
         any(int(there) < int(declared) < STREAMED for declared, there in _CHUNK.findall(log))
-        or _lacks_frames(file.format, file.frames, log)
         or "seems to be truncated" in log
         or "Seems to be a truncated file" in log
         or (file.format == "OGG" and _ogg_is_truncated(path))
         or (file.format == "NIST" and _nist_is_truncated(path))
-        or (file.format == "SDS" and _sds_is_truncated(path, file.frames))
-        or (file.format == "RF64" and _rf64_is_truncated(path, log))
-        or (file.format == "WVE" and _wve_is_truncated(log))
+        or (file.format == "RF64" and _rf64_is_truncated(path, file.frames, log))
     )
-
-
-def _lacks_frames(kind: str, frames: int, log: str) -> bool:
-    """Compare the number of frames that the header declares, in its last line, with the file's."""
-    declared = _FRAMES[kind].findall(log) if kind in _FRAMES else []
-    return bool(declared) and frames < int(declared[-1]) < UNKNOWN
 
 
 def _ogg_is_truncated(path: Path) -> bool:
@@ -85,24 +71,10 @@ def _nist_is_truncated(path: Path) -> bool:
     return path.stat().st_size < size + count * channels * width
 
 
-def _sds_is_truncated(path: Path, frames: int) -> bool:
-    """Compare a MIDI sample dump with its size; libsndfile fills what is missing with zeros.
-
-    A header of 21 bytes, the seventh of which is the bit width, then packets of 127 bytes with 120
-    of data, seven bits of a sample in each.
-    """
-    with path.open("rb") as file:
-        bits = file.read(21)[6]
-    frames_per_packet = 120 // -(-bits // 7)
-    return path.stat().st_size < 21 + 127 * -(-frames // frames_per_packet)
-
-
-def _rf64_is_truncated(path: Path, log: str) -> bool:
-    declared = re.search(r"^ *Data size *: (\d+)", log, re.MULTILINE)
-    there = path.stat().st_size - RF64_HEADER
-    return declared is not None and there < int(declared[1]) < UNKNOWN
-
-
-def _wve_is_truncated(log: str) -> bool:
-    found = re.search(r"Data length (\d+) should be (\d+)", log)
-    return found is not None and int(found[2]) < int(found[1])
+def _rf64_is_truncated(path: Path, frames: int, log: str) -> bool:
+    """Compare the frames and the bytes that the header declares with those that are there."""
+    declared = _RF64_FRAMES.findall(log)
+    if declared and frames < int(declared[-1]) < UNKNOWN:
+        return True
+    size = re.search(r"^ *Data size *: (\d+)", log, re.MULTILINE)
+    return size is not None and path.stat().st_size - RF64_HEADER < int(size[1]) < UNKNOWN

@@ -1,6 +1,5 @@
 """A corpus that is still packed: a tar file, unpacked once into the cache, whole or not at all."""
 
-import errno
 import hashlib
 import lzma
 import os
@@ -12,14 +11,13 @@ from pathlib import Path, PurePosixPath
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.base.printable import printable
-from sbkit.data.audio_cache import default_cache
-from sbkit.data.embedded_audio import EMBEDDED_FOLDER
+from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
+from sbkit.data.fill import DISK_FULL
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.logs.log import say
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PIECE = 1 << 20  # bytes
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_archive(path: Path) -> bool:
@@ -84,7 +82,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> None:
 
 
 def _unusable(archive: Path, folder: Path, error: OSError) -> SbkitError:
-    if error.errno in NO_ROOM:
+    if error.errno in DISK_FULL:
         return SbkitError(
             f"There must be room to unpack {printable(str(archive))} into {folder.parent}, but "
             f"there is none ({error.strerror}). Make room, or let SBKIT_CACHE name another folder."

@@ -17,7 +17,7 @@ from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import share_lock, try_lock
 from sbkit.data.clips import Paths
-from sbkit.data.fill import DISK_FULL, Place, disk_full, fill
+from sbkit.data.fill import DISK_FULL, Outcome, Place, ShardSearch, disk_full, fill
 from sbkit.data.shard import (
     CORPUS_FILE,
     ClipKey,
@@ -27,11 +27,11 @@ from sbkit.data.shard import (
     remove_unfinished,
     write_sealed,
 )
-from sbkit.data.shard_search import Outcome, ShardSearch
 from sbkit.logs.log import say
 
 CACHE_VERSION = 1  # raise it when the same clip would give other audio
 AUDIO_FOLDER = "audio"  # of the cache
+EMBEDDED_FOLDER = "embedded"  # of the cache: files that a dataset or an archive held itself
 READ_ONLY = (EACCES, EPERM, EROFS)
 
 

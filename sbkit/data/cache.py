@@ -12,11 +12,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.printable import printable
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.audio_cache import AUDIO_FOLDER
-from sbkit.data.embedded_audio import EMBEDDED_FOLDER
+from sbkit.data.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
-OLD_STORES = "stores"  # a store per split, as sbkit wrote them before audio was kept by clip
 DAY = 86_400  # seconds
 
 
@@ -49,11 +47,7 @@ class Entry:
 
 def list_entries(cache_folder: Path) -> list[Entry]:
     """List what is in the cache, the least recently used first."""
-    entries = [
-        *_audio_entries(cache_folder),
-        *_embedded_entries(cache_folder),
-        *_old_entries(cache_folder),
-    ]
+    entries = [*_audio_entries(cache_folder), *_embedded_entries(cache_folder)]
     return sorted(entries, key=lambda entry: entry.last_used)
 
 
@@ -71,7 +65,7 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
             clips=sum(len(each.paths) for each in clips),
             seconds=sum(sum(each.samples) for each in clips) / (rate or SAMPLE_RATE),
             bytes=_size(folder),
-            last_used=_time(folder / CORPUS_FILE if facts else folder),
+            last_used=(folder / CORPUS_FILE if facts else folder).stat().st_mtime,
         )
 
 
@@ -79,12 +73,7 @@ def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
         corpus = Path(facts["folder"]) if "folder" in facts else None
-        yield Entry(folder, corpus, None, None, None, _size(folder), _time(folder))
-
-
-def _old_entries(cache_folder: Path) -> Iterator[Entry]:
-    for folder in _folders(cache_folder / OLD_STORES):
-        yield Entry(folder, None, None, None, None, _size(folder), _time(folder))
+        yield Entry(folder, corpus, None, None, None, _size(folder), folder.stat().st_mtime)
 
 
 def _folders(parent: Path) -> Iterator[Path]:
@@ -100,10 +89,6 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _time(path: Path) -> float:
-    return path.stat().st_mtime
-
-
 def find_prunable(
     entries: Sequence[Entry], *, older_than: float | None, unused: bool
 ) -> list[tuple[Entry, str]]:
@@ -112,15 +97,13 @@ def find_prunable(
     Args:
         entries: what is in the cache.
         older_than: days; what was not used for so long is chosen.
-        unused: whether to choose what no corpus needs: its folder is gone, or it has the old form.
+        unused: whether to choose what no corpus needs, since its folder is gone.
     """
     chosen = []
     for entry in entries:
         days = (time.time() - entry.last_used) / DAY
         if unused and entry.is_orphan:
             chosen.append((entry, f"{printable(str(entry.corpus))} is gone"))
-        elif unused and entry.folder.parent.name == OLD_STORES:
-            chosen.append((entry, "of a form that is not read any more"))
         elif older_than is not None and days > older_than:
             chosen.append((entry, f"not used for {days:.0f} days"))
     return chosen
@@ -133,7 +116,7 @@ def remove(entry: Entry, cache_folder: Path) -> bool:
         SbkitError: the folder is not in the cache, or cannot be removed.
     """
     folder = entry.folder
-    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER, OLD_STORES)]
+    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER)]
     if folder.parent not in inside or folder.is_symlink():
         raise SbkitError(
             f"Only folders of {cache_folder} may be removed, but {folder} is not one. Remove it "

@@ -141,10 +141,6 @@ class Clips(Sequence[Clip]):
             one == another for one, another in zip(self, other, strict=True)
         )
 
-    def __repr__(self) -> str:
-        """Write the first clips."""
-        return f"Clips({', '.join(map(repr, self[:3]))}{', ...' if len(self) > 3 else ''})"
-
 
 def _runs(clips: Iterable[Clip]) -> Iterator[list[Clip]]:
     some: list[Clip] = []

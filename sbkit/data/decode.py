@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -114,12 +113,7 @@ class DecodingProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def advance(self, decoded: Decoded) -> None:

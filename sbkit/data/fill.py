@@ -1,4 +1,4 @@
-"""Decoding the clips that are missing in the cache, by one process or by many at once.
+"""Which clips are in the cache, and decoding of those that are not, by one process or by many.
 
 Clips are decoded in blocks, each by the process that holds its lock file, into shards of its own.
 Whoever comes later takes the blocks that nobody has, and waits for the others in the end. A process
@@ -10,23 +10,96 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.data.decode import Decoded, DecodingProgress, decode_clips
-from sbkit.data.shard import CLAIM, CachedClip, ClipKey, ShardWriter, UnreadableClip
-from sbkit.data.shard_search import ShardSearch
+from sbkit.data.shard import (
+    CLAIM,
+    CachedClip,
+    ClipKey,
+    Shard,
+    ShardWriter,
+    UnreadableClip,
+    is_intact,
+    list_shards,
+)
 from sbkit.logs.log import say
 
 BLOCK = 1000  # clips; of 5 s at 16 kHz they are 160 MB
 SHARD_BYTES = 200_000_000  # of audio, 1.7 h at 16 kHz; a longer clip has a shard of its own
 TRIED = 100  # clips, by which the room for all others is estimated
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CachedAudio(NamedTuple):
+    """Where the audio of a clip lies, its length in samples, and a hash of the clip's file."""
+
+    file: str
+    row: int
+    samples: int
+    digest: str
+
+
+Outcome = CachedAudio | AudioError
+
+
+@dataclass
+class ShardSearch:
+    """The clips that are wanted, by their paths, and where they are; each listing is read once.
+
+    Attributes:
+        found: the clips that are there, or that are known to be unreadable.
+        damaged: listings of shards that are not what was written, among those needed.
+    """
+
+    folder: Path
+    wanted: Mapping[str, ClipKey]
+    found: dict[ClipKey, Outcome] = field(default_factory=dict)
+    damaged: list[Path] = field(default_factory=list)
+    _read: set[Path] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Read the listings that are new."""
+        for listing, shard in list_shards(self.folder, besides=self._read):
+            self._read.add(listing)
+            if shard is None:
+                self.damaged.append(listing)
+            else:
+                self.add(shard)
+
+    def add(self, shard: Shard) -> None:
+        """Note what is wanted of a shard, unless it is damaged."""
+        here = _located(shard, self.wanted)
+        new = {key: place for key, place in here.items() if key not in self.found}
+        if new and not is_intact(shard):
+            self.damaged.append(shard.file.with_suffix(".json"))
+            return
+        self.found |= new
+        for bad in shard.unreadable:
+            if self.wanted.get(bad.key.path) == bad.key:
+                self.found.setdefault(bad.key, AudioError(bad.reason, bad.detail))
+
+    def missing(self) -> list[ClipKey]:
+        """List the clips that are not found, in the order in which they are wanted."""
+        return [key for key in self.wanted.values() if key not in self.found]
+
+
+def _located(shard: Shard, wanted: Mapping[str, ClipKey]) -> dict[ClipKey, Outcome]:
+    """Return where the clips that are wanted lie in a shard."""
+    found: dict[ClipKey, Outcome] = {}
+    file, lookup = str(shard.file), wanted.get
+    for row, (path, size, mtime, samples, digest) in enumerate(zip(*shard.clips, strict=True)):
+        key = lookup(path)
+        if key is not None and key.size == size and key.mtime_ns == mtime:
+            found[key] = CachedAudio(file, row, samples, digest)
+    return found
 
 
 @dataclass(frozen=True)
@@ -117,7 +190,7 @@ class _Filling:
                 raise self._full() from error
             raise
         finally:
-            writer.discard()
+            writer.audio.discard()
 
     def _new_writer(self) -> ShardWriter:
         return ShardWriter(self._place.folder, self._place.store)
@@ -129,7 +202,8 @@ class _Filling:
             return
         self._search.found[key] = decoded.audio
         if decoded.audio.reason not in ("missing", "unreachable"):
-            writer.add_unreadable(UnreadableClip(key, decoded.audio.reason, str(decoded.audio)))
+            bad = UnreadableClip(key, decoded.audio.reason, str(decoded.audio))
+            writer.unreadable.append(bad)
 
     def _require_room(self) -> None:
         """Foretell from the first clips what the others will take; raises SbkitError."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clip, Clips
+from sbkit.text.languages import primary
 
 RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED)  # of prepared
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
@@ -127,3 +128,38 @@ def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, st
 
 def _free_name(name: str) -> str:
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
+
+
+def check_locale(manifest: Manifest, language: str) -> str | None:
+    """Return a note if some rows have another locale than the language; null if none has.
+
+    Rows without a locale say nothing, and a region makes no difference.
+
+    Raises:
+        SbkitError: more than half of the rows that have a locale have another one.
+    """
+    locales = _count_locales(Clips.of(manifest.clips))
+    del locales[""]
+    others = Counter(
+        {locale: n for locale, n in locales.items() if primary(locale) != primary(language)}
+    )
+    if not others:
+        return None
+    most, count = others.most_common(1)[0]
+    total, other = locales.total(), others.total()
+    if 2 * other > total:
+        raise SbkitError(
+            f"`language` must be the language of the manifest, but is {language} where {count} of "
+            f"{total} rows have the locale {most}. Pass --language={most}."
+        )
+    rows = "1 row has" if other == 1 else f"{other} rows have"
+    return f"{rows} another locale than {language} (of {total}; most often {most})"
+
+
+def _count_locales(clips: Clips) -> Counter[str]:
+    if "locale" not in clips.columns.column_names:
+        return Counter()
+    counts = Counter[str]()
+    for entry in clips.columns["locale"].value_counts().to_pylist():
+        counts[(entry["values"] or "").strip()] += entry["counts"]
+    return counts

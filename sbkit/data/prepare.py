@@ -20,8 +20,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import AudioCache
 from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clips, Paths
+from sbkit.data.fill import CachedAudio
 from sbkit.data.manifest import RESERVED_COLUMNS, Manifest
-from sbkit.data.shard_search import CachedAudio
 from sbkit.data.splits import Excluded
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused

@@ -6,6 +6,7 @@ splits -> facts, plain data -> ``data_report.json`` and ``data_report.html`` bes
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -14,9 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.columns import sample_counts, take_columns
+from sbkit.data.players import encode_clips
 from sbkit.data.splits import Excluded, Splits
+from sbkit.logs.page import render_page
 from sbkit.text.normalize import NORMALIZER_VERSION
 
 SHARED = ("id", "text", "speaker")  # what a test set must not have in common with train
@@ -24,6 +28,8 @@ EXAMPLES = 5  # of what is left out, for each reason
 EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds, of the histogram
 CHARACTERS = 200  # the most frequent ones
 ROWS_AT_ONCE = 100_000
+NAME = "data_report"
+LONGEST_PLAYED = 20  # seconds of an example
 
 
 def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[str, Any]:
@@ -138,3 +144,35 @@ def _values(split: datasets.Dataset, column: str) -> pa.Array:
     """Return the different values of a column, none of them empty."""
     values = pc.unique(take_columns(split, column)[column].combine_chunks())
     return values.filter(pc.not_equal(values, ""))
+
+
+def write_data_report(
+    splits: Splits, folder: Path, *, sample_rate: int, language: object
+) -> tuple[Path, Path]:
+    """Write ``data_report.json`` and ``data_report.html``; return both paths.
+
+    Examples of what is left out for its length can be played.
+    """
+    facts = measure_data(splits, sample_rate=sample_rate, language=language)
+    folder.mkdir(parents=True, exist_ok=True)
+    data, page = folder / f"{NAME}.json", folder / f"{NAME}.html"
+    write_text_atomically(data, to_json(facts, indent=2) + "\n")
+    players = {} if splits.unused is None else _players(splits.unused, facts, sample_rate)
+    title = f"Data of this run: {', '.join(facts['splits'])}"
+    content = render_page("data_report.html.j2", facts=facts, players=players, title=title)
+    write_text_atomically(page, content)
+    return data, page
+
+
+def _players(
+    unused: datasets.Dataset, facts: Mapping[str, Any], sample_rate: int
+) -> dict[tuple[str, str], str]:
+    """Return MP3 in base64 of the examples whose audio is there, by split and id."""
+    wanted = [
+        example["id"]
+        for each in facts["left_out"]
+        if each["split"] == "train"
+        for example in each["examples"]
+    ]
+    clips = encode_clips(unused, wanted, sample_rate=sample_rate, longest=LONGEST_PLAYED)
+    return {("train", id): clip for id, clip in clips.items()}

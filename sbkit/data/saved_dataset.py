@@ -1,5 +1,6 @@
 """Datasets saved by ``datasets.save_to_disk`` and parquet files, with their audio or its paths."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -7,14 +8,17 @@ from pathlib import Path
 import datasets
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
-from sbkit.data.embedded_audio import write_embedded
+from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
+from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
 BATCH_ROWS = 100  # in memory at a time, with the audio that they hold
 LARGEST = 1 << 26  # bytes of what describes a dataset
+LONGEST_NAME = 100  # characters
 
 
 def is_saved_dataset(source: Path) -> bool:
@@ -89,3 +93,32 @@ def _as_text(source: Path, value: object) -> str:
         content = value["bytes"]
         return str(write_embedded(content, path, source)) if content is not None else path
     return str(value)
+
+
+def write_embedded(content: bytes, name: str, source: Path) -> Path:
+    """Write the bytes of one audio file, unless they are there, and return where.
+
+    The name is the one that the dataset gives, in a folder of its own: the clip's id is made of it.
+
+    Raises:
+        SbkitError: the cache cannot be written, or its disk is full.
+    """
+    key = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
+    folder = default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    plain = Path(name).name
+    if not plain.isprintable() or not 0 < len(plain) <= LONGEST_NAME:
+        plain = digest
+    file = folder / digest[:2] / digest / plain
+    if not file.is_file():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not (folder / CORPUS_FILE).is_file():
+                write_sealed(folder / CORPUS_FILE, {"folder": str(source.resolve())})
+            write_bytes_atomically(file, content)
+        except OSError as error:
+            raise SbkitError(
+                f"The audio of {source} must be written to {folder}, but that fails "
+                f"({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
+            ) from error
+    return file

@@ -150,23 +150,22 @@ class AudioFile:
 
 
 class ShardWriter:
-    """Write one shard; it is there when it is finished, and not before."""
+    """Write one shard; it is there when it is finished, and not before.
+
+    audio: what is written so far; unreadable: files that need not be tried again.
+    """
 
     def __init__(self, folder: Path, store: str = "pcm") -> None:
         self._store = store
         self._file = folder / f"{uuid4().hex}.arrow"
         self.audio = AudioFile(self._file.with_name(f".{self._file.name}.tmp"))
         self._clips: list[CachedClip] = []
-        self._unreadable: list[UnreadableClip] = []
+        self.unreadable: list[UnreadableClip] = []
 
     def add(self, clip: CachedClip, audio: bytes) -> None:
         """Add a clip; its audio is on the way to the disk with the next batch."""
         self._clips.append(clip)
         self.audio.add(audio)
-
-    def add_unreadable(self, clip: UnreadableClip) -> None:
-        """Note a file that need not be tried again."""
-        self._unreadable.append(clip)
 
     def finish(self) -> Shard:
         """Write the data, then the listing that makes a shard of them."""
@@ -174,20 +173,16 @@ class ShardWriter:
             sha256 = self.audio.finish()
             self.audio.path.rename(self._file)
         clips = Listing.of(self._clips)
-        shard = Shard(self._file, clips, self._unreadable, sha256, self._store)
+        shard = Shard(self._file, clips, self.unreadable, sha256, self._store)
         listing = {
             "sha256": sha256,
             "store": self._store,
             "clips": clips,
-            "unreadable": self._unreadable,
+            "unreadable": self.unreadable,
         }
         write_sealed(self._file.with_suffix(".json"), listing)
         write_stamp(self._file, sha256)
         return shard
-
-    def discard(self) -> None:
-        """Remove what was written."""
-        self.audio.discard()
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ What a file system asks for (a key, an endpoint) is fsspec's own business: its c
 its variables (FSSPEC_S3_...) and those of the store itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,8 @@ class Storage:
         """
         for start in range(0, len(names), LARGEST_TRANSFER):
             files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
-            system, _ = _file_system(self.url)
-            paths = [_file_system(each)[1] for each in files]
-            with _reaching(self.url):
-                contents = system.cat(paths, on_error="return")
-            for file, path in zip(files, paths, strict=True):
-                # one path gives its content, several a mapping; its keys may lack their slash
-                found = contents[path] if isinstance(contents, Mapping) else contents
+            everything = [None] * len(files)
+            for file, found in zip(files, _fetch(files, everything, everything), strict=True):
                 yield _require_content(found, file)
 
     def write(self, name: str, content: bytes) -> None:
@@ -141,19 +136,26 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """
     if not ranges:
         return []
-    system, _ = _file_system(ranges[0].file)
-    paths = {file: _file_system(file)[1] for file in {each.file for each in ranges}}
-    with _reaching(ranges[0].file):
-        contents = system.cat_ranges(
-            [paths[each.file] for each in ranges],
-            [each.start for each in ranges],
-            [each.start + each.size for each in ranges],
-            on_error="return",
-        )
+    contents = _fetch(
+        [each.file for each in ranges],
+        [each.start for each in ranges],
+        [each.start + each.size for each in ranges],
+    )
     return [
         _require_content(content, each.file, each.size)
         for content, each in zip(contents, ranges, strict=True)
     ]
+
+
+def _fetch(
+    files: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
+) -> list[Any]:
+    """Return parts of files, or what is wrong with one; no name is taken for a pattern."""
+    system, _ = _file_system(files[0])
+    paths = {file: _file_system(file)[1] for file in {*files}}
+    with _reaching(files[0]):
+        found = system.cat_ranges([paths[f] for f in files], starts, ends, on_error="return")
+    return list(found)
 
 
 def _require_content(content: object, file: str, size: int | None = None) -> bytes:

@@ -5,32 +5,41 @@ SLURM_ARRAY_TASK_ID or RANK. A shard is there when its table is, and the corpus 
 which is written by the process that finds all shards. Who is killed loses the shard at hand.
 """
 
+import io
+import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count, tee
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
+from sbkit.base.files import naming, scratch_folder
 from sbkit.base.printable import printable
+from sbkit.data.audio_store import SHARDED
+from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded, decode_clips
 from sbkit.data.fill import DISK_FULL, claimed
 from sbkit.data.manifest import BadRow, Manifest, Row
-from sbkit.data.new_shard import NewShard
+from sbkit.data.prepare import UNREADABLE
 from sbkit.data.shard import CLAIM, AudioFile
 from sbkit.data.shard_units import ShardOptions, Unit, manifest_units
 from sbkit.data.sharded_corpus import (
+    FACTS,
     INDEX,
     Index,
     Listed,
+    ShardFacts,
     facts_of,
     listed,
     missing_shards,
@@ -171,7 +180,7 @@ class _Writer:
         finally:
             part.audio.discard()
 
-    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> NewShard:
+    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> "NewShard":
         folder = self.storage.folder or self.scratch
         audio = AudioFile(folder / f".{uuid4().hex}.arrow.tmp")
         return NewShard(f"{split}-{unit.key}", number, audio, sources)
@@ -190,6 +199,86 @@ class _Writer:
             yield row, next(decoding)
             if row.clip.path.is_relative_to(self.scratch):
                 shutil.rmtree(row.clip.path.parent)
+
+
+class NewShard:
+    """One shard that is being written.
+
+    Attributes:
+        number: of the shards of its unit; sources: rows of the unit up to here.
+    """
+
+    def __init__(self, unit: str, number: int, audio: AudioFile, sources: int) -> None:
+        self.number, self.audio, self.sources = number, audio, sources
+        self._name = f"{unit}-{number:03d}"
+        self._clips: list[Clip] = []
+        self._samples: list[int] = []
+        self._digests: list[str] = []
+        self._left_out: list[tuple[str, str, str]] = []
+
+    def add(self, row: Row | BadRow, decoded: Decoded | None) -> None:
+        """Add a clip, or note why there is none."""
+        self.sources += 1
+        if isinstance(row, BadRow):
+            self._left_out.append((row.id, row.reason, row.detail))
+        elif decoded is None or isinstance(decoded.audio, AudioError):
+            self._left_out.append((row.clip.id, UNREADABLE, str(decoded and decoded.audio)))
+        else:
+            with naming(self.audio.path.parent):
+                self.audio.add(decoded.audio)
+            self._clips.append(row.clip)
+            self._samples.append(decoded.samples)
+            self._digests.append(decoded.digest)
+
+    def finish(self, storage: Storage, *, last: bool) -> None:
+        """Put the audio in its place, then the table, which makes a shard of it."""
+        with naming(self.audio.path.parent):
+            sha256 = self.audio.finish()
+        places = locate(self.audio.path)
+        facts = ShardFacts(
+            name=self._name,
+            bytes=self.audio.path.stat().st_size,
+            sha256=sha256,
+            clips=len(self._clips),
+            samples=sum(self._samples),
+            sources=self.sources,
+            last=last,
+            left_out=self._left_out,
+        )
+        table = self._table(places).replace_schema_metadata({FACTS: json.dumps(asdict(facts))})
+        content = io.BytesIO()
+        pq.write_table(table, content)
+        storage.take(self.audio.path, f"{self._name}.arrow")
+        storage.write(f"{self._name}.parquet", content.getvalue())
+        say(f"{self._name}: {facts.clips} clips, {facts.bytes / 1e6:.1f} MB")
+
+    def _table(self, places: Mapping[str, Sequence[int]]) -> pa.Table:
+        clips = Clips.of(self._clips)
+        fields = {name: pa.array(values, pa.int64()) for name, values in places.items()}
+        fields["digest"] = pa.array(self._digests, pa.string())
+        columns = {
+            "id": clips.own["id"],
+            "sentence": clips.own["sentence"],
+            "samples": pa.array(self._samples, pa.int64()),
+            SHARDED: pa.StructArray.from_arrays(list(fields.values()), names=list(fields)),
+        }
+        others = {name: clips.columns[name] for name in clips.columns.column_names}
+        return pa.table({**columns, **others})
+
+
+def locate(file: Path) -> dict[str, list[int]]:
+    """Return where the audio of each row of an Arrow file begins, its size and CRC-32, in bytes."""
+    found: dict[str, list[int]] = {"start": [], "size": [], "crc32": []}
+    with pa.memory_map(str(file)) as source:
+        whole = source.read_buffer()
+        for batch in pa.ipc.open_stream(whole):
+            _, offsets, audio = batch["audio"].buffers()
+            ends = np.frombuffer(offsets, np.int32)[: len(batch) + 1]
+            starts = audio.address - whole.address + ends[:-1].astype(np.int64)
+            found["start"] += starts.tolist()
+            found["size"] += np.diff(ends).tolist()
+            found["crc32"] += [zlib.crc32(each.as_buffer()) for each in batch["audio"]]
+    return found
 
 
 def finished(storage: Storage, split: str, unit: Unit) -> Iterator[bytes]:

@@ -1,14 +1,19 @@
-"""When the tokens of a text are said: the best alignment of CTC to a text that is known.
+"""When a text is said: the best alignment of CTC to it, and from its frames to when words begin.
 
 Viterbi over the text with blanks between its tokens. Any decoder's text can be aligned, so that
-times do not depend on how it was found.
+times do not depend on how it was found. CTC writes a token in one or two of the frames in which it
+is heard, so that a word begins before its first token and ends after its last. Where a pause is
+before or after it, two numbers say by how much, which are fitted where the truth is known; without
+a pause, two words meet in the middle.
 
-Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank.
+Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank; N
+words, step: samples from a frame to the next.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +21,8 @@ import numpy.typing as npt
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.spelling import SPACE
+
+MOST = 25.0  # frames: a second of 40 ms each
 
 
 @dataclass(frozen=True)
@@ -120,3 +127,56 @@ def time_words(
             if timed not in spelled[-1:]:
                 spelled.append(timed)
     return [*words, TimedWord(text, tuple(spelled))] if text else words
+
+
+@dataclass(frozen=True)
+class WordOffsets:
+    """How far a word reaches beyond its tokens where a pause is, in frames.
+
+    start: added to its first frame, mostly below zero; end: added to the frame after its last.
+    Raises SbkitError for what is no number, or more than a second.
+    """
+
+    start: float = -1.2
+    end: float = 3.05
+
+    def __post_init__(self) -> None:
+        """Refuse what no fit gives."""
+        for name, value in asdict(self).items():
+            if type(value) not in (int, float) or not -MOST <= value <= MOST:
+                raise SbkitError(
+                    f"`word_offsets.{name}` must be a number of frames from {-MOST:g} to {MOST:g}, "
+                    f"but is {str(value)[:60]!r}. Fit it: python -m tools.bench_times BUNDLE DATA "
+                    "--fit"
+                )
+
+    @classmethod
+    def of(cls, value: Any) -> "WordOffsets":
+        """Return those of a mapping; the default ones for None.
+
+        Raises SbkitError for what has other keys than start and end.
+        """
+        if value is None:
+            return cls()
+        if not isinstance(value, dict) or set(value) != {"start", "end"}:
+            raise SbkitError(
+                f"`word_offsets` must have the keys start and end, but is {str(value)[:60]!r}. "
+                "Export the run again."
+            )
+        return cls(**value)
+
+    def place(
+        self, words: Sequence[TimedWord], *, samples: int, step: int
+    ) -> list[tuple[int, int]]:
+        """Return the first sample of each word, and the one after its last.
+
+        No word overlaps another, or leaves the clip, which has ``samples``.
+        """
+        first = np.array([word.first for word in words], np.float64)
+        end = np.array([word.end for word in words], np.float64)
+        bounds = np.stack([first + self.start, end + self.end], axis=1)  # (N, 2)
+        near = bounds[1:, 0] < bounds[:-1, 1]
+        bounds[1:, 0][near] = bounds[:-1, 1][near] = ((end[:-1] + first[1:]) / 2)[near]
+        bounds = np.rint(step * bounds).clip(0, samples)
+        rising = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
+        return [(int(begin), int(after)) for begin, after in rising]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 
 Tokens = tuple[int, ...]
 Counts = npt.NDArray[np.int64]

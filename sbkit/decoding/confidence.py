@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import TimedWord
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.scorer import UNKNOWN, LanguageModel
+from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.wer import right_words
 
 Floats = npt.NDArray[np.float64]
@@ -125,7 +125,7 @@ def agreement(
     return agreed
 
 
-def features_of_language(lm: LanguageModel, words: Sequence[str]) -> dict[str, Floats]:
+def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Floats]:
     """Ask a language model of words whether it knows each, and for ln P(word | words before)."""
     ids, state = [lm.id_of(word) for word in words], lm.start
     log_probs = list[float]()

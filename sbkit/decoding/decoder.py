@@ -1,35 +1,31 @@
 """Decoders: what turns the log-probabilities of CTC into tokens.
 
-Legend: B utterances, U frames of 40 ms, V vocabulary.
+Legend: U frames of 40 ms, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
-from sbkit.decoding.frames import BeamSettings, LogProbs
-from sbkit.decoding.graph_search import GraphSearch
-from sbkit.decoding.hotwords import HotwordScorer, decode_with_hotwords, reward_phrases
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
+from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.scorer import Scorer, SumOfScorers
+from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.token_scorer import TokenScorer
-from sbkit.decoding.word_graph import PACKAGES, make_graph
+from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 KINDS = ("beam", "graph")
@@ -38,6 +34,14 @@ MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely 
 NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
 ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
+
+
+def best_tokens(log_probs: LogProbs, blank: int) -> list[int]:
+    """Decode greedily: the best token of each frame, repeats merged, no blanks: (U, V) -> ids."""
+    best = log_probs.argmax(1)
+    before = np.concatenate([[blank], best[:-1]])
+    tokens: list[int] = best[(best != blank) & (best != before)].tolist()
+    return tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,45 +277,19 @@ class BeamDecoder:
                 f"A decoder with `attention: {self.attention}` must be given the attention decoder "
                 "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
             )
-        plain, biased = (
-            _Listening(search, attention if self.attention else None, self.weights.attention)
-            for search in (self.search, self._biased or self.search)
-        )
-        if self._hotwords is None:
-            return plain.decode(log_probs)
-        return decode_with_hotwords(
-            log_probs, unbiased=plain, biased=biased, hotwords=self._hotwords
-        )
+        plain = self._decode(self.search, log_probs, attention)
+        if self._hotwords is None or self._biased is None:
+            return plain
+        return self._hotwords.choose(plain, self._decode(self._biased, log_probs, attention))
 
-    def beams(
-        self,
-        log_probs: "Tensor",
-        frame_lengths: "Tensor",
-        attention: Sequence[AttentionDecoder | None] | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
-        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        heard = [row[:frames] for row, frames in rows]
-        pairs = zip(heard, attention or [None] * len(heard), strict=True)
-        return [self.nbest(*pair) for pair in pairs]
-
-    def decode(self, log_probs: "Tensor", frame_lengths: "Tensor") -> list[list[int]]:
-        """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
-        return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
-
-
-@dataclass(frozen=True)
-class _Listening:
-    """A search for one utterance, whose attention decoder takes part where there is one."""
-
-    search: Search
-    attention: AttentionDecoder | None
-    weight: float
-
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
-        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
-        if isinstance(self.search, JointBeamSearch):
-            assert self.attention is not None
-            return self.search.decode(log_probs, self.attention)
-        found = self.search.decode(log_probs)
-        return found if self.attention is None else rescore(found, self.attention, self.weight)
+    def _decode(
+        self, search: Search, log_probs: LogProbs, attention: AttentionDecoder | None
+    ) -> list[Hypothesis]:
+        """Search, with the attention decoder where it takes part."""
+        if isinstance(search, JointBeamSearch):
+            assert attention is not None
+            return search.decode(log_probs, attention)
+        found = search.decode(log_probs)
+        if self.attention is None or attention is None:
+            return found
+        return rescore(found, attention, self.weights.attention)

@@ -1,10 +1,11 @@
-"""What a beam search takes: log-probabilities that are checked, and the tokens worth a try.
+"""What a beam search takes and gives: log-probabilities, tokens worth a try, and hypotheses.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +19,23 @@ LogProbs = npt.NDArray[np.floating]
 class BeamSettings:
     """How a beam search prunes, and which tokens it knows.
 
-    vocab_size: V; beam_size: hypotheses kept after each frame, None for all; token_threshold:
-    natural log-probability that a token must exceed to be appended at a frame, None for all (the
-    best token of a frame is always tried; blanks and repeats always count); most_tokens: of a frame
-    that may be appended, the likeliest, None for all; excluded: tokens that are never appended,
-    such as `<unk>`.
+    vocab_size: V; beam_size: hypotheses kept after each frame; token_threshold: natural
+    log-probability that a token must exceed to be appended at a frame (the best token of a frame is
+    always tried; blanks and repeats always count); most_tokens: of a frame that may be appended,
+    the likeliest, None for all; excluded: tokens that are never appended, such as `<unk>`.
     Raises SbkitError for a beam without hypotheses, or a blank or token outside the vocabulary.
     """
 
     vocab_size: int
     blank: int = 0
-    beam_size: int | None = 16
-    token_threshold: float | None = None
+    beam_size: int = 16
+    token_threshold: float = -inf
     most_tokens: int | None = None
-    excluded: Collection[int] = field(default=())
+    excluded: Collection[int] = ()
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be."""
-        if self.beam_size is not None and self.beam_size < 1:
+        if self.beam_size < 1:
             raise SbkitError(
                 f"`beam_size` must be at least 1, but is {self.beam_size}. Try --beam_size=16."
             )
@@ -46,14 +46,21 @@ class BeamSettings:
                     f"but one is {token}. Take them from the tokenizer of this model."
                 )
 
-    def check_size(self, vocab_size: int) -> None:
-        """Refuse log-probabilities of another vocabulary."""
-        if vocab_size != self.vocab_size:
-            raise SbkitError(
-                f"Log-probabilities must have as many columns as the tokenizer has tokens "
-                f"({self.vocab_size}), but have {vocab_size}. Decode with this model's own "
-                "tokenizer."
-            )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A token sequence and its natural logarithmic scores; score is the sum of the three.
+
+    tokens: ids without blanks; ctc_score: ln p(tokens | audio), of the alignments that the beam
+    kept; lm_score: all that the scorers add, weighted, hotword rewards among it;
+    attention_score: ln p(tokens, end | audio) of an attention decoder, weighted.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    ctc_score: float
+    lm_score: float
+    attention_score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +94,31 @@ def check_log_probs(log_probs: LogProbs, settings: BeamSettings) -> None:
             f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
             f"{log_probs.shape}. Pass one utterance at a time."
         )
-    settings.check_size(log_probs.shape[1])
-    best = log_probs.max(1, initial=-np.inf)  # NaN where one is
+    if log_probs.shape[1] != settings.vocab_size:
+        raise SbkitError(
+            f"Log-probabilities must have as many columns as the tokenizer has tokens "
+            f"({settings.vocab_size}), but have {log_probs.shape[1]}. Decode with this model's own "
+            "tokenizer."
+        )
+    best = log_probs.max(1, initial=-inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
-        raise refuse_frame(place, float(best[place]))
-
-
-def refuse_frame(place: int, best: float) -> SbkitError:
-    """Return the error of a frame whose largest log-probability is no finite number."""
-    return SbkitError(
-        "Each frame's largest log-probability must be a finite number, but that of frame "
-        f"{place} is {best}. Look for NaN or infinity in the audio or the model's weights."
-    )
+        raise SbkitError(
+            "Each frame's largest log-probability must be a finite number, but that of frame "
+            f"{place} is {float(best[place])}. Look for NaN or infinity in the audio or the "
+            "model's weights."
+        )
 
 
 def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]:
     """Return which tokens may be appended: (U, V)."""
     allowed = np.ones(settings.vocab_size, dtype=bool)
     allowed[[settings.blank, *settings.excluded]] = False
-    log_probs = np.where(allowed, log_probs, -np.inf)
-    tried = log_probs > -np.inf
-    if settings.token_threshold is not None and allowed.any():
-        best = log_probs == log_probs.max(1, keepdims=True)
-        tried &= best | (log_probs > settings.token_threshold)
+    log_probs = np.where(allowed, log_probs, -inf)
+    tried: npt.NDArray[np.bool_] = log_probs > settings.token_threshold
+    tried = (tried | (log_probs == log_probs.max(1, keepdims=True))) & (log_probs > -inf)
     if settings.most_tokens is not None and settings.most_tokens < log_probs.shape[1]:
-        kept = np.where(tried, log_probs, -np.inf)
+        kept = np.where(tried, log_probs, -inf)
         least = np.partition(kept, -settings.most_tokens, axis=1)[:, -settings.most_tokens]
         tried &= kept >= least[:, None]
     return tried

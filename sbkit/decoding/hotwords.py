@@ -1,18 +1,19 @@
-"""Phrases that the user expects: found in a text, and rewarded while it is spelled.
+"""Phrases that the user expects: read from a list, found in a text, rewarded while it is spelled.
 
 The automaton is that of Aho and Corasick (1975), so its time does not grow with the list.
 """
 
 import math
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
+from sbkit.text.tokenizer import Tokenizer
 
 # Natural logarithms: a phrase is likelier to be said than any other text by so much. What fits by
 # chance does so the less the longer it is, and the more the longer the list is. CHANGELOG has what
@@ -30,11 +31,38 @@ class Spellable:
     refused: tuple[str, ...]
 
 
-def spellable(phrases: Iterable[str], spelling: Spelling) -> Spellable:
-    """Split phrases by whether the tokenizer has a piece for each of their characters."""
-    phrases = tuple(phrases)
-    good = tuple(phrase for phrase in phrases if spelling.letters(phrase))
-    return Spellable(phrases=good, refused=tuple(each for each in phrases if each not in good))
+def read_hotwords(named: str) -> Iterator[str]:
+    """Yield the phrases of a file, one on each line, or of a list with commas.
+
+    Raises:
+        SbkitError: the file cannot be read.
+    """
+    file = Path(named)
+    if not file.is_file():
+        yield from named.split(",")
+        return
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SbkitError(
+            f"`--hotwords` must be a UTF-8 text with a phrase on each line, or phrases with commas "
+            f"between them, but {file} cannot be read ({error}). Save it as UTF-8."
+        ) from error
+    yield from text.split("\n")
+
+
+def normalize_hotwords(
+    texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
+) -> Spellable:
+    """Normalize phrases as transcripts are; what the tokens cannot spell is refused as written."""
+    phrases, refused = dict[str, None](), dict[str, None]()
+    for text in texts:
+        phrase = normalize(text)
+        if phrase and tokenizer.vocabulary.unk not in tokenizer.encode(phrase):
+            phrases[phrase] = None
+        elif text.strip():
+            refused[text.strip()] = None
+    return Spellable(phrases=tuple(phrases), refused=tuple(refused))
 
 
 @dataclass(eq=False, slots=True)
@@ -65,17 +93,9 @@ class HotwordScorer:
     A phrase counts only from the begin of a word to the end of one. Where two end together, the
     larger reward counts. While a phrase is spelled it has credit, in proportion to its characters,
     so that the beam keeps it; the credit is taken back where the text goes on otherwise.
-    Raises SbkitError for a phrase that cannot be spelled, and where there is none.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], spelling: Spelling) -> None:
-        refused = spellable(rewards, spelling).refused
-        if refused or not rewards:
-            came = f'"{refused[0]}" cannot' if refused else "there is none"
-            raise SbkitError(
-                f"Hotwords must be spelled with the tokenizer's characters, but {came}. "
-                "Normalize them as the training text, and leave out what `spellable` refuses."
-            )
         self._texts, self._spelling = spelling.texts, spelling
         self._letters = {phrase: spelling.letters(phrase) for phrase in rewards}
         self._root = _build({self._letters[phrase]: each for phrase, each in rewards.items()})
@@ -106,6 +126,15 @@ class HotwordScorer:
         text = _between_spaces(SPACE.join(self._spelling.words(tokens)))
         pairs = self._letters.items()
         return frozenset(phrase for phrase, each in pairs if _between_spaces(each) in text)
+
+    def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
+        """Return one of two beams, of searches without and with the hotwords among their scorers.
+
+        The biased beam is taken only where its best text has a phrase that the unbiased one lacks
+        (k2-fsa/icefall#1948).
+        """
+        gained = self.find(biased[0].tokens) - self.find(unbiased[0].tokens)
+        return biased if gained else unbiased
 
     def _spell(self, state: PhraseState, letter: str) -> tuple[float, PhraseState]:
         node = state.node
@@ -152,33 +181,6 @@ def _link(root: PhraseNode) -> None:
             child.earned = max(child.earned, child.shorter.earned)
             child.credit = max(child.credit, child.shorter.credit)
             nodes.append(child)
-
-
-class Search(Protocol):
-    """A beam search."""
-
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
-        """Return the beam of log-probabilities (U, V), the best hypothesis first."""
-
-
-def decode_with_hotwords(
-    log_probs: LogProbs,
-    *,
-    unbiased: Search,
-    biased: Search,
-    hotwords: HotwordScorer,
-) -> list[Hypothesis]:
-    """Return a beam of log-probabilities (U, V), best first, that hotwords change only if heard.
-
-    unbiased, biased: searches without and with the hotwords among their scorers. The biased beam
-    is taken only where its best text has a phrase that the unbiased one lacks
-    (k2-fsa/icefall#1948).
-    """
-    plain, other = unbiased.decode(log_probs), biased.decode(log_probs)
-    if not plain or not other:
-        return plain
-    gained = hotwords.find(other[0].tokens) - hotwords.find(plain[0].tokens)
-    return other if gained else plain
 
 
 def _between_spaces(letters: str) -> str:

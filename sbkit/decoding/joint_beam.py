@@ -18,10 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.frames import BeamSettings, LogProbs, check_log_probs
-from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.prefix_beam import NOTHING
-from sbkit.decoding.scorer import AutomatonState, LazyAutomaton, Scorer
+from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
+from sbkit.decoding.scorer import NOTHING, AutomatonState, LazyAutomaton, Scorer
 
 CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention
 HOPELESS = 10.0  # below the best that ended; what is longer only gets worse (as ESPnet has it)
@@ -100,8 +98,8 @@ class JointBeamSearch:
 
     def _extend(self, prefix: Partial, following: Floats, ctc: Floats) -> Iterator[Partial]:
         """Append the tokens that attention finds likeliest, as many as the beam asks for."""
-        tokens, size = self._tokens, self._settings.beam_size
-        if size is not None and len(tokens) > (count := int(CANDIDATES * size) + 1):
+        tokens, count = self._tokens, int(CANDIDATES * self._settings.beam_size) + 1
+        if len(tokens) > count:
             tokens = tokens[np.argpartition(-following[tokens], count)[:count]]
         in_token, in_blank, heard = extend_ctc(prefix, tokens, ctc, self._settings.blank)
         for place in np.flatnonzero(heard > -inf).tolist():
@@ -120,8 +118,6 @@ class JointBeamSearch:
             )
 
     def _best(self, partials: list[Partial], ended: Sequence[Hypothesis]) -> list[Partial]:
-        if self._settings.beam_size is None:
-            return partials
         kept = nlargest(self._settings.beam_size, partials, key=attrgetter("score"))
         hopeless = ended[0].score - HOPELESS if ended else -inf
         return [each for each in kept if each.score > hopeless]

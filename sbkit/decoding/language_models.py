@@ -1,10 +1,10 @@
-"""The language models of a run: of words and of tokens, from the text that it is told to take.
+"""Language models of words and of tokens: of a run, and of any text (`sbkit lm`).
 
 texts, normalized -> words -> model of words; tokens of the tokenizer -> model of tokens -> one file
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,11 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.arpa import read_arpa
+from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
-from sbkit.text.normalize import NORMALIZER_VERSION
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
@@ -169,3 +169,63 @@ def unknown_share(model: NgramModel, texts: Sequence[str]) -> float:
     """Return the share of words in some texts that a model does not know."""
     words = [word for text in texts for word in text.split()]
     return sum(model.id_of(word) == 0 for word in words) / max(1, len(words))
+
+
+def read_sentences(file: Path, language: str) -> Iterator[str]:
+    """Yield the normalized sentences of a text.
+
+    Raises:
+        SbkitError: it cannot be read, is not UTF-8, or holds no sentence.
+    """
+    count = 0
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                if text := normalize(line, language):
+                    count += 1
+                    yield text
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_text(file, f"cannot be read ({error})") from error
+    if not count:
+        raise _no_text(file, "has none")
+
+
+def _no_text(file: Path, why: str) -> SbkitError:
+    return SbkitError(
+        f"A language model must be made of UTF-8 text, a sentence on each line, but {file} {why}. "
+        "Name another text."
+    )
+
+
+def train_texts(
+    texts: Sequence[Path], *, order: int, language: str, tokenizer: Path | None, out: Path
+) -> str:
+    """Train a language model on texts, write it as an ARPA file, and return what to say of it.
+
+    order: of its n-grams; language: whose normalizer is taken; tokenizer: a run, a bundle or a
+    model file, of whose tokens it is made, None for words.
+
+    Raises:
+        SbkitError: a text or the tokenizer cannot be read, or the order is out of range.
+    """
+    spell = None if tokenizer is None else _open_tokenizer(tokenizer)
+
+    def sentences() -> Iterator[list[str]]:
+        for file in texts:
+            for text in read_sentences(file, language):
+                yield text.split() if spell is None else to_pieces(text, spell)
+
+    trained = train(sentences(), order=order)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_arpa(trained.model, out)
+    return describe_model(WORDS if spell is None else TOKENS, order, trained)
+
+
+def _open_tokenizer(named: Path) -> Tokenizer:
+    file = named / "tokenizer.model" if named.is_dir() else named
+    if not file.is_file():
+        raise SbkitError(
+            f"`--tokenizer` must be a run, a bundle or a sentencepiece model, but {named} has "
+            "none. Name the folder that training or export printed."
+        )
+    return Tokenizer(model_file=file)

@@ -10,11 +10,8 @@ Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefi
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
 
-from sbkit.decoding.frames import BeamSettings, Frame, LogProbs, make_frames
-from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.scorer import Arc, AutomatonState, LazyAutomaton, NoScorer, Scorer
-
-NOTHING = NoScorer()
+from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, LogProbs, make_frames
+from sbkit.decoding.scorer import NOTHING, Arc, AutomatonState, LazyAutomaton, Scorer
 
 
 class Prefix:
@@ -146,19 +143,18 @@ class PrefixBeamSearch:
 
         A full beam may stay as it is, so no extension below its worst prefix can enter.
         """
-        if self.settings.beam_size is None or len(beam) < self.settings.beam_size:
+        if len(beam) < self.settings.beam_size:
             return -inf
         return min(each.score for each in beam)
 
     def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
         """Return the best of the beam's prefixes and their extensions."""
-        size = self.settings.beam_size
         room = [each for each in beam if each.score > -inf]
-        if not extensions and (size is None or len(room) <= size):
+        if not extensions:
             return room
         extensions += [(each.score, each.total, each, each.token, None) for each in room]
         extensions.sort(key=itemgetter(0), reverse=True)
-        return [self._enter(each) for each in extensions[:size]]
+        return [self._enter(each) for each in extensions[: self.settings.beam_size]]
 
     def _enter(self, extension: Extension) -> Prefix:
         """Return the prefix that an extension leads to: the one that was there, or a new one."""

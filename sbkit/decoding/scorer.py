@@ -7,31 +7,13 @@ again and again, so `LazyAutomaton` keeps the answers.
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-UNKNOWN, END = 0, 2  # ids of `<unk>` and `</s>` in a language model
+from sbkit.base.errors import SbkitError
+from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+
 # States, of 1 to 4 kB each with their arcs; with half as many, an hour's decoding took 1.3 times as
 # long, and with twice as many no less.
 REMEMBERED = 1 << 17
-
-
-class LanguageModel(Protocol):
-    """An n-gram model in natural logarithms; the state () is that of no history.
-
-    words: by id, of which 0 is `<unk>`, 1 `<s>` and 2 `</s>`.
-    """
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the words by id."""
-
-    @property
-    def start(self) -> tuple[int, ...]:
-        """Return the state after `<s>`."""
-
-    def id_of(self, word: str) -> int:
-        """Return the id of a word, 0 where it is unknown."""
-
-    def score(self, state: tuple[int, ...], word: int) -> tuple[float, tuple[int, ...]]:
-        """Return ln P(word | state) and the state after it."""
+KNOWN_SHARE = 0.5  # of the pieces; a model of words knows few of them
 
 
 class Scorer(Protocol):
@@ -45,22 +27,6 @@ class Scorer(Protocol):
 
     def end(self, state: Any) -> float:
         """Return what the end of the audio adds."""
-
-
-class NoScorer:
-    """Add nothing."""
-
-    def start(self) -> Hashable:
-        """Return the only state."""
-        return None
-
-    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
-        """Return zero."""
-        return 0.0, None
-
-    def end(self, state: Any) -> float:
-        """Return zero."""
-        return 0.0
 
 
 class SumOfScorers:
@@ -85,6 +51,9 @@ class SumOfScorers:
     def end(self, state: Sequence[Any]) -> float:
         """Return the sum of their end scores."""
         return sum(scorer.end(each) for scorer, each in zip(self._scorers, state, strict=True))
+
+
+NOTHING = SumOfScorers(scorers=())
 
 
 Arc = tuple[float, Hashable]
@@ -133,3 +102,43 @@ class LazyAutomaton:
     def end(self, state: AutomatonState) -> float:
         """Return what the end of the audio adds."""
         return self._scorer.end(state.of_scorer)
+
+
+class TokenScorer:
+    """Add lm_weight * ln P(tokens `</s>`) + token_bonus * (number of tokens).
+
+    lm: its words are pieces of the tokenizer, `▁` included; pieces: by token id.
+    Raises SbkitError where the model knows less than half of the pieces: it is another's.
+    """
+
+    def __init__(
+        self,
+        *,
+        lm: NgramModel,
+        pieces: Sequence[str],
+        lm_weight: float = 0.5,
+        token_bonus: float = 0.0,
+        special: Sequence[int] = (0, 1, 2, 3),
+    ) -> None:
+        self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
+        self._ids = [lm.id_of(piece) for piece in pieces]
+        spoken = [self._ids[token] for token in range(len(pieces)) if token not in special]
+        known = sum(each != UNKNOWN for each in spoken)
+        if known < KNOWN_SHARE * len(spoken):
+            raise SbkitError(
+                "The language model must be of the tokenizer's pieces, but knows "
+                f"{known} of {len(spoken)}. Train it on text that this tokenizer encoded."
+            )
+
+    def start(self) -> Hashable:
+        """Return the state after `<s>`."""
+        return self._lm.start
+
+    def step(self, state: tuple[int, ...], token: int) -> tuple[float, Hashable]:
+        """Return the weighted log-probability of a token, and the state after it."""
+        log_prob, after = self._lm.score(state, self._ids[token])
+        return self._lm_weight * log_prob + self._token_bonus, after
+
+    def end(self, state: tuple[int, ...]) -> float:
+        """Return the weighted log-probability of `</s>`."""
+        return self._lm_weight * self._lm.score(state, END)[0]

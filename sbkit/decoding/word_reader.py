@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.alignment import TimedWord, frames_needed, time_words
+from sbkit.decoding.alignment import TimedWord, WordOffsets, frames_needed, time_words
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
@@ -18,11 +18,9 @@ from sbkit.decoding.confidence import (
     features_of_audio,
     features_of_language,
 )
-from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.scorer import LanguageModel
+from sbkit.decoding.frames import Hypothesis, LogProbs
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -51,7 +49,7 @@ class WordReader:
     samples_per_frame: int
     sample_rate: int
     offsets: WordOffsets = field(default_factory=WordOffsets)
-    lm: LanguageModel | None = None
+    lm: NgramModel | None = None
     confidence: Confidence | None = None
     unjudged: frozenset[str] = frozenset()
 
@@ -61,14 +59,12 @@ class WordReader:
         tokens: Sequence[int],
         beam: Sequence[Hypothesis] = (),
         *,
-        samples: int | None = None,
+        samples: int,
     ) -> tuple[Word, ...]:
         """Align tokens with log-probabilities (U, V), and judge the words that they spell.
 
-        No word leaves the clip, of so many samples: None for those of its frames.
+        No word leaves the clip, of so many samples.
         """
-        if samples is None:
-            samples = len(log_probs) * self.samples_per_frame
         if self.confidence is None:
             return self._in_seconds(self._align(log_probs, tokens), samples)
         evidence = self.weigh(log_probs, tokens, beam)

@@ -1,11 +1,106 @@
-"""A word n-gram model over spelled words, with look-ahead and an open vocabulary."""
+"""A word n-gram model over spelled words, with look-ahead and an open vocabulary.
+
+Its words stand in a tree of characters, the lexicon.
+"""
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.lexicon import Entry, Lexicon, LexiconNode
-from sbkit.decoding.scorer import END, UNKNOWN, LanguageModel
 from sbkit.decoding.spelling import SPACE, Spelling
+from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+
+
+@dataclass(eq=False, slots=True)
+class LexiconNode:
+    """A beginning of words.
+
+    children: by character; best: the highest look-ahead value of the words that begin so; word:
+    the id of the one that is complete here, None where none is.
+    """
+
+    children: dict[str, "LexiconNode"] = field(default_factory=dict)
+    best: float = -inf
+    word: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A word to be put into a lexicon: its characters, its id, and what it promises early.
+
+    value: a natural log-probability, such as that of the unigram.
+    """
+
+    letters: str
+    word: int
+    value: float
+
+
+class Lexicon:
+    """A tree of words; of two that are spelled alike, the first is kept."""
+
+    def __init__(self, *, entries: Iterable[Entry] = ()) -> None:
+        self.root = LexiconNode()
+        self._insert_all(entries)
+
+    def extended(self, entries: Iterable[Entry]) -> Self:
+        """Return a tree with more words; it shares the nodes on whose path none of them lies.
+
+        So the time is that of the new words, however large the tree is.
+        """
+        larger = type(self)()
+        larger.root = _copy(self.root)
+        larger._insert_all(each for each in entries if not self._holds(each.letters))
+        return larger
+
+    def _insert_all(self, entries: Iterable[Entry]) -> None:
+        """Insert words, and copy the nodes that another tree may own before they change."""
+        own = set[int]()
+        for entry in entries:
+            node = self.root
+            for letter in entry.letters:
+                node.best = max(node.best, entry.value)
+                child = node.children.get(letter)
+                if child is None or id(child) not in own:
+                    child = node.children[letter] = LexiconNode() if child is None else _copy(child)
+                    own.add(id(child))
+                node = child
+            node.best = max(node.best, entry.value)
+            node.word = entry.word if node.word is None else node.word
+
+    def _holds(self, letters: str) -> bool:
+        node = self.root
+        for letter in letters:
+            if letter not in node.children:
+                return False
+            node = node.children[letter]
+        return node.word is not None
+
+
+def _copy(node: LexiconNode) -> LexiconNode:
+    return LexiconNode(dict(node.children), node.best, node.word)
+
+
+def make_lexicon(lm: NgramModel, spelling: Spelling) -> Lexicon:
+    """Return the words of a language model that the recognizer can spell.
+
+    Raises SbkitError where it can spell none.
+    """
+    spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    entries = [
+        Entry(letters, word, lm.score((), word)[0])
+        for letters, word in spelled
+        if letters and SPACE not in letters
+    ]
+    if not entries:
+        raise SbkitError(
+            "The language model must have words that the tokenizer can spell, but has none among "
+            f"{len(lm.words) - END - 1}. Train it on text normalized as the recognizer's."
+        )
+    return Lexicon(entries=entries)
+
 
 History = tuple[int, ...]
 
@@ -22,25 +117,23 @@ class WordScorer:
     its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney, 2000). A
     spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it leaves: with
     these defaults, paying at its end fills the beam with what is no word (WER of the demo's dev
-    clips 78.9 instead of 41.8). Added words, such as hotwords, pay for `<unk>` and added_word_score
-    instead.
+    clips 78.9 instead of 41.8). Added words, such as those of hotwords, pay for `<unk>` alone.
     """
 
     def __init__(
         self,
         *,
-        lm: LanguageModel,
+        lm: NgramModel,
         lexicon: Lexicon,
         spelling: Spelling,
         lm_weight: float = 1.0,
         word_bonus: float = 0.0,
         unknown_word_score: float = -12.0,
-        added_word_score: float = 0.0,
         added_words: Iterable[str] = (),
     ) -> None:
         self._lm, self._texts = lm, spelling.texts
         self._lm_weight, self._word_bonus = lm_weight, word_bonus
-        self._unknown_word_score, self._added_word_score = unknown_word_score, added_word_score
+        self._unknown_word_score = unknown_word_score
         value = lm.score((), UNKNOWN)[0]
         spelled = (spelling.letters(word) for word in added_words)
         added = [Entry(letters, UNKNOWN, value) for letters in spelled if letters]
@@ -84,7 +177,6 @@ class WordScorer:
             return score, (history, self._root)
         log_prob, history = self._lm.score(history, node.word)
         score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
-        score += self._added_word_score if node.word == UNKNOWN else 0.0
         return score, (history, self._root)
 
     def _leave(self, history: History, node: LexiconNode) -> tuple[float, WordState]:
@@ -98,22 +190,3 @@ class WordScorer:
         if node is self._root:
             return 0.0
         return self._lm_weight * node.best + self._word_bonus
-
-
-def make_lexicon(lm: LanguageModel, spelling: Spelling) -> Lexicon:
-    """Return the words of a language model that the recognizer can spell.
-
-    Raises SbkitError where it can spell none.
-    """
-    spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
-    entries = [
-        Entry(letters, word, lm.score((), word)[0])
-        for letters, word in spelled
-        if letters and SPACE not in letters
-    ]
-    if not entries:
-        raise SbkitError(
-            "The language model must have words that the tokenizer can spell, but has none among "
-            f"{len(lm.words) - END - 1}. Train it on text normalized as the recognizer's."
-        )
-    return Lexicon(entries=entries)

@@ -9,14 +9,11 @@ from glob import has_magic
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming
 
 STANDARD_INPUT = "-"
-SUFFIXES = (
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
-    *(".aiff", ".aif", ".au", ".caf", ".rf64", ".sph", ".w64"),
-)
 
 
 @dataclass(frozen=True)

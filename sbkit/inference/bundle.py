@@ -29,15 +29,14 @@ from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
-from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
-from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
-from sbkit.decoding.hypothesis import Hypothesis
+from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder, best_tokens
+from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.scorer import LanguageModel
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Heard
+from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.normalize import normalize, separates_words
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
@@ -79,7 +78,7 @@ class Bundle:
     model: Any
     tokenizer: Tokenizer | None
     decoder: BeamDecoder | None = None
-    lm: LanguageModel | None = None
+    lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
@@ -112,8 +111,11 @@ class Bundle:
             SbkitError: a text is longer than its clip can hold.
         """
         encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
-        rows = zip(clips, self.model.log_probs(clips), texts, strict=True)
-        return [reader.read(row, encode(text), samples=len(clip)) for clip, row, text in rows]
+        rows = zip(clips, self.model.hear(clips), texts, strict=True)
+        return [
+            reader.read(heard.log_probs, encode(text), samples=len(clip))
+            for clip, heard, text in rows
+        ]
 
     def _attention(self, heard: Heard) -> AttentionDecoder | None:
         """Return the attention decoder of a clip, where it takes part."""
@@ -122,18 +124,12 @@ class Bundle:
         score = partial(self.model.decoder_log_probs, heard.states)
         return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
 
-    @property
-    def samples_per_frame(self) -> int:
-        """How many samples go by from one frame of CTC to the next."""
-        count: int = self.model.samples_per_frame
-        return count
-
     @cached_property
     def _reader(self) -> WordReader:
         """Make what aligns and judges the words of the bundle's decoder."""
         return WordReader(
             tokenizer=self.require_asr(),
-            samples_per_frame=self.samples_per_frame,
+            samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
             lm=self.lm,
@@ -338,9 +334,7 @@ def _load_decoder(
     )
 
 
-def _words_of(
-    config: BundleConfig, decoder: BeamDecoder | None, folder: Path
-) -> LanguageModel | None:
+def _words_of(config: BundleConfig, decoder: BeamDecoder | None, folder: Path) -> NgramModel | None:
     """Return the language model of words; refuse confidences that ask for one without it."""
     words = None if decoder is None else decoder.language_models.words
     if words is None and any(each.needs_language_model for each in config.confidence.values()):

@@ -14,8 +14,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle import Bundle, load_bundle
+from sbkit.inference.model import fitting
 from sbkit.inference.pieces import Cutter
-from sbkit.inference.running import fitting
 
 SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
 

@@ -16,7 +16,7 @@ from sbkit.base.regular import read_regular
 from sbkit.data.roles import require_split_name
 from sbkit.logs.intervals import errors_of, interval_of, totals_of
 from sbkit.logs.utterances import hash_references, read_utterances, utterances_file
-from sbkit.text.interval import Interval, Units, difference_interval, units_of
+from sbkit.text.interval import Interval, Units, rate_interval, units_of
 from sbkit.text.mapsswe import Mapsswe, mapsswe
 from sbkit.text.wer import ErrorCounts, Scored
 
@@ -134,9 +134,7 @@ def _two_rates(a: Sequence[ErrorCounts], b: Sequence[ErrorCounts], *, units: Uni
         b=sum(b, ErrorCounts()),
         interval_a=interval_of(a, units),
         interval_b=interval_of(b, units),
-        difference_interval=difference_interval(
-            errors_of(a), errors_of(b), totals_of(a), units.groups, unit=units.name
-        ),
+        difference_interval=rate_interval(errors_of(a) - errors_of(b), totals_of(a), units),
     )
 
 

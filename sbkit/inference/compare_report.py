@@ -1,12 +1,17 @@
-"""A comparison of two runs, for the screen and as plain data."""
+"""A comparison of two runs: for the screen, as plain data, and as a page of both side by side."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
+from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.inference.compare import Changed, Comparison, RunComparison, TwoRates
+from sbkit.inference.compare import Changed, Comparison, RunComparison, TwoRates, read_figures
 from sbkit.logs.intervals import describe_interval, describe_units, interval_figures
+from sbkit.logs.report import REPORT, write_report
+from sbkit.logs.run_results import read_clips, read_results
 from sbkit.text.interval import Interval
 from sbkit.text.mapsswe import Mapsswe
 from sbkit.text.wer import ErrorCounts
@@ -133,3 +138,35 @@ def _side(counts: ErrorCounts, interval: Interval) -> dict[str, Any]:
         "errors": counts.errors,
         "interval": interval_figures(interval),
     }
+
+
+def write_comparison(file: Path, compared: RunComparison, a: Path, b: Path) -> None:
+    """Write the page; what can be heard is what the reports of ``a`` and ``b`` hold.
+
+    Raises:
+        SbkitError: a file of either is not what its name says.
+    """
+    heard = [read_clips(folder / REPORT) for folder in (a, b)]
+
+    def clips(name: str, ids: list[str], most: int) -> dict[str, str]:
+        known = {id: clip for each in reversed(heard) for id, clip in each.get(name, {}).items()}
+        found: dict[str, str] = {}
+        for id in ids:
+            if id in known and (most := most - len(known[id])) >= 0:
+                found[id] = known[id]
+        return found
+
+    try:
+        write_report(
+            file,
+            [read_results(folder, read_figures(folder)) for folder in (a, b)],
+            clips=clips,
+            compared=comparison_figures(compared, a, b)["test"],
+            notes=[f"{each.name}: {describe_test(each.mapsswe)}" for each in compared.test],
+        )
+    except (TypeError, ValueError, KeyError, AttributeError, TemplateError) as error:
+        raise SbkitError(
+            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but "
+            f"one is not ({printable(str(error))[:200]}). Score again: sbkit score RUN DATA "
+            "--out DIR."
+        ) from error

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from itertools import product
 from typing import Any, TypeVar
@@ -19,7 +20,6 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.device_guard import keep_device_guard
 from sbkit.train.compiling import find_blocks, require_compiler
 
 MODES = ("default", "reduce-overhead")
@@ -139,3 +139,23 @@ def own_cuda_graphs() -> None:
     if not hasattr(trees.local, "tree_manager_containers"):
         trees.local.tree_manager_containers = {}
         trees.local.tree_manager_locks = defaultdict(threading.Lock)
+
+
+@cache
+def keep_device_guard() -> None:
+    """Keep torch 2.11 from crashing over tracing after the end of a thread that traced; once.
+
+    Where no GPU is, whoever traces first (torch.compile, torch.export) makes a stand-in for CUDA's
+    device guard, which belongs to its thread, and writes its address into a table of the whole
+    process (`c10::impl::ensureCUDADeviceGuardSet`). When the thread ends, the address stays: the
+    next tracing, in any thread, was a segmentation fault. So a thread that never ends makes it.
+    """
+    made = threading.Event()
+    threading.Thread(target=_make_guard, args=(made,), name="device guard", daemon=True).start()
+    made.wait()
+
+
+def _make_guard(made: threading.Event) -> None:
+    torch._C._ensureCUDADeviceGuardSet()
+    made.set()
+    threading.Event().wait()

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
-from sbkit.decoding.word_offsets import WordOffsets
-from sbkit.inference.plain import Plain, refuse_bomb
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
@@ -20,6 +19,9 @@ LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
 LARGEST_BEAM = 10_000
+DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
+
+Plain = Any  # what JSON can hold
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     read = _Fields(values, of)
     read("format", lambda value: value == FORMAT and type(value) is int, f"the number {FORMAT}")
     config = BundleConfig(
-        model_class=read("model_class", lambda value: value in MODEL_CLASSES, _one_of()),
+        model_class=read(
+            "model_class", lambda value: value in MODEL_CLASSES, " or ".join(MODEL_CLASSES)
+        ),
         sample_rate=read(
             "sample_rate", _is_rate, f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE}"
         ),
@@ -132,7 +136,7 @@ class _Fields:
 def _parse(content: bytes, of: str) -> dict[str, Any]:
     try:
         values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
-        refuse_bomb(values)
+        _refuse_bomb(values)
     except (ValueError, RecursionError) as error:
         why = "it is too deep" if isinstance(error, RecursionError) else printable(str(error))
         raise SbkitError(
@@ -141,6 +145,19 @@ def _parse(content: bytes, of: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SbkitError(f"{of} must hold a mapping, but is something else. Export it again.")
     return values
+
+
+def _refuse_bomb(plain: Plain) -> None:
+    """Refuse data that is deeper or larger than a model's description; raises ValueError."""
+    count, waiting = 0, [(plain, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > DEEPEST or count > MOST:
+            raise ValueError(f"it has more than {DEEPEST} levels or {MOST} values")
+        below = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting += [(each, depth + 1) for each in below]
 
 
 def _is_rate(value: Any) -> bool:
@@ -156,10 +173,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         raise ValueError("a key is there twice")
     return values
-
-
-def _one_of() -> str:
-    return f"one of {', '.join(MODEL_CLASSES)}"
 
 
 def _tuple(value: list[str] | None) -> tuple[str, ...] | None:

@@ -15,12 +15,12 @@ import soundfile
 import torch
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.provenance import versions
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.base.version import __version__
 from sbkit.distributed.device import SUPPORTED, count_here
-from sbkit.inference.installed import WHEELS, installed_version, why_no_cuda
 from sbkit.inference.onnx_runtime import FILES, FOLDER
-from sbkit.inference.runtimes import Wanted, open_model
+from sbkit.inference.runtimes import WHEELS, Wanted, open_model, why_no_cuda
 
 PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
 COMPILERS = ("CXX", "g++", "clang++")  # the first is a variable of the environment
@@ -52,8 +52,9 @@ def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterat
     """Yield what is found, a line for each subject; ``folder`` is a bundle to be tried."""
     yield Finding("sbkit", f"{__version__}, Python {platform.python_version()}")
     yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    found = versions(PACKAGES)
     for name in PACKAGES:
-        yield Finding(name, installed_version(name) or "not installed")
+        yield Finding(name, found[name] or "not installed")
     yield Finding("libsndfile", soundfile.__libsndfile_version__)
     yield Finding("devices", ", ".join(_devices()))
     for runtime in ("torch", "onnx"):

@@ -37,9 +37,9 @@ from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
-from sbkit.inference.formats.grid import Grid
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
-from sbkit.inference.formats.source import Source
+from sbkit.inference.formats.parity import Grid
+from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
 from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain

@@ -16,7 +16,7 @@ from sbkit.base.printable import printable
 from sbkit.config.allowed import find, refusal
 from sbkit.config.document import tag_of
 from sbkit.config.tuples import TUPLE, read_tuple
-from sbkit.inference.plain import DEEPEST, MOST, Plain
+from sbkit.inference.config import DEEPEST, MOST, Plain
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`
 KINDS = ("new", "name")

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
+from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
@@ -25,7 +27,6 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
-FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 RECORD = "session.record_ep_graph_assignment_info"
 
 Floats = npt.NDArray[np.float32]
@@ -52,7 +53,7 @@ class OnnxModel:
 
         Raises SbkitError where onnxruntime or the provider is not there, or does not run the model.
         """
-        runtime = import_onnxruntime()
+        runtime = require_package("onnxruntime", extra="export")
         asked = _require_provider(provider, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
@@ -110,21 +111,6 @@ class OnnxModel:
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
         return LogProbs(found[0], found[1])
-
-
-def import_onnxruntime() -> Any:
-    """Import onnxruntime, which not every installation has.
-
-    Raises SbkitError.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise SbkitError(
-            "onnxruntime must be installed to run an ONNX model, but is not. "
-            "Install it: pip install 'sbkit[export]'"
-        ) from error
-    return onnxruntime
 
 
 def _require_provider(name: str, available: list[str]) -> str:

@@ -3,10 +3,14 @@
 Audio comes in blocks, and no more is held of it than a piece and a block. Where a cut lies depends
 on the 30 s before it alone, so that the size of the blocks changes nothing.
 
-Legend: S samples, W windows of 20 ms.
+Two overlapping pieces see the same audio. Their log-probabilities are cut at one frame, in the
+longest gap that the first one heard between two tokens, so that no word is lost and none is there
+twice: CTC has a frame for each moment, whatever is decoded from it.
+
+Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +18,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import seconds_to_samples
+from sbkit.decoding.frames import LogProbs
 
 LONGEST = 30.0  # seconds; attention grows with the square of the length
 SHORTEST = 1.0  # seconds of a piece before a long pause ends it
@@ -135,3 +140,15 @@ def find_pauses(samples: Samples, window: int) -> list[Pause]:
     quiet = np.concatenate([[False], levels < threshold, [False]])
     edges: npt.NDArray[np.int64] = np.flatnonzero(quiet[1:] != quiet[:-1])
     return [Pause(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
+
+
+def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
+    """Return the frame to cut at: in the longest gap of the middle half of the last ``overlap``.
+
+    silent: the tokens that are no speech, blank and space. Without a gap it is in the middle.
+    """
+    first, last = len(log_probs) - 3 * overlap // 4, len(log_probs) - overlap // 4
+    heard = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
+    edges = np.concatenate([[-1], heard, [last - first]])
+    longest = int(np.argmax(np.diff(edges)))
+    return first + int(edges[longest] + edges[longest + 1] + 1) // 2

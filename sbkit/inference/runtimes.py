@@ -3,9 +3,11 @@
 torch and onnxruntime are imported in that thread, and only the one that is asked for.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,17 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.base.provenance import versions
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
-from sbkit.inference.effective import Effective
-from sbkit.inference.heard import Heard
-from sbkit.inference.installed import why_no_cuda
-from sbkit.inference.model_thread import Model, ModelThread
+from sbkit.inference.model import Batch, Effective, Heard, Model, ModelThread, run_batches
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
 AUTO = "auto"
 MOST_SAMPLES = 1 << 20  # from one frame to the next
 ON_RECOMPILE = ("error", "fallback")
+WHEELS = ("onnxruntime", "onnxruntime-gpu")  # both are imported as onnxruntime
+DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +176,48 @@ class OnnxClips:
         raise SbkitError(
             "A classifier must be run by torch, but this model is ONNX. Use --runtime torch."
         )
+
+
+def has_driver() -> bool:
+    """Check whether the driver of NVIDIA's GPUs can be loaded."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+def why_no_cuda(runtime: str) -> str | None:
+    """Return why a runtime cannot use a GPU of NVIDIA here, None where nothing speaks against it.
+
+    It is a part of a sentence: the cause, and what to do about it.
+    """
+    cause = _torch_cause() if runtime == "torch" else _onnx_cause()
+    if cause is None and not has_driver():
+        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
+    return cause
+
+
+def _torch_cause() -> str | None:
+    import torch
+
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is a wheel without CUDA. Install one with it"
+    return None
+
+
+def _onnx_cause() -> str | None:
+    found = versions(WHEELS)
+    there = [name for name in WHEELS if found[name]]
+    if len(there) > 1:
+        return (
+            f"both {' and '.join(there)} are installed, and one hides the other. Uninstall both, "
+            "and install onnxruntime-gpu again"
+        )
+    if find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed. Install onnxruntime-gpu"
+    import onnxruntime
+
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return "this onnxruntime is a wheel without CUDA. Uninstall it, and install onnxruntime-gpu"
+    return None

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import change_config
 from sbkit.inference.score import Wanted, prepare_source, score_rows
@@ -109,7 +109,7 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
         raise SbkitError(
             f"Data must have words to fit offsets to, but {source} has none. Take other data."
         )
-    frame = samples_to_seconds(bundle.samples_per_frame, bundle.config.sample_rate)
+    frame = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     offsets = WordOffsets(*(round(median(each) / frame, 2) for each in (starts, ends)))
     change_config(folder, word_offsets=asdict(offsets))
     return offsets

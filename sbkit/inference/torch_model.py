@@ -26,16 +26,12 @@ from sbkit.base.printable import printable
 from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.decoding.frames import LogProbs
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.budget import within_budget
 from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
-from sbkit.inference.effective import Effective, require_effective
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Batch, Effective, Heard, fitting, require_effective, run_batches
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
-from sbkit.inference.running import fitting
 from sbkit.text.vocabulary import Vocabulary
 
 CPU = Placement(torch.device("cpu"), "fp32")
@@ -92,10 +88,6 @@ class TorchModel:
         """How many batches were run uncompiled, since nothing was compiled for their shape."""
         return 0 if self._blocks is None else self._blocks.fallbacks
 
-    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
-        return [each.log_probs for each in self.hear(clips)]
-
     def hear(self, clips: Sequence[Samples]) -> list[Heard]:
         """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
         blocks = self._blocks
@@ -137,7 +129,7 @@ class TorchModel:
         return score_tokens(self.network, states, tokens)
 
     def _run_silence(self, clips: int, seconds: float) -> None:
-        self.log_probs([np.zeros(round(seconds * self._rate), np.int16)] * clips)
+        self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)
 
     @torch.inference_mode()
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
@@ -211,8 +203,9 @@ def load_model(
     weights = _parse_weights(content, file)
     for part in config.parts.values():
         refuse_unlisted(part, own=own, imports=config.imports)
+    largest = max((size for each in weights.values() for size in each.shape), default=0)
     with within_budget(weights):
-        model, features = build_model(config, vocabulary, own=own, largest=_largest(weights))
+        model, features = build_model(config, vocabulary, own=own, largest=largest)
     modules: nn.ModuleList = model.model
     refuse_other_model(weights, modules.state_dict(), of=str(folder))
     names = {name for name, _ in modules.named_parameters()}
@@ -281,10 +274,6 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
             f"{file} must be a safetensors file, but cannot be read "
             f"({printable(str(error))[:200]}). Export it again."
         ) from error
-
-
-def _largest(weights: Mapping[str, Tensor]) -> int:
-    return max((size for each in weights.values() for size in each.shape), default=0)
 
 
 def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -22,12 +22,8 @@ from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle import Bundle
-from sbkit.inference.effective import Effective
-from sbkit.inference.heard import Heard
-from sbkit.inference.joining import find_gap
-from sbkit.inference.model_thread import ModelThread
-from sbkit.inference.pieces import Cutter, Piece
-from sbkit.inference.running import fitting
+from sbkit.inference.model import Effective, Heard, ModelThread, fitting
+from sbkit.inference.pieces import Cutter, Piece, find_gap
 from sbkit.inference.runtimes import Wanted, open_model
 from sbkit.text.word import Word
 
@@ -89,13 +85,14 @@ class _Open:
 class Transcriber:
     """Transcribe files and arrays; made by `Transcriber.load`."""
 
-    def __init__(self, *, bundle: Bundle, thread: ModelThread, times: bool = True) -> None:
-        """Take a bundle whose model is that of the thread."""
-        self._bundle, self._thread, self._times = bundle, thread, times
+    def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
+        """Take a bundle whose model has a thread of its own."""
+        self._bundle, self._times = bundle, times
+        self._thread: ModelThread = bundle.model
         tokenizer = bundle.require_asr()
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
         self._silent = (tokenizer.vocabulary.blank, *spaces)
-        self.effective = thread.effective
+        self.effective = self._thread.effective
 
     @classmethod
     def load(
@@ -134,7 +131,7 @@ class Transcriber:
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
             _require_states(ready, runtime)
-            return cls(bundle=ready, thread=bundle.model, times=times)
+            return cls(bundle=ready, times=times)
         except BaseException:
             bundle.model.close()
             raise
@@ -161,10 +158,11 @@ class Transcriber:
         Raises:
             SbkitError: one of them cannot be read.
         """
+        rate = self._bundle.config.sample_rate
         sources = (
             self.file_source(each)
             if isinstance(each, Path | str)
-            else self.array_source(each, sample_rate)
+            else Source(None, partial(convert_array, each, sample_rate, rate))
             for each in audios
         )
         transcripts = []
@@ -178,11 +176,6 @@ class Transcriber:
         """Make a source of a file, which may go by another name."""
         rate = self._bundle.config.sample_rate
         return Source(name or str(path), partial(_read, path, rate, name))
-
-    def array_source(self, array: npt.NDArray[Any], sample_rate: int | None) -> Source:
-        """Make a source of an array, (S,) or (S, channels)."""
-        rate = self._bundle.config.sample_rate
-        return Source(None, partial(convert_array, array, sample_rate, rate))
 
     def stream(
         self, sources: Iterable[Source], *, on_seconds: Callable[[float], object] | None = None

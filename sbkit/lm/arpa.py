@@ -70,13 +70,10 @@ class Lines:
 
     def take_rows(self, count: int) -> Iterator[list[list[bytes]]]:
         """Yield the fields of so many lines, or fewer at the file's end, a block at a time."""
-        while count and (rows := [line.split() for line in self._some(count)]):
+        while rows := [each.split() for each in islice(self.file, min(count, LINES_AT_ONCE))]:
             yield rows
             self.number += len(rows)
             count -= len(rows)
-
-    def _some(self, count: int) -> Iterator[bytes]:
-        return islice(self.file, min(count, LINES_AT_ONCE))
 
     def fault(self, must: str, but: str, *, line: int | None = None) -> SbkitError:
         """Return the refusal of a line, by default the one read last."""

@@ -19,25 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.lm.ngram import (
     BEGIN,
-    BLANKS,
     END,
     LARGEST_ORDER,
     SPECIAL,
-    UNKNOWN,
     Grams,
     Ints,
     NgramModel,
-    refuse_text,
 )
 
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
-FIRST_PRUNED = 3  # order
 LEAST = float(np.finfo(np.float32).tiny)  # stands for a weight of zero, which has no logarithm
 
 
@@ -88,27 +83,24 @@ class Smoothed:
     backoffs: Doubles
 
 
-def train(sentences: Iterable[Sequence[str]], *, order: int, prune: int = 0) -> Trained:
+def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     """Train a model of an order, from sentences of words that are read once.
 
-    N-grams of three and more words that were seen at most ``prune`` times are left out, as with
-    lmplz's ``--prune 0 0 prune``. Where discounts cannot be estimated, which lmplz refuses unless
-    told, its ``--discount_fallback`` stands in and ``fallback_orders`` says so.
-    Raises SbkitError for an order out of range, no words, or words that no ARPA file can hold.
+    Where discounts cannot be estimated, which lmplz refuses unless told, its
+    ``--discount_fallback`` stands in and ``fallback_orders`` says so.
+    Raises SbkitError for an order out of range, and for no words.
     """
     if not 1 <= order <= LARGEST_ORDER:
         raise SbkitError(
             f"The order of a language model must be from 1 to {LARGEST_ORDER}, but is {order}. "
             "Take 3 for words, 6 for characters."
         )
-    if prune < 0:
-        raise SbkitError(f"`prune` must be at least 0, but is {prune}. Write 0 to keep all.")
     text = read_text(sentences)
     counted = count(text, order)
     discounts = [estimate_discounts(each.counts) for each in counted]
-    smoothed = smooth(counted, [each or FALLBACK for each in discounts], prune)
+    smoothed = smooth(counted, [each or FALLBACK for each in discounts])
     return Trained(
-        model=NgramModel(text.words, _keep(counted, smoothed, prune, len(text.words))),
+        model=NgramModel(text.words, _grams(counted, smoothed)),
         fallback_orders=tuple(n for n, each in enumerate(discounts, start=1) if each is None),
         sentences=text.sentences,
         tokens=len(text.ids) - 2 * text.sentences,
@@ -119,7 +111,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int, prune: int = 0) -> 
 def read_text(sentences: Iterable[Sequence[str]]) -> Text:
     """Number the words of sentences, 4 bytes a word, and keep each different word once.
 
-    Raises SbkitError for no words, or words that no ARPA file can hold.
+    Raises SbkitError for no words.
     """
     seen: defaultdict[str, int] = defaultdict()
     seen.default_factory = seen.__len__
@@ -127,7 +119,6 @@ def read_text(sentences: Iterable[Sequence[str]]) -> Text:
         seen[word]
     stream, count = array("i"), 0
     for sentence in sentences:
-        refuse_text(sentence)
         stream.append(BEGIN)
         stream.extend(map(seen.__getitem__, sentence))
         stream.append(END)
@@ -137,38 +128,10 @@ def read_text(sentences: Iterable[Sequence[str]]) -> Text:
             f"A text to train on must hold at least one word, but its {count} sentences hold none. "
             "Check the file and the normalizer."
         )
-    ids = np.frombuffer(stream, np.intc)
-    _refuse_special(ids, count)
     own = sorted(list(seen)[len(SPECIAL) :])
-    _refuse_unwritable(own)
     renumbered = np.arange(len(seen))
     renumbered[[seen[word] for word in own]] = np.arange(len(SPECIAL), len(seen))
-    return Text((*SPECIAL, *own), renumbered[ids], count)
-
-
-def _refuse_special(ids: npt.NDArray[np.intc], sentences: int) -> None:
-    expected = {UNKNOWN: 0, BEGIN: sentences, END: sentences}
-    for number, times in expected.items():
-        if np.count_nonzero(ids == number) != times:
-            raise SbkitError(
-                f"A text to train on must hold words alone, but holds {SPECIAL[number]}, which the "
-                "model adds by itself. Remove it."
-            )
-
-
-def _refuse_unwritable(words: Sequence[str]) -> None:
-    """Refuse words that would fall apart in a file, or that UTF-8 cannot write."""
-    for word in words:
-        if not word or not BLANKS.isdisjoint(word) or not _is_unicode(word):
-            raise SbkitError(
-                "A word to train on must have characters, none of them white space, but one is "
-                f'"{printable(word)[:80]}". Split the text at white space; for characters, write '
-                "`▁` for a space."
-            )
-
-
-def _is_unicode(word: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in word)
+    return Text((*SPECIAL, *own), renumbered[np.frombuffer(stream, np.intc)], count)
 
 
 def count(text: Text, order: int) -> list[Counted]:
@@ -218,20 +181,16 @@ def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:
     return discounts if all(0 <= each <= k for k, each in enumerate(discounts)) else None
 
 
-def smooth(
-    counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]], prune: int
-) -> list[Smoothed]:
+def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> list[Smoothed]:
     """Compute the probabilities of all orders, each interpolated with the one below."""
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>
     smoothed = []
     for order, (grams, discount) in enumerate(zip(counted, discounts, strict=True), start=1):
-        kept = _kept(grams, order, prune)
         taken = np.array(discount)[np.minimum(grams.counts, 3)]  # (N,)
-        freed = np.where(kept, taken, grams.counts)  # what is left out gives all it has
         contexts = len(lower)
         totals = np.bincount(grams.prefixes, grams.counts, contexts)
-        freed_totals = np.bincount(grams.prefixes, freed, contexts)
+        freed_totals = np.bincount(grams.prefixes, taken, contexts)
         backoffs = np.ones(contexts)  # of what is no context
         np.divide(freed_totals, totals, out=backoffs, where=totals > 0)
         probs = (grams.counts - taken) / totals[grams.prefixes]
@@ -243,30 +202,13 @@ def smooth(
     return smoothed
 
 
-def _kept(grams: Counted, order: int, prune: int) -> Bools:
-    if order < FIRST_PRUNED:
-        return np.ones(len(grams.keys), np.bool_)
-    kept: Bools = grams.times > prune
-    return kept
-
-
-def _keep(
-    counted: Sequence[Counted], smoothed: Sequence[Smoothed], prune: int, size: int
-) -> tuple[Grams, ...]:
-    """Make the arrays of a model, without the n-grams that are left out.
-
-    The first words of an n-gram were seen at least as often as all of it, so they are kept too.
-    """
-    grams = []
-    rows = np.zeros(1, np.int64)  # by row in the order below: the row among those kept
-    for order, (each, estimates) in enumerate(zip(counted, smoothed, strict=True), start=1):
-        kept = _kept(each, order, prune)
-        last = order == len(counted)
-        backoffs = np.ones(len(each.keys)) if last else smoothed[order].backoffs
-        keys = rows[each.prefixes] * size + each.keys % size
-        grams.append(Grams(keys[kept], _log(estimates.probs[kept]), _log(backoffs[kept])))
-        rows = np.cumsum(kept) - 1
-    return tuple(grams)
+def _grams(counted: Sequence[Counted], smoothed: Sequence[Smoothed]) -> tuple[Grams, ...]:
+    """Make the arrays of a model; its highest order has nothing to back off from."""
+    backoffs = [each.backoffs for each in smoothed[1:]] + [np.ones(len(counted[-1].keys))]
+    return tuple(
+        Grams(each.keys, _log(estimates.probs), _log(weights))
+        for each, estimates, weights in zip(counted, smoothed, backoffs, strict=True)
+    )
 
 
 def _log(values: Doubles) -> npt.NDArray[np.float32]:

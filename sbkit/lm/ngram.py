@@ -5,17 +5,12 @@ key is (row of its first n - 1 words in order n - 1) * V + (id of its last word)
 that share a context stand side by side, and one binary search per word finds any of them.
 """
 
-import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-
-from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -60,10 +55,6 @@ class NgramModel:
     )
     _rows: dict[State, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
-    def __reduce__(self) -> tuple[type["NgramModel"], tuple[tuple[str, ...], tuple[Grams, ...]]]:
-        """Pickle the model without what it remembers, for the workers of a program."""
-        return type(self), (self.words, self.grams)
-
     @property
     def order(self) -> int:
         """Return the number of words in the longest n-grams."""
@@ -96,34 +87,6 @@ class NgramModel:
             answer = self._log_prob(state, word), self._next_state(state, word)
             self._answers[asked] = answer
         return answer
-
-    def sentence_log_prob(self, words: Sequence[str]) -> float:
-        """Return the natural log-probability of a sentence, its end included.
-
-        Raises SbkitError for a text in place of words.
-        """
-        refuse_text(words)
-        total, state = 0.0, self.start
-        for word in words:
-            log_prob, state = self.score(state, self.id_of(word))
-            total += log_prob
-        return total + self.score(state, END)[0]
-
-    def perplexity(self, sentences: Iterable[Sequence[str]]) -> float:
-        """Return the perplexity per word, with unknown words and ends of sentences.
-
-        Raises SbkitError where there is no sentence.
-        """
-        total, count = 0.0, 0
-        for sentence in sentences:
-            total += self.sentence_log_prob(sentence)
-            count += len(sentence) + 1
-        if not count:
-            raise SbkitError(
-                "A perplexity must be measured on at least one sentence, but there is none. Check "
-                "the text."
-            )
-        return math.exp(-total / count)
 
     def _log_prob(self, state: State, word: int) -> float:
         paid, length = 0.0, len(state)
@@ -196,15 +159,3 @@ class NgramModel:
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
-
-
-def refuse_text(words: Sequence[str]) -> None:
-    """Refuse a text where a list of words is due: it would count as words of one character.
-
-    Raises SbkitError.
-    """
-    if isinstance(words, str):
-        raise SbkitError(
-            f'A sentence must be a list of words, but is the text "{printable(words)[:80]}". Write '
-            "`text.split()`; for characters, `list(text)`."
-        )

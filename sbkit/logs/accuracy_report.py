@@ -52,4 +52,4 @@ def describe_accuracy(answers: Sequence[Answer]) -> str:
 def _interval(answers: Sequence[Answer]) -> Interval:
     units = units_of([each.id for each in answers], [each.speaker for each in answers])
     right = np.array([each.right == each.found for each in answers], dtype=np.int64)
-    return rate_interval(right, np.ones_like(right), units.groups, unit=units.name)
+    return rate_interval(right, np.ones_like(right), units)

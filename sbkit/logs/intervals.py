@@ -31,7 +31,7 @@ def rate_intervals(scored: Sequence[Scored]) -> RateIntervals:
 
 def interval_of(counts: Sequence[ErrorCounts], units: Units) -> Interval:
     """Compute the interval of a rate from the counts of each utterance."""
-    return rate_interval(errors_of(counts), totals_of(counts), units.groups, unit=units.name)
+    return rate_interval(errors_of(counts), totals_of(counts), units)
 
 
 def errors_of(counts: Sequence[ErrorCounts]) -> Counts:

@@ -10,26 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.error_patterns import Confusion, UnknownWord, confusions, unknown_words
+from sbkit.logs.curves import encode_panel, overlay, run_panels
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
-from sbkit.logs.panels import run_panels
-from sbkit.logs.reliability import Bin, reliability_bins
 from sbkit.logs.report_rows import (
     Compared,
+    Confusion,
+    UnknownWord,
     choose,
     compare_utterances,
-    confidences,
+    confusions,
     row,
     row_sizes,
+    unknown_words,
 )
 from sbkit.logs.run_results import RunResults
-from sbkit.logs.svg import draw_panel, overlay
+from sbkit.logs.wer_report import judge_words
+from sbkit.text.calibration import Bin, reliability_bins
 
 REPORT = "report.html"
 CLIPS = 200  # that can be heard
 LONGEST = 30.0  # seconds that are heard of a clip
-ALL_BYTES, ROW_BYTES = 5_800_000, 700_000  # of rows with their clips, and without; a page has 6 MB
+ALL_BYTES, ROW_BYTES = 5_600_000, 700_000  # of rows with their clips, and without; a page has 6 MB
 MOST = 20  # frequent errors of each kind
 ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
@@ -138,10 +140,7 @@ def _section(
         played=len(found),
         errors=confusions([[each.pairs[run] for each in utterances] for run in range(len(runs))]),
         unknown=_unknown(utterances, known),
-        reliability=tuple(
-            reliability_bins([word for each in utterances for word in confidences(each, run)])
-            for run in range(len(runs))
-        ),
+        reliability=tuple(reliability_bins(*judge_words(each.utterances[name])) for each in runs),
     )
     return section, [row(each, found) for each in sorted(chosen, key=lambda each: each.id)]
 
@@ -152,12 +151,16 @@ def _unknown(utterances: Sequence[Compared], known: Known | None) -> tuple[Unkno
     return unknown_words([each.pairs[0] for each in utterances], known.words)
 
 
-def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[Any]:
-    """Return the drawings of the curves, none where nothing was trained."""
+def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[tuple[str, str]]:
+    """Return what the curves show and their pictures, none where nothing was trained."""
     drawn = [run_panels(each.log, metrics) for each in runs if each.log]
-    if len(drawn) < 2:
-        return [draw_panel(panel) for panels in drawn for panel in panels]
-    return [draw_panel(overlay(*both)) for both in zip(*drawn, strict=True)]
+    if len(drawn) > 1:
+        drawn = [tuple(overlay(*both) for both in zip(*drawn, strict=True))]
+    return [
+        (f"{panel.title}: {'; '.join(each.label for each in panel.curves)}", encode_panel(panel))
+        for panels in drawn
+        for panel in panels
+    ]
 
 
 def _slices(name: str, runs: Sequence[RunResults]) -> list[dict[str, Any]]:

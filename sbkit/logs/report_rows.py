@@ -1,6 +1,7 @@
-"""The utterances that a report shows, and what its page is told of each."""
+"""What a report shows of a test set: its utterances, and what is wrong in them again and again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Any
@@ -91,16 +92,66 @@ def _time(word: Word) -> list[float | None]:
     return [round(word.start, 3), round(word.end, 3), confidence]
 
 
-def confidences(utterance: Compared, run: int) -> list[tuple[float, bool]]:
-    """Return the confidence of each word that has one, and whether the word is right."""
-    heard = iter(utterance.runs[run].words)
-    words = [
-        (next(heard, None), said == recognized)
-        for said, recognized in utterance.pairs[run]
-        if recognized
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """A word, what was recognized instead, and how often by each run.
+
+    One of the two is "": of a word that was inserted, or deleted.
+    """
+
+    reference: str
+    hypothesis: str
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownWord:
+    """A word of the references that the recognizer has never seen written.
+
+    count: how often it is said; right: how often it is recognized; instead: what else is, the most
+    frequent first.
+    """
+
+    word: str
+    count: int
+    right: int
+    instead: tuple[str, ...]
+
+
+def confusions(runs: Sequence[Iterable[WordPairs]]) -> tuple[Confusion, ...]:
+    """Return the errors of one run or several, the most frequent first."""
+    counted = [
+        Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
+        for utterances in runs
     ]
-    return [
-        (word.confidence, right)
-        for word, right in words
-        if word is not None and word.confidence is not None
-    ]
+    together = sum(counted, Counter[tuple[str, str]]())
+    ranked = sorted(together, key=lambda pair: (-together[pair], pair))
+    return tuple(
+        Confusion(
+            reference=reference,
+            hypothesis=hypothesis,
+            counts=tuple(each[reference, hypothesis] for each in counted),
+        )
+        for reference, hypothesis in ranked
+    )
+
+
+def unknown_words(
+    utterances: Iterable[WordPairs], known: Container[str]
+) -> tuple[UnknownWord, ...]:
+    """Return the words of the references that are not known, the most frequent first."""
+    heard: dict[str, Counter[str]] = defaultdict(Counter)
+    for pairs in utterances:
+        for said, recognized in pairs:
+            if said and said not in known:
+                heard[said][recognized] += 1
+    found = (
+        UnknownWord(
+            word=word,
+            count=counts.total(),
+            right=counts[word],
+            instead=tuple(other for other, _ in counts.most_common() if other not in (word, "")),
+        )
+        for word, counts in heard.items()
+    )
+    return tuple(sorted(found, key=lambda each: (-each.count, each.word)))

@@ -1,6 +1,7 @@
-"""What a tested run left in its folder, as the page of its report needs it."""
+"""What a tested run left in its folder, as the page of a report needs it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from sbkit.text.wer import Scored
 
 DATA_REPORT = "data_report.json"
 LARGEST = 64 << 20  # bytes
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +64,29 @@ def _read_data(file: Path) -> Mapping[str, Any] | None:
             "next call of training writes it again."
         ) from error
     return dict(facts)
+
+
+def read_clips(page: Path) -> dict[str, dict[str, str]]:
+    """Return the MP3 in base64 of every clip of a report, by test set and id; none without a page.
+
+    Raises:
+        SbkitError: it is no page of a report.
+    """
+    if not page.exists():
+        return {}
+    content = read_regular(page, largest=LARGEST, what="The page of a report")
+    try:
+        found = DATA.search(content.decode())
+        sets = json.loads(found[1] if found else "")["sets"]
+        clips = {
+            str(name): {str(row["id"]): row["clip"] for row in rows if row["clip"] is not None}
+            for name, rows in sets.items()
+        }
+        if not all(BASE64.fullmatch(clip) for of in clips.values() for clip in of.values()):
+            raise ValueError("a clip is not in base64")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"{page} must be the page that sbkit wrote, whose clips can be heard, but is another "
+            f"({error}). Remove it, or score again: sbkit score RUN DATA --out DIR."
+        ) from error
+    return clips

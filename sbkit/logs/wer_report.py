@@ -12,7 +12,7 @@ from sbkit.logs.intervals import (
     rate_intervals,
 )
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
-from sbkit.text.calibration import Calibration, measure_calibration
+from sbkit.text.calibration import measure_calibration
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
 
 
@@ -94,7 +94,7 @@ def describe_results(scored: Sequence[Scored]) -> str:
     line = describe_rates(total_scores(scored), rate_intervals(scored))
     if (greedy := total_greedy(scored)) is not None:
         line += f"; greedily {describe_rates(greedy)}"
-    if (confidence := measure_confidence(scored)) is not None:
+    if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
 
@@ -105,19 +105,16 @@ def total_greedy(scored: Sequence[Scored]) -> Scores | None:
     return total_scores(greedy) if greedy else None
 
 
-def measure_confidence(scored: Iterable[Scored]) -> Calibration | None:
-    """Compare the confidences of all words with whether they are right; None without any."""
-    pairs = [
-        (word.confidence, right)
-        for each in scored
-        for word, right in zip(
-            each.words,
-            right_words(each.reference.split(), [word.text for word in each.words]),
-            strict=True,
-        )
-        if word.confidence is not None
-    ]
-    return measure_calibration([said for said, _ in pairs], [right for _, right in pairs])
+def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
+    """Return the confidence of each word that has one, and whether the word is right."""
+    confidences, right = list[float](), list[bool]()
+    for each in scored:
+        judged = right_words(each.reference.split(), [word.text for word in each.words])
+        for word, is_right in zip(each.words, judged, strict=True):
+            if word.confidence is not None:
+                confidences.append(word.confidence)
+                right.append(is_right)
+    return confidences, right
 
 
 def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
@@ -139,7 +136,7 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
 
 def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of one decoder, and how good its confidences are where it has any."""
-    confidence = measure_confidence(scored)
+    confidence = measure_calibration(*judge_words(scored))
     known = {} if confidence is None else {"confidence": confidence.plain()}
     return {**error_figures(total_scores(scored)), **known}
 

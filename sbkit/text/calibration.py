@@ -9,9 +9,18 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-BINS = 10  # of the expected calibration error, of equal width
+BINS = 10  # of confidences, of equal width
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bin:
+    """Words of similar confidence: how many, their mean confidence, and the share of right ones."""
+
+    count: int
+    confidence: float
+    right: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +63,7 @@ def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> 
     return Calibration(
         AUC=_auc(said, truth) if mixed else None,
         NCE=_nce(said, truth) if mixed else None,
-        ECE=_ece(said, truth),
+        ECE=_ece(reliability_bins(confidences, right)),
         words=len(truth),
         right=int(truth.sum()),
     )
@@ -82,12 +91,25 @@ def _nce(said: Floats, right: npt.NDArray[np.bool_]) -> float:
     return float((entropy + told) / entropy)
 
 
-def _ece(said: Floats, right: npt.NDArray[np.bool_]) -> float:
-    """Sum the distances of ``BINS`` bins of equal width, weighted by their words.
+def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
+    """Sort words by tenths of their confidence; bins without words are left out: (N,), (N,)."""
+    said, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
+    tenths = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    return tuple(
+        Bin(
+            count=int(inside.sum()),
+            confidence=float(said[inside].mean()),
+            right=float(truth[inside].mean()),
+        )
+        for inside in (tenths == each for each in np.unique(tenths))
+    )
+
+
+def _ece(bins: Sequence[Bin]) -> float:
+    """Sum the distances of bins of equal width, weighted by their words.
 
     Naeini, Cooper and Hauskrecht (2015, "Obtaining well calibrated probabilities using Bayesian
     binning").
     """
-    bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    distances = np.bincount(bins, said - right, minlength=BINS)
-    return float(np.abs(distances).sum() / len(said))
+    distances = sum(each.count * abs(each.confidence - each.right) for each in bins)
+    return distances / sum(each.count for each in bins)

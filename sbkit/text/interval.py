@@ -60,45 +60,21 @@ def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
 
 
 def rate_interval(
-    errors: Counts,
-    totals: Counts,
-    groups: Sequence[str] | None,
-    *,
-    unit: str = "speaker",
-    draws: int = DRAWS,
-    seed: int = 0,
+    errors: Counts, totals: Counts, units: Units, *, draws: int = DRAWS, seed: int = 0
 ) -> Interval:
-    """Compute the interval of the rate ``errors.sum() / totals.sum()``.
+    """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
 
-    errors, totals (N,), of each utterance; groups (N) names the unit of each, of which ``unit`` is
-    the kind, or None: every utterance is its own unit, a clip. The same input gives the same
-    interval; with groups also in another order.
+    Of differences in errors, A - B, over the same references it is that of the difference of two
+    rates: both of a draw are of the same units, so that what is hard for A and for B cancels out.
+    The same input gives the same interval, also in another order.
     """
-    if groups is not None:
-        errors, totals = _by_unit((errors, totals), groups)
-    unit, count = "clip" if groups is None else unit, len(totals)
+    errors, totals = _by_unit((errors, totals), units.groups)
+    unit, count = units.name, len(totals)
     if reason := _why_none(totals, unit):
         return Interval(low=None, high=None, unit=unit, unit_count=count, reason=reason)
     rates = np.concatenate([*_resampled(errors, totals, draws, seed)])
     low, high = np.quantile(rates, (0.025, 0.975)).tolist()
     return Interval(low=low, high=high, unit=unit, unit_count=count)
-
-
-def difference_interval(
-    errors_a: Counts,
-    errors_b: Counts,
-    totals: Counts,
-    groups: Sequence[str] | None,
-    *,
-    unit: str = "speaker",
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Interval:
-    """Compute the interval of the difference A - B of two rates over the same references.
-
-    Both rates of a draw are of the same units, so that what is hard for A and for B cancels out.
-    """
-    return rate_interval(errors_a - errors_b, totals, groups, unit=unit, draws=draws, seed=seed)
 
 
 def _by_unit(counts: tuple[Counts, Counts], groups: Sequence[str]) -> tuple[Counts, Counts]:

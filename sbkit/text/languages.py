@@ -19,7 +19,7 @@ cnh cpx crh cut dag dar dav dru dsb dyu eko ewo fan fil fmp fon fuf gaa gag gom 
 hil hsb ibb ikt inh jbo jiv kaa kab kbd kdh keu kmr koi kpv kru ksf lez lij lld lmo ltg luo lus lzz
 mai mau mbf mdf mhr mmc mni mos mrj msi mvy myv nan nap ncj ncx nhe nhi nia nmz nqo nso nyn oto pap
 pcd pcm pez pms prs qus quy qvi quc quz sah sat scn sco sdh seh sei shi shn skr smj snv syr szl tar
-tig tli tob tok tob top trv trw tsz tui tvu tyv tzm udm umb ush uzs vec vmw vot vro xkl xmf yav yrk
+tig tli tob tok top trv trw tsz tui tvu tyv tzm udm umb ush uzs vec vmw vot vro xkl xmf yav yrk
 yue yua zam zgh zoc zza
 """
 KNOWN_CODES = frozenset(_CODES.split())

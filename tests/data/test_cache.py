@@ -17,14 +17,14 @@ from tests.data.test_prepare import assert_holds, make_clips, prepare
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prepare two corpora, one of which is gone by now, beside a store of the old form."""
+    """Prepare two corpora, one of which is gone by now, beside files of an unknown one."""
     folder = tmp_path / "cache"
     for name, count in (("here", 40), ("gone", 3)):
         prepare(tmp_path, make_clips(tmp_path / name, count))
     shutil.rmtree(tmp_path / "gone")
-    old = folder / "stores" / "en-train-0123456789abcdef" / "store"
-    old.mkdir(parents=True)
-    (old / "data.arrow").write_bytes(bytes(1_000_000))
+    unknown = folder / "embedded" / "talks-0123456789ab"
+    unknown.mkdir(parents=True)
+    (unknown / "a.wav").write_bytes(bytes(1_000_000))
     (folder / "asterisk-prompts").mkdir()
     monkeypatch.setenv("SBKIT_CACHE", str(folder))
     return folder
@@ -47,8 +47,8 @@ def test_what_is_there_is_listed(
     assert here.split()[1:6] == ["0.3", "MB", "40", "0.00", "16000"]
     (gone,) = [line for line in lines if line.endswith(f"{cache.parent / 'gone'} (gone)")]
     assert gone.split()[3] == "3"
-    (old,) = [line for line in lines if "unknown (" in line]
-    assert old.split()[1:4] == ["1.0", "MB", "unknown"]
+    (unknown,) = [line for line in lines if "unknown (" in line]
+    assert unknown.split()[1:4] == ["1.0", "MB", "unknown"]
     assert lines[-1].endswith(f"in 3 folders of {cache}")
 
 
@@ -63,15 +63,15 @@ def test_an_empty_cache_is_told(
 
 
 def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, gone, old = of(cache, "here"), of(cache, "gone"), of(cache, "stores")
+    here, gone, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
     cli.run(["cache", "prune", "--dry-run"])
-    assert capsys.readouterr().out.count("would remove") == 2
-    assert all(folder.is_dir() for folder in (here, gone, old))
+    assert capsys.readouterr().out.count("would remove") == 1
+    assert all(folder.is_dir() for folder in (here, gone, unknown))
     cli.run(["cache", "prune", "--unused"])
     out = capsys.readouterr().out
     assert f"{cache.parent / 'gone'} is gone" in out
-    assert out.splitlines()[-1].endswith("freed, 2 folders")
-    assert [folder.is_dir() for folder in (here, gone, old)] == [True, False, False]
+    assert out.splitlines()[-1].endswith("freed, 1 folder")
+    assert [folder.is_dir() for folder in (here, gone, unknown)] == [True, False, True]
     assert (cache / "asterisk-prompts").is_dir()
 
 

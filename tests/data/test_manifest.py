@@ -6,8 +6,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.clips import Clip
-from sbkit.data.locale import check_locale
-from sbkit.data.manifest import BadRow, Manifest
+from sbkit.data.manifest import BadRow, Manifest, check_locale
 from sbkit.data.release import read_release
 
 

@@ -13,11 +13,10 @@ import soundfile
 
 from sbkit.cli import run as sbkit
 from sbkit.data.clips import Clip
-from sbkit.data.duration_limits import within_limits
 from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
-from sbkit.data.report_page import write_data_report
-from sbkit.data.splits import Excluded, Splits
+from sbkit.data.report import write_data_report
+from sbkit.data.splits import Excluded, Splits, within_limits
 from tests.runs import ROOT, make_workplace
 
 HOSTILE = '</td><script>alert(1)</script>"'

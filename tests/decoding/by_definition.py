@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from sbkit.decoding.frames import BeamSettings
 from sbkit.decoding.spelling import Spelling
+from sbkit.lm.ngram import NgramModel
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
 PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on
-SETTINGS = BeamSettings(vocab_size=4, beam_size=None)
+SETTINGS = BeamSettings(vocab_size=4, beam_size=1 << 20)  # as good as without bounds
 BEAM_OF_16 = BeamSettings(vocab_size=4, beam_size=16)
 
 
@@ -106,7 +107,7 @@ def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
     return "".join(pieces[token] for token in tokens).replace("▁", " ").split()
 
 
-def sentence_log_prob(model: RandomModel, words: Sequence[str]) -> float:
+def sentence_log_prob(model: "NgramModel | RandomModel", words: Sequence[str]) -> float:
     total, state = 0.0, model.start
     for word in [model.id_of(word) for word in words] + [2]:
         log_prob, state = model.score(state, word)

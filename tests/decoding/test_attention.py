@@ -1,7 +1,7 @@
 """The attention decoder decodes as it was trained, alone or together with CTC."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding import joint_beam
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.scorer import NoScorer, Scorer
-from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.scorer import NOTHING, Scorer, TokenScorer
 from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.loss import attention_loss
@@ -57,9 +57,12 @@ class RandomDecoder(AttentionDecoder):
 
 
 @pytest.mark.parametrize("has_lm", [False, True])
-def test_a_joint_beam_without_bounds_is_enumeration_and_with_16_nearly(has_lm: bool) -> None:
+def test_a_joint_beam_without_bounds_is_enumeration_and_with_16_nearly(
+    has_lm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_beam, "HOPELESS", inf)
     model = random_model(CHARACTERS[1:], seed=1)
-    scorer: Scorer = NoScorer()
+    scorer: Scorer = NOTHING
     if has_lm:
         scorer = TokenScorer(
             lm=model, pieces=CHARACTERS, lm_weight=0.7, token_bonus=0.4, special=(0,)
@@ -171,11 +174,13 @@ def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> No
         decoder.nbest(np.zeros((1, 4)))
 
 
-def test_the_end_of_a_search_that_is_bounded_is_that_of_one_that_is_not() -> None:
+def test_what_is_given_up_as_hopeless_would_not_have_been_the_best() -> None:
     """A prefix far below the best that ended is given up: sooner, and for the same answer."""
-    patient = replace(SETTINGS, beam_size=4000)
+    search = JointBeamSearch(settings=SETTINGS, weight=0.3, eos=0)
     for seed, log_probs in enumerate(random_matrices(30, seed=3)):
         attention = RandomDecoder(seed)
-        beam = JointBeamSearch(settings=patient, weight=0.3, eos=0).decode(log_probs, attention)
-        every = JointBeamSearch(settings=SETTINGS, weight=0.3, eos=0).decode(log_probs, attention)
+        beam = search.decode(log_probs, attention)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(joint_beam, "HOPELESS", inf)
+            every = search.decode(log_probs, attention)
         assert beam[0] == every[0]

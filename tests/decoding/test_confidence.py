@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import TimedToken, TimedWord
+from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
@@ -15,8 +15,7 @@ from sbkit.decoding.confidence import (
     features_of_language,
 )
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
-from sbkit.decoding.hypothesis import Hypothesis
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.word_reader import WordReader
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -204,7 +203,7 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
         confidence=Confidence(0.0, {"posterior": 1.0}),
         unjudged=frozenset({"office"}),
     )
-    call, the, office = reader.read(log_probs, tokens)
+    call, the, office = reader.read(log_probs, tokens, samples=640 * len(log_probs))
     assert [call.text, the.text, office.text] == ["call", "the", "office"]
     assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
     assert call.confidence is not None
@@ -212,14 +211,15 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
     assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
     assert office.confidence is None
     assert "confidence" not in office.plain()
-    assert reader.read(log_probs[:0], []) == ()
+    assert reader.read(log_probs[:0], [], samples=0) == ()
 
 
 def test_special_tokens_are_no_words(tokenizer: Tokenizer) -> None:
     tokens = [*tokenizer.encode("call"), tokenizer.vocabulary.unk]
     log_probs = np.log(np.full((12, tokenizer.vocab_size), 1 / tokenizer.vocab_size))
     reader = WordReader(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    assert [each.text for each in reader.read(log_probs, tokens)] == ["call"]
+    (word,) = reader.read(log_probs, tokens, samples=12 * 640)
+    assert word.text == "call"
 
 
 def test_the_evidence_of_an_utterance_is_judged_by_its_reference(tokenizer: Tokenizer) -> None:

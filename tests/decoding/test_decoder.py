@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.hotword_list import normalize_hotwords, read_hotwords
+from sbkit.decoding.decoder import BeamDecoder, Weights, best_tokens
+from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
     Declared,
     LanguageModels,

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sbkit.base.errors import SbkitError
+from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.hotwords import (
     REWARD_OF_LETTER,
     HotwordScorer,
-    decode_with_hotwords,
     reward_phrases,
-    spellable,
 )
-from sbkit.decoding.hypothesis import Hypothesis
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, spelling
 
@@ -89,23 +86,11 @@ def test_long_phrases_of_short_lists_are_expected_most() -> None:
     assert reward_phrases(["a", *thousand], SPELLING)["a"] == 0.0
 
 
-def test_phrases_that_cannot_be_spelled_are_told_apart_and_refused() -> None:
-    split = spellable(["ab", "axe", "b a", ""], SPELLING)
-    assert (split.phrases, split.refused) == (("ab", "b a"), ("axe", ""))
-    with pytest.raises(SbkitError, match='but "axe" cannot'):
-        HotwordScorer(rewards={"ab": 1.0, "axe": 1.0}, spelling=SPELLING)
-    with pytest.raises(SbkitError, match="but there is none"):
-        HotwordScorer(rewards={}, spelling=SPELLING)
-
-
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
     hotwords = HotwordScorer(rewards=by_length(phrases, reward), spelling=SPELLING)
-    return decode_with_hotwords(
-        log_probs,
-        unbiased=PrefixBeamSearch(settings=BEAM_OF_16),
-        biased=PrefixBeamSearch(settings=BEAM_OF_16, scorer=hotwords),
-        hotwords=hotwords,
-    )
+    unbiased = PrefixBeamSearch(settings=BEAM_OF_16)
+    biased = PrefixBeamSearch(settings=BEAM_OF_16, scorer=hotwords)
+    return hotwords.choose(unbiased.decode(log_probs), biased.decode(log_probs))
 
 
 def heard(*frames: str) -> np.ndarray:

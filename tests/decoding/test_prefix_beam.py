@@ -11,8 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import BeamSettings, make_frames
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.prefix_beam import PrefixBeamSearch, log_add
-from sbkit.decoding.scorer import NoScorer, Scorer, SumOfScorers
-from sbkit.decoding.token_scorer import TokenScorer
+from sbkit.decoding.scorer import NOTHING, Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from tests.decoding.by_definition import (
     BEAM_OF_16,
@@ -34,7 +33,7 @@ WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
 
 def nothing(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
-    return NoScorer(), lambda tokens: 0.0
+    return NOTHING, lambda tokens: 0.0
 
 
 def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
@@ -58,14 +57,11 @@ def word_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
         word_bonus=0.5,
         unknown_word_score=-1.5,
         added_words=["bb"],
-        added_word_score=-0.3,
     )
 
     def definition(tokens: Sequence[int]) -> float:
         words = words_of(tokens, pieces)
-        prices = [
-            0.5 + (word == "bb") * -0.3 + (word not in (*WORDS, "bb")) * -1.5 for word in words
-        ]
+        prices = [0.5 + (word not in (*WORDS, "bb")) * -1.5 for word in words]
         return 0.8 * sentence_log_prob(model, words) + sum(prices)
 
     return scorer, definition

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.alignment import TimedToken, TimedWord
-from sbkit.decoding.word_offsets import WordOffsets
+from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 
 STEP = 10
 

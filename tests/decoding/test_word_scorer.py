@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.lexicon import Entry, Lexicon
-from sbkit.decoding.token_scorer import TokenScorer
-from sbkit.decoding.word_scorer import WordScorer, make_lexicon
+from sbkit.decoding.scorer import TokenScorer
+from sbkit.decoding.word_scorer import Entry, Lexicon, WordScorer, make_lexicon
 from tests.decoding.by_definition import CHARACTERS, PIECES, RandomModel, random_model, spelling
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)
@@ -23,7 +22,6 @@ def scorer_of(pieces: tuple[str, ...] = CHARACTERS, words: Sequence[str] = ()) -
         word_bonus=0.25,
         unknown_word_score=-7.0,
         added_words=words,
-        added_word_score=-0.5,
     )
 
 
@@ -78,7 +76,7 @@ def test_added_words_are_known_to_the_scorer_they_were_added_to_alone() -> None:
     plain, added = scorer_of(), scorer_of(words=["abba", "ab"])
     abba = [A, B, B, A]
     lm = log_prob("<unk>") + MODEL.score(MODEL.score((1,), 0)[1], 2)[0]
-    assert sum(scores(added, abba)) == pytest.approx(lm + 0.25 - 0.5)
+    assert sum(scores(added, abba)) == pytest.approx(lm + 0.25)
     assert sum(scores(plain, abba)) == pytest.approx(lm + 0.25 - 7)
     assert sum(scores(added, [A, B])) == pytest.approx(sum(scores(plain, [A, B])))
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from sbkit.audio.io import Samples
-from sbkit.inference.batch_threads import run_batches
 from sbkit.inference.bundle import load_bundle
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Heard, run_batches
 from tests.inference.bundles import make_bundle
 
 

@@ -18,8 +18,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.decoding.confidence import Confidence
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference import bundle as bundles
@@ -68,15 +67,15 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
         np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16),
     )
     (recognized,) = loaded.recognize([clip], times=True)
-    (log_probs,), tokenizer = loaded.model.log_probs([clip]), loaded.require_asr()
-    tokens = best_tokens(log_probs, tokenizer.vocabulary.blank)
+    (heard,), tokenizer = loaded.model.hear([clip]), loaded.require_asr()
+    tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
     reader = WordReader(
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
         confidence=Confidence.of(confidence),
     )
-    assert recognized.words == reader.read(log_probs, tokens, samples=len(clip))
+    assert recognized.words == reader.read(heard.log_probs, tokens, samples=len(clip))
     assert recognized.text.split() == [word.text for word in recognized.words]
     assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
     assert recognized.words

@@ -15,7 +15,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
 from sbkit.inference.compiled import Compilation, ShapeTable, own_cuda_graphs
-from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.model import ModelThread
 from tests.inference.bundles import ROOT, make_bundle
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
@@ -51,32 +51,32 @@ def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bund
     assert model.effective.compiled == "default"
     plain = load_torch(read_bundle(bundle, WEIGHTS), bundle)
     for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
-        for one, other in zip(model.log_probs(clips), plain.log_probs(clips), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-4)
+        for one, other in zip(model.hear(clips), plain.hear(clips), strict=True):
+            np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
     assert (graphs(), model.call(lambda each: each.fallbacks)) == (warm, 0)
 
 
 def test_any_thread_may_call_it(bundle: Path) -> None:
     model = compiled(bundle, error=True)
     clips = noise(*np.linspace(0.1, 1.0, 20))
-    alone = [model.log_probs([clip])[0] for clip in clips]
+    alone = [model.hear([clip])[0].log_probs for clip in clips]
     with ThreadPoolExecutor(32) as threads:
-        found = list(threads.map(lambda n: model.log_probs([clips[n % 20]])[0], range(64)))
+        found = list(threads.map(lambda n: model.hear([clips[n % 20]])[0].log_probs, range(64)))
     assert all(np.array_equal(each, alone[n % 20]) for n, each in enumerate(found))
 
 
 def test_a_shape_that_was_not_compiled_is_an_error(bundle: Path) -> None:
     model = compiled(bundle, error=True)
     with pytest.raises(SbkitError, match="would have to be compiled for"):
-        model.log_probs(noise(1.7))
-    assert len(model.log_probs(noise(0.7))) == 1
+        model.hear(noise(1.7))
+    assert len(model.hear(noise(0.7))) == 1
 
 
 def test_or_it_runs_uncompiled_and_is_counted(bundle: Path) -> None:
     model = compiled(bundle, error=False)
     plain = load_torch(read_bundle(bundle, WEIGHTS), bundle)
-    (one,), (other,) = model.log_probs(noise(1.7)), plain.log_probs(noise(1.7))
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    (one,), (other,) = model.hear(noise(1.7)), plain.hear(noise(1.7))
+    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
     assert model.call(lambda each: each.fallbacks) == 1
 
 
@@ -104,19 +104,19 @@ from pathlib import Path
 import numpy as np
 from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
 from sbkit.inference.compiled import Compilation, ShapeTable
-from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.model import ModelThread
 
 bundle = Path(sys.argv[1])
 table = ShapeTable(clips=(1,), seconds=(1.0,))
 compilation = Compilation(mode="reduce-overhead", table=table)
 read = read_bundle(bundle, WEIGHTS)
 clip = np.random.default_rng(0).integers(-9000, 9000, 12_800).astype(np.int16)
-(other,) = load_torch(read, bundle).log_probs([clip])
+(other,) = load_torch(read, bundle).hear([clip])
 probe = import_module("torch._inductor.cudagraph_trees").get_container
 for _ in range(2):  # one after the other, whose threads end
     model = ModelThread(partial(load_torch, read, bundle, compilation=compilation))
-    (one,) = model.log_probs([clip])
-    np.testing.assert_allclose(one, other, atol=1e-4)
+    (one,) = model.hear([clip])
+    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
     assert model.call(lambda _: probe(0)) is not None
     model.close()
 print("the same", flush=True)

@@ -9,7 +9,7 @@ TRACED_BY_A_THREAD_THAT_ENDS = """
 import threading
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from sbkit.inference.device_guard import keep_device_guard
+from sbkit.inference.compiled import keep_device_guard
 
 def trace():
     keep_device_guard()

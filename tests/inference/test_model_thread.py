@@ -9,9 +9,7 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.effective import Effective, require_effective
-from sbkit.inference.heard import Heard
-from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.model import Effective, Heard, ModelThread, require_effective
 from sbkit.inference.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import ToneModel
@@ -34,7 +32,7 @@ class Named(ToneModel):
 def test_every_call_is_in_the_thread_that_made_the_model() -> None:
     thread = ModelThread(Named)
     with ThreadPoolExecutor(8) as callers:
-        list(callers.map(lambda _: thread.log_probs([]), range(50)))
+        list(callers.map(lambda _: thread.hear([]), range(50)))
     (one,) = thread.call(lambda model: model.threads)  # type: ignore[attr-defined]
     assert one != threading.get_ident()
 
@@ -55,7 +53,7 @@ def test_errors_come_back_and_the_thread_goes_on() -> None:
     assert thread.call(lambda _: 1) == 1
     thread.close()
     with pytest.raises(SbkitError, match="this one was closed"):
-        thread.log_probs([])
+        thread.hear([])
 
 
 def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base import provenance
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
-from sbkit.inference import installed
+from sbkit.inference import runtimes
 from sbkit.inference.runtimes import OnnxClips, Wanted, open_model
 from tests.inference.bundles import make_bundle
 
@@ -78,13 +79,13 @@ def stand_in(
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
-    monkeypatch.setattr(installed, "version", partial(version_with, wheels))
-    monkeypatch.setattr(installed, "has_driver", lambda: driver)
+    monkeypatch.setattr(provenance, "version", partial(version_with, wheels))
+    monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
 
 
 def version_with(wheels: Sequence[str], name: str) -> str:
     """Say that these of the two wheels are installed."""
-    if name not in installed.WHEELS:
+    if name not in runtimes.WHEELS:
         return version(name)
     if name not in wheels:
         raise PackageNotFoundError
@@ -139,7 +140,7 @@ def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> Non
 def test_torch_without_a_gpu_names_the_cause_too(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installed, "has_driver", lambda: False)
+    monkeypatch.setattr(runtimes, "has_driver", lambda: False)
     with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
         open_model(bundle, Wanted(device="cuda"))
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -169,8 +170,8 @@ def test_clips_of_several_lengths_go_through_one_batch(
 ) -> None:
     stand_in(monkeypatch)
     model = open_model(bundle, Wanted(runtime="onnx", device="cpu", precision="int8")).model
-    rows = model.log_probs([np.zeros(count, np.int16) for count in (6400, 1300)])
-    assert [each.shape for each in rows] == [(10, 5), (2, 5)]
+    rows = model.hear([np.zeros(count, np.int16) for count in (6400, 1300)])
+    assert [each.log_probs.shape for each in rows] == [(10, 5), (2, 5)]
     assert model.samples_per_frame == FRAME
     assert model.effective.precision == "int8"
 

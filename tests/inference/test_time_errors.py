@@ -10,18 +10,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.alignment import WordOffsets
+from sbkit.decoding.decoder import BeamDecoder, best_tokens
+from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
-from sbkit.decoding.word_offsets import WordOffsets
 from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.heard import Heard
+from sbkit.inference.model import Heard
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.inference.torch_model import TorchModel
-from sbkit.models.decoding import greedy
 from sbkit.text.word import Word
 from tests.inference.bundles import edit_config, make_bundle
 
@@ -35,8 +34,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("times"))
 
 
-def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
-    """Make log-probabilities in which WRITTEN is all but certain: (1, U, V).
+def heard(bundle: Bundle, *, frames: int = 100) -> LogProbs:
+    """Make log-probabilities in which WRITTEN is all but certain: (U, V).
 
     The last of the spaces side by side could be the beginning of the t as well.
     """
@@ -48,13 +47,13 @@ def heard(bundle: Bundle, *, frames: int = 100) -> torch.Tensor:
     scores = np.full((frames, len(pieces)), 0.001) + 0.9 * np.eye(len(pieces))[best]
     scores[42, [pieces.index(SPACE), pieces.index("t")]] = 0.5, 0.4
     scores[43, [0, pieces.index("t")]] = 0.6, 0.3
-    return torch.from_numpy(np.log(scores)).float()[None]
+    return np.log(scores).astype(np.float32)
 
 
 @contextmanager
 def hearing(loaded: Bundle) -> Iterator[None]:
     """Let every model hear WRITTEN in every clip."""
-    with patch.object(TorchModel, "hear", lambda *_: [Heard(heard(loaded)[0].numpy())]):
+    with patch.object(TorchModel, "hear", lambda *_: [Heard(heard(loaded))]):
         yield
 
 
@@ -73,11 +72,11 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
 def tokens_of(loaded: Bundle) -> str:
     """Decode the clip, and write the tokens as they are."""
     assert loaded.tokenizer is not None
-    frames = torch.tensor([100])
+    log_probs = heard(loaded)
     if loaded.decoder is None:
-        (ids,) = greedy(heard(loaded), frames, loaded.tokenizer.vocabulary.blank)
+        ids = best_tokens(log_probs, loaded.tokenizer.vocabulary.blank)
     else:
-        (ids,) = loaded.decoder.decode(heard(loaded), frames)
+        ids = list(loaded.decoder.nbest(log_probs)[0].tokens)
     return "".join(map(loaded.tokenizer.piece, ids))
 
 

@@ -10,15 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
-from sbkit.decoding.word_offsets import WordOffsets
-from sbkit.inference.batch_threads import Batch, run_batches
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.config import MODEL_CLASSES, BundleConfig
-from sbkit.inference.effective import Effective
-from sbkit.inference.heard import Heard
-from sbkit.inference.model_thread import ModelThread
+from sbkit.inference.model import Batch, Effective, Heard, ModelThread, run_batches
 from sbkit.inference.transcriber import Transcriber
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
@@ -93,6 +90,5 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
         imports=(),
         word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
-    thread = ModelThread(lambda: model)
-    bundle = Bundle(config, thread, tokenizer)
-    return Transcriber(bundle=bundle, thread=thread), tokenizer, model
+    bundle = Bundle(config, ModelThread(lambda: model), tokenizer)
+    return Transcriber(bundle=bundle), tokenizer, model

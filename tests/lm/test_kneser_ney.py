@@ -28,24 +28,22 @@ def cut(sentence: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "lines", "prune", "fallback_orders"),
+    ("name", "split", "lines", "fallback_orders"),
     [
-        ("words", str.split, SENTENCES, 0, ()),
-        ("words_pruned", str.split, SENTENCES, 1, ()),
-        ("characters", spell, [*SENTENCES[:2], *SENTENCES[3:8]], 0, (2, 4, 5)),
-        ("pieces", cut, SENTENCES[:14], 0, ()),
-        ("tiny", str.split, SENTENCES[:2], 0, (2, 3)),
+        ("words", str.split, SENTENCES, ()),
+        ("characters", spell, [*SENTENCES[:2], *SENTENCES[3:8]], (2, 4, 5)),
+        ("pieces", cut, SENTENCES[:14], ()),
+        ("tiny", str.split, SENTENCES[:2], (2, 3)),
     ],
 )
 def test_every_number_is_that_of_lmplz(
     name: str,
     split: Callable[[str], list[str]],
     lines: list[str],
-    prune: int,
     fallback_orders: tuple[int, ...],
 ) -> None:
     theirs = read_arpa(DATA / f"{name}.arpa")
-    trained = train(map(split, lines), order=theirs.order, prune=prune)
+    trained = train(map(split, lines), order=theirs.order)
     assert trained.model.words == theirs.words
     assert trained.fallback_orders == fallback_orders
     for ours, their in zip(trained.model.grams, theirs.grams, strict=True):
@@ -67,13 +65,12 @@ def sum_of_probabilities(model: NgramModel, state: tuple[int, ...]) -> float:
     return float(np.exp([model.score(state, number)[0] for number in ids]).sum())
 
 
-@pytest.mark.parametrize("prune", [0, 1])
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
-def test_probabilities_sum_to_one_in_every_context(order: int, prune: int) -> None:
+def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
     random_numbers = random.Random(order)
     for _ in range(4):
         sentences = random_sentences(random_numbers)
-        model = train(sentences, order=order, prune=prune).model
+        model = train(sentences, order=order).model
         states = {model.start, ()}
         for sentence in sentences:  # contexts that were seen, of all lengths
             ids = [BEGIN, *map(model.id_of, sentence)]
@@ -110,33 +107,18 @@ def test_a_text_is_read_once_and_counted() -> None:
     assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
 
 
-def test_pruning_leaves_no_ngram_of_three_words_that_was_seen_once() -> None:
-    whole, pruned = (train(map(str.split, SENTENCES), order=4, prune=k).model for k in (0, 1))
-    assert [len(each) for each in pruned.grams[:2]] == [len(each) for each in whole.grams[:2]]
-    assert 0 < len(pruned.grams[3]) < len(pruned.grams[2]) < len(whole.grams[2]) / 2
-    assert len(train(map(str.split, SENTENCES), order=4, prune=99).model.grams[3]) == 0
-
-
 @pytest.mark.parametrize(
-    ("sentences", "settings", "sentence"),
+    ("sentences", "order", "sentence"),
     [
-        ([["a"]], {"order": 0}, "order of a language model must be from 1 to 10, but is 0"),
-        ([["a"]], {"order": 11}, "but is 11"),
-        ([["a"]], {"order": 2, "prune": -1}, "`prune` must be at least 0, but is -1"),
-        ([], {"order": 2}, "must hold at least one word, but its 0 sentences hold none"),
-        ([[], []], {"order": 2}, "its 2 sentences hold none"),
-        (["a b"], {"order": 2}, 'must be a list of words, but is the text "a b"'),
-        ([["a b"]], {"order": 2}, 'none of them white space, but one is "a b"'),
-        ([["a", ""]], {"order": 2}, 'but one is ""'),
-        ([["a", "\ud800"]], {"order": 2}, "must have characters"),
-        ([["a", "<s>"]], {"order": 2}, "must hold words alone, but holds <s>"),
-        ([["a", "<unk>"]], {"order": 2}, "but holds <unk>"),
-        ([["a", "</s>"]], {"order": 2}, "but holds </s>"),
+        ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
+        ([["a"]], 11, "but is 11"),
+        ([], 2, "must hold at least one word, but its 0 sentences hold none"),
+        ([[], []], 2, "its 2 sentences hold none"),
     ],
 )
 def test_what_no_model_can_be_made_of_is_refused(
-    sentences: list[list[str]], settings: dict[str, int], sentence: str
+    sentences: list[list[str]], order: int, sentence: str
 ) -> None:
     with pytest.raises(SbkitError) as refusal:
-        train(sentences, **settings)
+        train(sentences, order=order)
     assert sentence in str(refusal.value)

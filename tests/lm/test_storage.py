@@ -12,6 +12,7 @@ import safetensors.numpy
 from sbkit.base.errors import SbkitError
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.storage import load, save
+from tests.decoding.by_definition import sentence_log_prob
 
 TEXT = (Path(__file__).parent / "data/sentences.txt").read_text()
 SENTENCES = [line.split() for line in TEXT.splitlines()]
@@ -32,7 +33,7 @@ def test_a_file_keeps_its_models(tmp_path: Path) -> None:
     assert {name: model.order for name, model in models.items()} == {"words": 3, "tokens": 2}
     model = train(SENTENCES, order=3).model
     for words in SENTENCES:
-        assert models["words"].sentence_log_prob(words) == model.sentence_log_prob(words)
+        assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
 
 
 def change(file: Path, name: str, array: np.ndarray[Any, Any] | None, **orders: int) -> None:

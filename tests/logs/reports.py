@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sbkit.audio.mp3 import encode_mp3
+from sbkit.data.players import encode_mp3
 from sbkit.inference.compare import RunComparison, compare
 from sbkit.inference.compare_report import comparison_figures
 from sbkit.logs.log import EpochFigures, StepFigures

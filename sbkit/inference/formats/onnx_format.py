@@ -11,9 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.printable import printable
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
-from sbkit.inference.formats.quiet import quietly
-from sbkit.inference.formats.source import Source
-from sbkit.inference.formats.traced import shortest
+from sbkit.inference.formats.traced import Source, quietly, shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18

@@ -2,32 +2,87 @@
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 
-Every format is compared on the grid, and where the run's test sets are there, on all of their
-clips: log-probabilities, best tokens, and error rates beside those of the trained model.
+Every format is compared on a grid of batch x length x padding, and where the run's test sets are
+there, on all of their clips: log-probabilities, best tokens, and error rates beside those of the
+trained model.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.printable import printable
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.decoding.decoder import best_tokens
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
-from sbkit.inference.formats.grid import Grid, noise
 from sbkit.inference.formats.held_out import HeldOut
-from sbkit.inference.formats.source import Source, trained_log_probs
+from sbkit.inference.formats.traced import Source, trained_log_probs
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.whole_clips import WholeClips
 from sbkit.logs.wer_report import error_figures
-from sbkit.models.decoding import greedy
 from sbkit.text.wer import Scores, count_errors
 
 SPEECH_SECONDS = 60  # of the held-out clips that the grid is cut from
+PADDINGS = ("none", "ragged", "beyond")
+MORE = 1.0  # seconds past the longest, in "beyond"
+NOISE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch: audio (B, S) between -1 and 1, zero past its lengths (B,), and what it is."""
+
+    audio: Floats
+    lengths: Counts
+    what: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Batch sizes, lengths in seconds, and how rows are padded.
+
+    none: all rows are as long; ragged: each is shorter than the one before; beyond: ragged, and a
+    second more of zeros than the longest has.
+    """
+
+    batches: tuple[int, ...] = (1, 2, 5)
+    seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
+    paddings: tuple[str, ...] = PADDINGS
+
+    def cases(self, speech: Floats, sample_rate: int) -> Iterator[Case]:
+        """Cut the cases out of speech (S,), which is repeated as often as it takes."""
+        for batch in self.batches:
+            for seconds in self.seconds:
+                for padding in self.paddings:
+                    if padding != "ragged" or batch > 1:
+                        yield _case(speech, batch, seconds, padding, sample_rate)
+
+
+def _case(speech: Floats, batch: int, seconds: float, padding: str, rate: int) -> Case:
+    longest = seconds_to_samples(seconds, rate)
+    shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
+    lengths = (longest * shares).astype(np.int64)
+    more = seconds_to_samples(MORE, rate) + 1 if padding == "beyond" else 0  # of no round number
+    audio = np.zeros((batch, longest + more), np.float32)
+    for row, length in enumerate(lengths):
+        begin = row * len(speech) // batch
+        audio[row, :length] = np.take(speech, np.arange(begin, begin + length), mode="wrap")
+    what = f"{batch} x {samples_to_seconds(longest, rate):g} s, padding: {padding}"
+    return Case(audio, lengths, what)
+
+
+def noise(sample_rate: int) -> Floats:
+    """Make noise that grows and fades four times a second, where there is no speech: (S,)."""
+    count = seconds_to_samples(NOISE_SECONDS, sample_rate)
+    loudness = 0.5 + 0.5 * np.sin(np.arange(count) * (8 * np.pi / sample_rate))
+    drawn = np.random.default_rng(0).standard_normal(count) * loudness
+    made: Floats = (0.1 * drawn).clip(-1, 1).astype(np.float32)
+    return made
 
 
 @dataclass
@@ -37,39 +92,28 @@ class Agreement:
     largest_difference: float = 0.0
     where: str = ""
     utterances: int = 0
-    other_tokens: int = 0
+    utterances_with_other_tokens: int = 0
     frames: int = 0
-    same_frames: int = 0
+    frames_with_the_same_best_token: int = 0
 
     def add(self, expected: LogProbs, found: LogProbs, *, blank: int, what: str) -> None:
         """Compare a batch; other lengths are an infinite difference."""
         self.utterances += len(expected.lengths)
         if not np.array_equal(expected.lengths, found.lengths):
             self.largest_difference, self.where = float("inf"), f"{what}: other lengths"
-            self.other_tokens += len(expected.lengths)
+            self.utterances_with_other_tokens += len(expected.lengths)
             return
-        self.other_tokens += sum(
+        self.utterances_with_other_tokens += sum(
             one != two
             for one, two in zip(tokens(expected, blank), tokens(found, blank), strict=True)
         )
         for row, length in enumerate(expected.lengths):
             one, two = expected.log_probs[row, :length], found.log_probs[row, :length]
             self.frames += int(length)
-            self.same_frames += int((one.argmax(-1) == two.argmax(-1)).sum())
+            self.frames_with_the_same_best_token += int((one.argmax(-1) == two.argmax(-1)).sum())
             difference = float(np.abs(one - two).max(initial=0))
             if not difference <= self.largest_difference:  # NaN is none, either
                 self.largest_difference, self.where = difference, what
-
-    def figures(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "largest_difference": self.largest_difference,
-            "where": self.where,
-            "utterances": self.utterances,
-            "utterances_with_other_tokens": self.other_tokens,
-            "frames": self.frames,
-            "frames_with_the_same_best_token": self.same_frames,
-        }
 
 
 @dataclass
@@ -111,11 +155,9 @@ class Comparison:
                     f"log-probabilities differ by {worst:.1e} where at most "
                     f"{limits.difference:.0e} is allowed ({agreement.where})"
                 )
-            if limits.same_tokens and agreement.other_tokens:
-                found.append(
-                    f"{agreement.other_tokens} of {agreement.utterances} utterances have other "
-                    "tokens"
-                )
+            if limits.same_tokens and agreement.utterances_with_other_tokens:
+                others = agreement.utterances_with_other_tokens
+                found.append(f"{others} of {agreement.utterances} utterances have other tokens")
         return found + (self._other_rates(limits) if self.errors else self._other_frames(limits))
 
     def _other_rates(self, limits: Limits) -> list[str]:
@@ -128,7 +170,7 @@ class Comparison:
         ]
 
     def _other_frames(self, limits: Limits) -> list[str]:
-        share = self.grid.same_frames / max(1, self.grid.frames)
+        share = self.grid.frames_with_the_same_best_token / max(1, self.grid.frames)
         if limits.frames is None or share >= limits.frames:
             return []
         return [
@@ -175,7 +217,7 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
             "seconds": grid.seconds,
             "padding": grid.paddings,
             "audio": "noise" if isinstance(held_out, str) else "held-out clips",
-            **compared.grid.figures(),
+            **asdict(compared.grid),
         },
     }
     if isinstance(held_out, str):
@@ -183,7 +225,7 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
     return figures | {
         "held_out": {
             "sets": {name: len(rows) for name, rows in held_out.sets.items()},
-            **compared.clips.figures(),
+            **asdict(compared.clips),
             "transcripts_with_other_words": compared.other_words,
             "error_rates": _rates(compared.errors),
             "error_rates_of_the_trained_model": _rates(compared.trained),
@@ -193,19 +235,23 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
 
 def tokens(found: LogProbs, blank: int) -> list[list[int]]:
     """Decode greedily."""
-    return greedy(torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths), blank)
+    return [best_tokens(row, blank) for row in _rows(found)]
+
+
+def _rows(found: LogProbs) -> list[Floats]:
+    pairs = zip(found.log_probs, found.lengths.tolist(), strict=True)
+    return [row[:frames] for row, frames in pairs]
 
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
     """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
-    tokenizer = bundle.require_asr()
+    tokenizer, decoder = bundle.require_asr(), bundle.decoder
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
-    if bundle.decoder is not None:
-        kind, attends = bundle.decoder.kind, bundle.decoder.attention is not None
-        name = f"{kind} of CTC alone" if attends else kind
-        best[name] = bundle.decoder.with_attention(None).decode(
-            torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
-        )
+    if decoder is not None:
+        name = decoder.kind
+        if decoder.attention is not None:
+            name, decoder = f"{name} of CTC alone", decoder.with_attention(None)
+        best[name] = [list(decoder.nbest(row)[0].tokens) for row in _rows(found)]
     return {name: [tokenizer.decode(ids) for ids in each] for name, each in best.items()}
 
 

@@ -25,7 +25,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.decoding.graph_search import MOST_ACTIVE, GraphSearch
+from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import (
     EXACT,
@@ -34,8 +34,7 @@ from sbkit.inference.formats.candidate import (
     Limits,
 )
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
-from sbkit.inference.formats.source import Source
-from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, trace
+from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.models.asr import AsrModel
 from sbkit.text.tokenizer import Tokenizer

@@ -1,8 +1,14 @@
-"""A recognizer as one module, and as the graph that an exporter makes of it.
+"""What every format is written of: a recognizer as one module, and its graph, traced once.
 
 Legend: B utterances, S samples, T frames of features, M mel bins, U frames, V vocabulary.
 """
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,8 +19,9 @@ from torch.fx import GraphModule
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.inference.device_guard import keep_device_guard
-from sbkit.inference.formats.quiet import quietly
+from sbkit.inference.bundle import Bundle
+from sbkit.inference.compiled import keep_device_guard
+from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.asr import AsrModel
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
@@ -87,3 +94,41 @@ def example_audio(sample_rate: int) -> tuple[Tensor, Tensor]:
     """Make a second of noise of three lengths: (B, S), (B,)."""
     noise = torch.randn(EXAMPLE, sample_rate, generator=torch.Generator().manual_seed(0)) / 10
     return noise, torch.tensor([sample_rate, sample_rate * 3 // 4, sample_rate // 2])
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep warnings and log lines below an error, which exporters write for their makers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained recognizer; ``own`` names modules of the user's that its parts come from."""
+
+    bundle: Bundle
+    own: frozenset[str] = frozenset()
+
+    @cached_property
+    def waveform(self) -> WaveformModel:
+        """Return the model as one module."""
+        return WaveformModel(self.bundle.model.network).eval()
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """Trace it."""
+        return trace(self.waveform, *example_audio(self.bundle.config.sample_rate))
+
+
+@torch.inference_mode()
+def trained_log_probs(model: nn.Module, audio: Floats, lengths: Counts) -> LogProbs:
+    """Run a module on audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
+    log_probs, frames = model(torch.from_numpy(audio), torch.from_numpy(lengths))
+    return LogProbs(log_probs.numpy(), frames.numpy())

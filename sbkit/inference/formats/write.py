@@ -7,28 +7,61 @@ FORMAT/          what its users load
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.provenance import versions
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.formats.candidate import Candidate
-from sbkit.inference.formats.grid import Grid
+from sbkit.inference.bundle import load_bundle
+from sbkit.inference.formats.candidate import EXACT, Candidate
 from sbkit.inference.formats.held_out import HeldOut
-from sbkit.inference.formats.hub_format import write_hub
 from sbkit.inference.formats.onnx_format import write_onnx
-from sbkit.inference.formats.parity import certificate, compare
-from sbkit.inference.formats.quiet import quietly
+from sbkit.inference.formats.parity import Grid, certificate, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
-from sbkit.inference.formats.source import Source
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
-from sbkit.inference.formats.torch_format import write_torch
+from sbkit.inference.formats.traced import Source, WaveformModel, quietly, trained_log_probs
 from sbkit.inference.place import PARITY
 
 Writer = Callable[[Source, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
+
+PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
+LARGE = "".join(  # what .gitattributes says to a model hub
+    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in ("*.safetensors", "*.model")
+)
+
+
+def write_torch(source: Source, folder: Path) -> Sequence[Candidate]:
+    """Write the program, and read it again."""
+    torch.export.save(source.program, folder / PROGRAM)
+    loaded = torch.export.load(folder / PROGRAM).module()
+    return [
+        Candidate(
+            name="fp32",
+            files=(PROGRAM,),
+            limits=EXACT,
+            log_probs=partial(trained_log_probs, loaded),
+        )
+    ]
+
+
+def write_hub(source: Source, folder: Path) -> Sequence[Candidate]:
+    """Copy the bundle that the folder lies in, and load the copy."""
+    for file in sorted(folder.parent.iterdir()):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    (folder / ".gitattributes").write_text(LARGE, encoding="utf-8")
+    write_checksums(folder)
+    loaded = load_bundle(folder, own=source.own)
+    names = tuple(sorted(each.name for each in folder.iterdir()))
+    log_probs = partial(trained_log_probs, WaveformModel(loaded.model.network).eval())
+    return [Candidate(name="fp32", files=names, limits=EXACT, log_probs=log_probs)]
+
 
 WRITERS: Mapping[str, Writer] = {
     "onnx": write_onnx,

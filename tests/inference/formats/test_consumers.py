@@ -27,12 +27,12 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.graph_search import GraphSearch
 from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle import Bundle, load_bundle
 from sbkit.inference.export import Wanted, export_run
-from sbkit.inference.formats.grid import Grid
 from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel

@@ -17,10 +17,9 @@ from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import Wanted, export_run
 from sbkit.inference.formats import write
 from sbkit.inference.formats.candidate import EXACT, Candidate
-from sbkit.inference.formats.grid import Grid, noise
 from sbkit.inference.formats.onnx_format import make_onnx
-from sbkit.inference.formats.source import Source
-from sbkit.inference.formats.traced import trace
+from sbkit.inference.formats.parity import Grid, noise
+from sbkit.inference.formats.traced import Source, trace
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import LogProbs
 from sbkit.inference.place import FOLDERS

@@ -1,15 +1,17 @@
-"""The one thread that makes a model, keeps it, and runs every call of it.
+"""What a runtime makes of a bundle, what it hears, and the one thread that keeps it.
 
-On the CPU others help it with batches, and it waits for them. Compiled code with CUDA graphs keeps
-its state in the thread that made it, and fails in any other (pytorch #123177). Here no thread has
-the model but by this one: it is an attribute of `threading.local`.
+On the CPU other threads help it with batches, and it waits for them. Compiled code with CUDA graphs
+keeps its state in the thread that made it, and fails in any other (pytorch #123177). Here no thread
+has the model but by this one: it is an attribute of `threading.local`.
 
-Legend: B clips, U frames, V tokens or labels.
+Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -18,13 +20,72 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
-from sbkit.inference.batch_threads import Batch
-from sbkit.inference.effective import Effective
-from sbkit.inference.heard import Heard
 
+Batch = Sequence[Samples]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Heard:
+    """log_probs (U, V) of CTC; states (U, D) of the encoder, a tensor where the runtime has them.
+
+    They are for the attention decoder alone, and stay on the device of the model.
+    """
+
+    log_probs: LogProbs
+    states: Any = None
+
+    def part(self, first: int, end: int) -> "Heard":
+        """Return some of the frames."""
+        states = None if self.states is None else self.states[first:end]
+        return Heard(self.log_probs[first:end], states)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """Where and how a model runs, as it was found after creation.
+
+    runtime: torch or onnx; device: of all weights, such as cuda:0; precision: of the matrix
+    products, such as bf16, or "bf16 and fp32" where some parts, such as features, stay in fp32;
+    compiled: the mode, or None; nodes: how many nodes of an ONNX graph each execution provider has.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    compiled: str | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Write it for a log."""
+        words = [self.runtime, self.device, self.precision]
+        words += [f"compiled ({self.compiled})"] if self.compiled else []
+        words += [f"{count} nodes on {name}" for name, count in self.nodes.items()]
+        return ", ".join(words)
+
+
+def require_effective(found: Effective, *, device: str, precision: str) -> Effective:
+    """Return what was found, where it is what was asked for.
+
+    Raises:
+        SbkitError: the model runs elsewhere, or in another precision.
+    """
+    fits = precision == found.precision or (
+        precision != "fp32" and precision in found.precision.split(" and ")
+    )
+    for name, asked, came, is_met in (
+        ("device", device, found.device, device == found.device),
+        ("precision", precision, found.precision, fits),
+    ):
+        if not is_met:
+            raise SbkitError(
+                f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
+                f"runs with {came}. See what is there: sbkit doctor"
+            )
+    return found
 
 
 class Model(Protocol):
@@ -120,10 +181,6 @@ class ModelThread:
         """
         return self.call(lambda model: model.hear_each(batches))
 
-    def log_probs(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        """Score the tokens at each frame, in one batch: (S,) of int16 each -> (U, V) each."""
-        return [each.log_probs for each in self.hear(clips)]
-
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
@@ -139,3 +196,48 @@ class ModelThread:
     def _keep(self, make: Callable[[], Model]) -> Effective:
         self._own.model = make()
         return self.model.effective
+
+
+def run_batches(
+    hear: Callable[[Batch], list[Heard]],
+    batches: Sequence[Batch],
+    *,
+    threads: int = 1,
+    prepare: Callable[[], object] | None = None,
+) -> list[list[Heard] | Exception]:
+    """Run ``hear`` on each batch, and return what it gives or raises, in their order.
+
+    Each thread has a core of its own: two that share the work of every operation wait for each
+    other hundreds of times in a batch. prepare: called first in each thread; there is none where
+    one would do.
+    """
+
+    def attempt(batch: Batch) -> list[Heard] | Exception:
+        try:
+            return hear(batch)
+        except Exception as error:  # of whatever parts a model has
+            return error
+
+    threads = min(threads, len(batches))
+    if threads < 2:
+        return [attempt(batch) for batch in batches]
+    with ThreadPoolExecutor(threads, initializer=prepare) as pool:
+        return list(pool.map(attempt, batches))
+
+
+@contextmanager
+def fitting(audio: object) -> Iterator[None]:
+    """Turn an error of the model into one sentence that names the audio.
+
+    Raises SbkitError.
+    """
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:  # the parts may be anything that is on the list, in any order
+        raise SbkitError(
+            f"A bundle's parts must fit each other, but with {audio} the model raised "
+            f"{type(error).__name__} ({printable(str(error))[:200]}). Export it again, or try a "
+            "shorter file."
+        ) from error
