@@ -20,12 +20,6 @@ def front_end() -> ConvFrontEnd:
     return ConvFrontEnd(normalize=norm, n_mels=20, channels=16, d_model=12)
 
 
-def test_every_length_is_a_quarter_rounded_up() -> None:
-    lengths = torch.arange(51)
-    expected = [math.ceil(length / 4) for length in range(51)]
-    assert ConvFrontEnd.output_lengths(lengths).tolist() == expected
-
-
 @pytest.mark.parametrize("frames", range(1, 51))
 def test_the_counted_frames_are_those_that_come_out(frames: int) -> None:
     x, lengths = front_end()(torch.randn(1, frames, 20), torch.tensor([frames]))

@@ -173,7 +173,6 @@ BAD_SIZES: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 0}, "they are 0 and 2"),
     ({"kernel_size": 8}, "odd .* but is 8"),
     ({"kernel_size": -1}, "positive, .* but is -1"),
-    ({"d_ffn": 0}, "`d_ffn` must be positive, but is 0"),
     ({"dropout": 1.0}, "`dropout` must be .* but is 1.0"),
     ({"num_decoder_layers": 1}, "num_decoder_layers is 1, but is null"),
 ]

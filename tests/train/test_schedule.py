@@ -37,9 +37,3 @@ def test_it_rises_once_and_falls_once_between_nothing_and_the_peak(schedule: Sch
     peak = factors.index(max(factors))
     assert factors[: peak + 1] == sorted(factors[: peak + 1])
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 500, math.nan])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(SbkitError, match="`warmup_fraction` must be a share of the run"):
-        WarmupCosine(warmup_fraction=share)

@@ -7,7 +7,8 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, cause_of, words_of
 from sbkit.check.planned_run import PlannedRun
-from sbkit.models.subsampling import Subsampling, measure_subsampling
+from sbkit.models.acoustic_encoder import measure_subsampling
+from sbkit.models.striding import Striding
 
 KEY = "CNN"
 NAME = "subsampling"
@@ -24,7 +25,7 @@ def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def measure_front_end(planned: PlannedRun) -> Subsampling | None:
+def measure_front_end(planned: PlannedRun) -> Striding | None:
     """Measure the declared front-end, once; None where there is none of modules.
 
     Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
@@ -35,5 +36,5 @@ def measure_front_end(planned: PlannedRun) -> Subsampling | None:
             return None
         rate = int(planned.knobs.get("sample_rate", 16_000))
         planned.parts[NAME] = measure_subsampling(features, front_end, rate)
-    measured: Subsampling = planned.parts[NAME]
+    measured: Striding = planned.parts[NAME]
     return measured
