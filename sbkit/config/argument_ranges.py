@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from ruamel.yaml.comments import CommentedMap
 
-from sbkit.base.errors import SbkitError
 from sbkit.config.document import BUILDER_TAGS, REFERENCE_TAGS, Document, Keys, dotted, tag_of, walk
 from sbkit.config.ranges import Range, refusal
 from sbkit.config.references import BUILT, REFERENCE, Scope, key_parts, text_of
@@ -26,15 +25,6 @@ def arguments_out_of_range(document: Document) -> Iterator[tuple[Keys, str]]:
                     if value is not BUILT and value not in allowed and named not in seen:
                         seen.add(named)
                         yield named, refusal(dotted(named), value, allowed)
-
-
-def refuse_arguments_out_of_range(document: Document) -> None:
-    """Refuse the first argument that is out of its class's range.
-
-    Raises SbkitError.
-    """
-    for _, sentence in arguments_out_of_range(document):
-        raise SbkitError(sentence)
 
 
 def ranges_of(name: str) -> Mapping[str, Range]:

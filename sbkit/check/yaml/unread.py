@@ -21,7 +21,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import REFERENCE, key_parts, text_of
-from sbkit.config.renamed import renamed
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
@@ -36,12 +35,8 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
             *keys,
             declared=f"`{dotted(keys)}` must be read by something",
             effect="no reference, no code of the recipe and no option reads it: it does nothing",
-            fix=f"Correct its name, or take it out.{_new_name(str(keys[-1]), known)}",
+            fix=f"Correct its name, or take it out.{did_you_mean(str(keys[-1]), known)}",
         )
-
-
-def _new_name(key: str, known: set[str]) -> str:
-    return renamed(key, known) or did_you_mean(key, known)
 
 
 def unread(document: Document, reading: Reading) -> Iterator[Keys]:
