@@ -76,8 +76,7 @@ class OptimizerStep:
     def read(self, bad_before: int, patience: int, scaler: GradScaler) -> tuple[int, int]:
         """Count the steps that were skipped since the last reading, and the bad ones among them.
 
-        Raises:
-            SbkitError: with the ``bad_before`` of the epoch more than ``patience`` were bad.
+        Raises SbkitError: with the ``bad_before`` of the epoch more than ``patience`` were bad.
         """
         skipped, bad = self.nonfinite.flush(overflow_is_usual=scaler.is_enabled())
         self.nonfinite.refuse_more(bad_before + bad, patience)

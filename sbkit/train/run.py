@@ -26,8 +26,7 @@ from sbkit.train.slices import require_columns
 class Run:
     """A YAML with its overrides, and what training makes of it, step by step.
 
-    Raises:
-        SbkitError: the YAML cannot be read.
+    Raises SbkitError: the YAML cannot be read.
     """
 
     def __init__(
@@ -111,8 +110,7 @@ class Run:
 def make_folder(folder: Path) -> None:
     """Make the run folder.
 
-    Raises:
-        SbkitError: it cannot be made.
+    Raises SbkitError: it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

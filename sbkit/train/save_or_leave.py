@@ -26,8 +26,7 @@ class SaveOrLeave:
     def after_step(self, step: int, *, is_last: bool) -> None:
         """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
 
-        Raises:
-            SystemExit: any rank was asked to stop.
+        Raises SystemExit: any rank was asked to stop.
         """
         decision = self.decide(step, is_last=is_last)
         if decision.save:
@@ -54,8 +53,7 @@ class SaveOrLeave:
     def leave(self, step: int) -> NoReturn:
         """End the process as one that was asked to.
 
-        Raises:
-            SystemExit: always.
+        Raises SystemExit: always.
         """
         saves = self._save is not None
         what = "It is saved; the same command goes on." if saves else "Nothing is saved."

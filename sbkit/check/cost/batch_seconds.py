@@ -141,8 +141,7 @@ def settle(
 
     A run that goes on keeps the number that it began with. All ranks call this, and agree.
 
-    Raises:
-        SbkitError: the memory is not known, or not even the longest utterance fits.
+    Raises SbkitError: the memory is not known, or not even the longest utterance fits.
     """
     knobs = read_knobs(yaml_file, overrides)
     if knobs.get(KNOB) != AUTO:
