@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and leave, and how its ranks come to the same answer."""
+"""Between two steps: save where it is time, and leave where any rank was asked to."""
 
 import math
 import signal
@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.base.exit import leave_terminal, wanted
 from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.logs.log import say
 
 ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
@@ -94,3 +96,49 @@ class RankConsensus:
             return math.inf
         before, started = self._since
         return (self._clock() - started) / (self._steps - before)
+
+
+class SaveOrLeave:
+    """Decide after every step, the same on all ranks.
+
+    save: writes a checkpoint within an epoch; None where the run has no checkpointer.
+    minutes, steps: between two such checkpoints; 0 or less is never.
+    """
+
+    def __init__(self, save: Callable[[], None] | None, *, minutes: float, steps: int) -> None:
+        self.signals = StopSignals()
+        self._consensus = RankConsensus()
+        self._save = save
+        self._minutes, self._steps = minutes, steps
+        self._last_save = time.monotonic()
+
+    def after_step(self, step: int, *, is_last: bool) -> None:
+        """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
+
+        Raises SystemExit: any rank was asked to stop.
+        """
+        is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
+        agreed = self._consensus.ask(
+            stop=self.signals.heard is not None, save=is_due, at_once=is_last
+        )
+        by_step = self._steps > 0 and step % self._steps == 0
+        if agreed.stop or ((by_step or agreed.save) and not is_last):
+            self.save()
+        if agreed.stop:
+            self.leave(step)
+
+    def save(self) -> None:
+        """Save, and begin to count the minutes anew."""
+        self._last_save = time.monotonic()
+        if self._save is not None:
+            self._save()
+
+    def leave(self, step: int) -> NoReturn:
+        """End the process as one that was asked to.
+
+        Raises SystemExit: always.
+        """
+        saves = self._save is not None
+        what = "It is saved; the same command goes on." if saves else "Nothing is saved."
+        say(f"Asked to stop after step {step}. {what}")
+        raise SystemExit(ASKED_TO_STOP)
