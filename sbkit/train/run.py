@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from sbkit.audio.rate import require_rate
-from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
 from sbkit.data.loaders import Loaders
@@ -72,7 +71,7 @@ class Run:
     @cached_property
     def labels(self) -> Any:
         """Open what turns labels into ids; make it where the run folder has none."""
-        make_folder(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self.recipe.prepare_labels(self.knobs, self.splits)
 
     @property
@@ -105,17 +104,3 @@ class Run:
             checkpointer=self.hparams["checkpointer"],
         )
         return brain
-
-
-def make_folder(folder: Path) -> None:
-    """Make the run folder.
-
-    Raises SbkitError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SbkitError(
-            f"`output_folder` must be a folder to write to, but {folder} is not "
-            f"({error.strerror}). Choose another one."
-        ) from error
