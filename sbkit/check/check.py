@@ -12,11 +12,11 @@ from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.existing_run import check_export, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.listings import write_listings
+from sbkit.check.finding import write_listings
 from sbkit.check.model.causality import check_causality
-from sbkit.check.model.front_end import check_front_end
+from sbkit.check.model.shapes import check_front_end
 from sbkit.check.model.ownership import check_ownership
-from sbkit.check.model.param_groups import check_groups
+from sbkit.check.model.ownership import check_groups
 from sbkit.check.model.placement import check_placement, check_shares
 from sbkit.check.model.shapes import check_shapes
 from sbkit.check.model.unused import check_unused

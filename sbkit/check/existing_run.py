@@ -18,18 +18,12 @@ from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_other_model
-from sbkit.checkpoint.declaration import (
-    MAY_CHANGE,
-    PLACES,
-    Declaration,
-    in_words,
-    read_declaration,
-)
+from sbkit.checkpoint.declaration import Declaration, in_words, read_declaration
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.weights import modules_of, read_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
-from sbkit.config.hparams import read_knobs, save_resolved
+from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle import TOKENIZER
 from sbkit.inference.config import FEATURES
 from sbkit.inference.export import plain_parts
@@ -111,13 +105,11 @@ def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Findi
     """Compare how the run in the folder began with how it would go on."""
     before = read_declaration(folder)
     if before is None:
-        yield from _find_other_knobs(planned, folder)
         return
-    splits = planned.splits
     declared = Declaration.of(
         planned.yaml_file,
         planned.overrides,
-        data=splits.fingerprints,
+        data=planned.splits.fingerprints,
         hparams=planned.hparams,
     )
     differences = list(declared.differences(before))
@@ -129,26 +121,6 @@ def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Findi
             declared=f"a run that goes on from the checkpoints of {folder}",
             effect=in_words(differences),
             fix="Give the values that it began with, or choose another --output_folder.",
-        )
-
-
-def _find_other_knobs(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
-    """Compare the knobs of a run without a declaration, as it was last called, with these."""
-    if not (folder / RESOLVED).is_file():
-        return
-    before, now = read_knobs(folder / RESOLVED, {}), planned.knobs
-    keys = [key for key in now.keys() | before.keys() if key not in MAY_CHANGE | PLACES]
-    other = [key for key in sorted(keys) if before.get(key) != now.get(key)]
-    if other:
-        shown = "; ".join(f"{key}: {before.get(key)} there, {now.get(key)} here" for key in other)
-        count = "1 knob was another" if len(other) == 1 else f"{len(other)} knobs were others"
-        yield planned.finding(
-            RUN_FOLDER,
-            next((key for key in other if key in now), "output_folder"),
-            declared=f"a run that goes on from the checkpoints of {folder}",
-            effect=f"{count} when it was last called ({shown})",
-            fix="Take its values, or choose another --output_folder for a new run.",
-            stops=False,
         )
 
 

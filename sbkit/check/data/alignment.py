@@ -11,7 +11,7 @@ import numpy as np
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_of
 from sbkit.check.finding import Finding
-from sbkit.check.model.front_end import measure_front_end
+from sbkit.check.model.shapes import measure_front_end
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.sampler import fastest_percent
 from sbkit.models.striding import Striding

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.check.finding import Finding, plural
-from sbkit.check.listings import SHOWN
+from sbkit.check.finding import SHOWN
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts

@@ -34,13 +34,10 @@ Child = tuple[str | int, object]
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
     """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
-    if NAME not in planned.parts:
-        roots = dict(planned.hparams)
-        with suppress(MissingPartError):
-            roots["brain"] = planned.brain
-        planned.parts[NAME] = list(reach(roots))
-    found: list[tuple[Keys, object]] = planned.parts[NAME]
-    return found
+    roots = dict(planned.hparams)
+    with suppress(MissingPartError):
+        roots["brain"] = planned.brain
+    return planned.once(NAME, lambda: list(reach(roots)))
 
 
 def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:

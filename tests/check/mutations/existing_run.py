@@ -15,11 +15,6 @@ def another_model(run: Path) -> None:
         torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
 
 
-def another_yaml(run: Path) -> None:
-    with checkpoint(run):
-        (run / "hyperparams.yaml").write_text("seed: 1\nlr: 0.5\n")
-
-
 def without_its_tokenizer(run: Path) -> None:
     with checkpoint(run) as folder, (folder / "CKPT.yaml").open("a") as meta:
         meta.write(f"tokenizer: {'0' * 64}\n")
@@ -65,13 +60,6 @@ MUTATIONS = [
             Expected(
                 "run_folder", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
             ),
-        ),
-    ),
-    Mutation(
-        name="checkpoints of another YAML",
-        run=another_yaml,
-        expected=(
-            Expected("run_folder", "batch_seconds", ("seed: 1 there, 3407 here",), stops=False),
         ),
     ),
     Mutation(
