@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,19 +18,8 @@ TOLERANCE = 1e-4  # of two float32 kernels; they differ by 1e-6 on the question 
 WARM_UPS, REPEATS = 3, 10  # of the batch that times a kernel
 
 
-class Kernel(Protocol):
-    """(B, U, V) log-probabilities in float32, (B, L) tokens, 2 x (B,) lengths -> (B,)."""
-
-    def __call__(
-        self,
-        log_probs: Tensor,
-        tokens: Tensor,
-        frame_lengths: Tensor,
-        counts: Tensor,
-        *,
-        blank: int,
-    ) -> Tensor:
-        """Compute the negative log-likelihood of each utterance."""
+# (B, U, V) log-probabilities in float32, (B, L) tokens, 2 x (B,) lengths, blank= -> (B,)
+Kernel = Callable[..., Tensor]
 
 
 def ctc_of_torch(
@@ -63,7 +51,7 @@ def kernel_of(device: torch.device) -> Kernel:
         if difference > TOLERANCE:
             raise ArithmeticError(f"its gradient is off by {difference:.2g}")
     except Exception as error:  # no Triton, no compiler, no kernel for this GPU: all the same
-        reason = str(error) if isinstance(error, ArithmeticError) else _named(error)
+        reason = f"{type(error).__name__}: {error}"
         say(f"CTC runs PyTorch's kernel, since sbkit's own does not run here: {reason}")
         return ctc_of_torch
     own_ms, torch_ms = (1000 * measure_seconds(each, device) for each in (own, ctc_of_torch))
@@ -98,10 +86,6 @@ def measure_seconds(
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 @torch.enable_grad()

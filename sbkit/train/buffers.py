@@ -1,11 +1,14 @@
-"""Running statistics of modules, which a skipped step must not change."""
+"""What a skipped step, or one that is only tried, must not change."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from sbkit.checkpoint.rng import preserve_rng
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,23 @@ def _places_of(modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         for name, value in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(value, Tensor):
                 yield module, name
+
+
+@contextmanager
+def unchanged(modules: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore gradients, buffers, modes and random numbers as they were; gradients begin at none."""
+    modes = [(each, each.training) for each in modules.modules()]
+    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
+    gradients = [(each, each.grad) for each in modules.parameters()]
+    modules.zero_grad(set_to_none=True)
+    try:
+        with preserve_rng(device):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

@@ -23,12 +23,13 @@ from sbkit.check.cost.probe import (
     time_steps,
 )
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run, unchanged
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
+from sbkit.train.buffers import unchanged
 from sbkit.train.cost import PREDICTION
 from sbkit.train.memory import bytes_of
 
@@ -113,7 +114,7 @@ def _predict(planned: PlannedRun) -> Prediction:
     plan, accumulation = _plan(planned)
     valid = next(iter(loaders.valid.values()))
     evaluated = [batch for each in loaders.valid.values() for batch in each.batch_sampler]
-    with brain_in_place(planned) as brain, unchanged(brain.modules):
+    with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         memory = measure_step_memory(brain, loaders.train, plan)
         validation = measure_evaluation_memory(brain, valid, list(valid.batch_sampler))
         optimizer_bytes, update = try_optimizer(planned)

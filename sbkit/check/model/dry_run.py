@@ -26,6 +26,7 @@ from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
+from sbkit.train.buffers import unchanged
 from sbkit.train.step import training_loss
 
 SEEN_ROWS = 32  # the two shortest of the first so many are taken
@@ -85,7 +86,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
     still = (each for _, each in everything if isinstance(each, Tensor))
     watch = UseWatch(each for each in still if each not in planned.moved)
     chain = ShapeTracer(names)
-    with unchanged(brain.modules), chain.hooked():
+    with unchanged(brain.modules, brain.device), chain.hooked():
         broken = _step(brain, batch, chain, watch)
         if not (broken or chain.mismatches):
             broken = _evaluation(brain, batch, chain, watch)
@@ -251,25 +252,3 @@ def filled(output: Any, mismatch: ShapeMismatch) -> Any:
 def resized(x: Tensor, axis: int, size: int) -> Tensor:
     """Cut or fill up one axis, counted from the last."""
     return nn.functional.pad(x, (*(0, 0) * (-axis - 1), 0, size - x.shape[axis]))
-
-
-@contextmanager
-def unchanged(modules: nn.Module) -> Iterator[None]:
-    """Restore gradients, buffers, modes and random numbers as they were."""
-    modes = [(each, each.training) for each in modules.modules()]
-    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
-    parameters = list(modules.parameters())
-    gradients = [each.grad for each in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
