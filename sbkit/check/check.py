@@ -11,14 +11,11 @@ from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.existing_run import check_export, check_run_folder
-from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.finding import write_listings
+from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
-from sbkit.check.model.shapes import check_front_end
-from sbkit.check.model.ownership import check_ownership
-from sbkit.check.model.ownership import check_groups
+from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_shapes
+from sbkit.check.model.shapes import check_front_end, check_shapes
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges

@@ -1,17 +1,14 @@
 """What a check finds: what must hold, what would happen instead, where, and how to fix it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.data.splits import Excluded
-import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-
-from sbkit.data.splits import write_excluded
+from sbkit.data.splits import Excluded, write_excluded
 
 FOLDER = "check"  # in the run's
 SHOWN = 5  # ids in a sentence; more of them go into a file
@@ -97,8 +94,6 @@ def words_of(sentence: str) -> dict[str, Any]:
     if not effect:
         return {"declared": "", "effect": sentence.rstrip("."), "fix": "Correct it there."}
     return {"declared": declared, "effect": effect.rstrip("."), "fix": fix or "Correct it there."}
-
-
 
 
 def write_listings(findings: Iterable[Finding], run_folder: Path | None) -> Iterator[Path | None]:

@@ -59,7 +59,6 @@ class AcousticEncoder:
         return self.encoder.encode(x, frame_lengths), frame_lengths
 
 
-
 def measure_subsampling(
     compute_features: nn.Module, CNN: nn.Module, sample_rate: int = SAMPLE_RATE
 ) -> Striding:

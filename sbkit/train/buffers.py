@@ -71,7 +71,7 @@ def _places_of(modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 @contextmanager
 def unchanged(modules: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore gradients, buffers, modes and random numbers as they were; gradients begin at none."""
+    """Put back gradients, buffers, modes and random numbers; gradients begin at none."""
     modes = [(each, each.training) for each in modules.modules()]
     buffers = [(each, each.detach().clone()) for each in modules.buffers()]
     gradients = [(each, each.grad) for each in modules.parameters()]

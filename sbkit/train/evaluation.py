@@ -174,7 +174,9 @@ def report_run(
     write_report(
         folder / REPORT,
         [results],
-        clips=partial(clips_of, splits.test, brain.hparams.sample_rate) if splits else lambda *_: {},
+        clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
+        if splits
+        else lambda *_: {},
         metrics=brain.metrics,
         known=_known_words(splits.train) if splits and results.utterances else None,
         notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],

@@ -1,12 +1,9 @@
 """Names that are not there: what was probably meant, what is called otherwise now, and --help."""
 
-from pathlib import Path
-
 import pytest
 
-from sbkit.base.errors import SbkitError
 from sbkit.config.document import nearest, read_document
-from sbkit.config.hparams import load_hparams, parse_command, read_knobs
+from sbkit.config.hparams import parse_command
 from tests.runs import ROOT
 
 KEYS = list(read_document(ROOT / "hparams/ctc.yaml").root)

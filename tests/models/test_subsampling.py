@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
+from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.feature_extractor import FeatureExtractor
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.frontend_adapter import FrontEnd
 from sbkit.models.normalize import GlobalNorm
-from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.striding import Striding
 
 

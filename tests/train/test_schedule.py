@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from sbkit.base.errors import SbkitError
 from sbkit.train.schedule import Schedule, WarmupCosine
 
 HALF = math.sqrt(0.5)

@@ -9,21 +9,14 @@ from itertools import islice
 
 import datasets
 import numpy as np
-
-from sbkit.check.data.utterances import TEXT, Rows, named, notice
-from sbkit.check.finding import Finding
-from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_rows, read_stored
-from sbkit.data.columns import take_columns
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.check.data.utterances import SPEAKER, TEXT, notice, tables
+from sbkit.check.data.utterances import SPEAKER, TEXT, Rows, named, notice, tables
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.columns import sample_counts
+from sbkit.data.audio_store import read_rows, read_stored
+from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.splits import Excluded
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read

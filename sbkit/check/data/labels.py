@@ -5,8 +5,11 @@ losses and searchers: each must have one value, none that a loss takes for anoth
 the tokenizer where there is one.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -15,16 +18,9 @@ from sbkit.check.data.characters import check_unseen
 from sbkit.check.data.utterances import TEXT, TRAIN, about, named, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.models.asr import head_size
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-from sbkit.check.finding import Finding
-from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, walk
 from sbkit.config.references import Scope
+from sbkit.models.asr import head_size
 from sbkit.text.vocabulary import Vocabulary
 
 CHECK = "labels"

@@ -11,8 +11,12 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.data.alignment import impossible_rows
 from sbkit.check.data.audio_levels import check_levels
 from sbkit.check.data.characters import check_rare, check_scripts
-from sbkit.check.data.duplicates import check_duplicates
-from sbkit.check.data.duplicates import check_clips, check_sentences, check_speakers
+from sbkit.check.data.duplicates import (
+    check_clips,
+    check_duplicates,
+    check_sentences,
+    check_speakers,
+)
 from sbkit.check.data.utterances import (
     TEXT,
     TRAIN,

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.check.finding import Finding, plural
-from sbkit.check.finding import SHOWN
+from sbkit.check.finding import SHOWN, Finding, plural
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts

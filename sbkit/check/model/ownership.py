@@ -4,16 +4,6 @@ What is outside it stays on the CPU, in no optimizer and in no checkpoint (Speec
 is inside is in one group of the optimizer, in DDP, and in checkpoints.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
-from torch import Tensor, nn
-
-from sbkit.check.finding import Finding, plural
-from sbkit.check.model.dry_run import dry_run
-from sbkit.check.model.object_walk import reached
-from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.config.document import Keys, dotted
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,10 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, plural
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.object_walk import reached
-from sbkit.check.planned_run import PlannedRun
-from sbkit.config.document import dotted
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.document import Keys, dotted
 
 CHECK = "ownership"
 

@@ -8,19 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ruamel.yaml.comments import CommentedMap
-
-from sbkit.check.finding import Finding, cause_of
-from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
-from sbkit.check.planned_run import PlannedRun
-from sbkit.config.document import Document, Keys, dotted, walk
-from sbkit.config.references import Scope
-from collections.abc import Iterator
-
 from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, cause_of, words_of
+from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
+from sbkit.config.document import Document, Keys, dotted, walk
+from sbkit.config.references import Scope
 from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.striding import Striding
 
@@ -118,8 +113,6 @@ def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:
         fix="Correct that part, or what it is given.",
         cause=cause_of(broken.error),
     )
-
-
 
 
 def check_front_end(planned: PlannedRun) -> Iterator[Finding]:

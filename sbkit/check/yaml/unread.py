@@ -4,12 +4,19 @@ What may read them is the script, what it imports, and sbkit. Tables of ranges a
 knobs too, without doing anything by them: they do not count.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import ast
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 
 from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.run_opts import RunOptions
 
+from sbkit.base import version
 from sbkit.check.finding import Finding
 from sbkit.check.model.unused import CHECK
 from sbkit.check.planned_run import PlannedRun
@@ -24,16 +31,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import REFERENCE, key_parts, text_of
-import ast
-import inspect
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from functools import cache
-from pathlib import Path
-
-from sbkit.base import version
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
@@ -41,6 +38,24 @@ INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "pureli
 SPEAKING = (SBKIT / "check", SBKIT / "config")  # these name knobs, to judge them: no use of them
 TABLES = ("RANGES",)  # of a class or file: likewise
 HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`, `knobs["lr"]`
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Names that code reads.
+
+    named: in any text; asked: of the hparams; whole: asked for and used as it is; indexed: asked
+    for something in it.
+    """
+
+    named: frozenset[str]
+    asked: frozenset[str]
+    whole: frozenset[str]
+    indexed: frozenset[str]
+
+    def passes_on(self, name: str) -> bool:
+        """Return whether a mapping is handed to something else, which may read any key of it."""
+        return name in self.whole or name not in self.indexed
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
@@ -102,24 +117,6 @@ class _Walker:
             yield from self.walk(file, keys, file.root, named | references(file))
         elif isinstance(child, CommentedMap) and not tag_of(child):
             yield from self.walk(document, keys, child, named)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Names that code reads.
-
-    named: in any text; asked: of the hparams; whole: asked for and used as it is; indexed: asked
-    for something in it.
-    """
-
-    named: frozenset[str]
-    asked: frozenset[str]
-    whole: frozenset[str]
-    indexed: frozenset[str]
-
-    def passes_on(self, name: str) -> bool:
-        """Return whether a mapping is handed to something else, which may read any key of it."""
-        return name in self.whole or name not in self.indexed
 
 
 def read_by(recipe: Recipe) -> Reading:
