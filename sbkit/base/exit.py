@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from sbkit.base.errors import (
-    ASKED_TO_STOP,
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    PIPE_CLOSED,
-    SbkitError,
-)
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
 from sbkit.base.thread_waiting import ThreadWaiting
 
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late

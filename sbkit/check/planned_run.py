@@ -188,9 +188,7 @@ class PlannedRun:
             evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
         with self.moved:
             return self.run.make_brain(
-                device=placement.device,
-                precision=placement.precision,
-                eval_precision=evaluation,
+                device=placement.device, precision=placement.precision, eval_precision=evaluation
             )
 
     @property

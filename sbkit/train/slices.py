@@ -44,10 +44,7 @@ def columns_of(batch: Any, names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def measure_slices(
-    names: Sequence[str],
-    columns: Sequence[Sequence[str]],
-    results: Sequence[Any],
-    measure: Measure,
+    names: Sequence[str], columns: Sequence[Sequence[str]], results: Sequence[Any], measure: Measure
 ) -> Slices:
     """Measure the results of each value of each column; ``columns`` are those of each result."""
     slices: Slices = {}

@@ -169,11 +169,7 @@ def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
 
 
 def _seconds_of_epoch(
-    brain: Any,
-    loaders: Any,
-    plan: list[MicroBatch],
-    evaluated: list[MicroBatch],
-    update: float,
+    brain: Any, loaders: Any, plan: list[MicroBatch], evaluated: list[MicroBatch], update: float
 ) -> float:
     training = time_steps(brain, loaders.train, plan)([size_of(batch) for batch in plan])
     valid = next(iter(loaders.valid.values()))

@@ -17,13 +17,7 @@ from sbkit.check.data.duplicates import (
     check_sentences,
     check_speakers,
 )
-from sbkit.check.data.utterances import (
-    TEXT,
-    TRAIN,
-    named,
-    notice,
-    transcripts_of,
-)
+from sbkit.check.data.utterances import TEXT, TRAIN, named, notice, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.columns import sample_counts

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.model.object_walk import reached

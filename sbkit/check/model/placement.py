@@ -13,12 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, plural, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.sampler import TrainSampler
-from sbkit.distributed.device import (
-    check_precision,
-    choose_device,
-    find_device,
-    parse_device,
-)
+from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.train.options import OLD_PRECISIONS
 
 PLACEMENT = "placement"
