@@ -63,7 +63,7 @@ def random_state(device: torch.device) -> State:
     return {
         "python": random.getstate(),
         "numpy": numpys,
-        **{kind: _to_hex(each) for kind, each in torch_state(device).items()},
+        **{kind: each.numpy().tobytes().hex() for kind, each in torch_state(device).items()},
     }
 
 
@@ -79,10 +79,6 @@ def restore_random_state(state: State, device: torch.device) -> None:
     restore_torch_state({kind: _from_hex(state[kind]) for kind in kinds}, device)
     if rank() > 0:
         torch.manual_seed(int(torch.randint(2**62, ())) + rank())
-
-
-def _to_hex(state: Tensor) -> str:
-    return state.numpy().tobytes().hex()
 
 
 def _from_hex(text: str) -> Tensor:

@@ -147,7 +147,8 @@ class _Walk:
         if tag == TUPLE_TAG and not (isinstance(node, ScalarNode) and TUPLE.fullmatch(node.value)):
             raise UnsafeError("is not a text in parentheses, and drops its first and last letter")
         if isinstance(node, ScalarNode):
-            _refuse_long_number(node)
+            if tag == f"{STANDARD}int" and len(node.value) > LONGEST_NUMBER:
+                raise UnsafeError(f"holds a number of {len(node.value)} digits")
             _refuse_tuple(str(node.value))
 
     def _size(self, scope: Scope, node: Node) -> int:
@@ -169,16 +170,11 @@ def _refuse_reference(scope: Scope, node: Node) -> None:
     scope, target = scope.settled(node)
     name = whole_reference(target)
     if name is not None:
-        _refuse_attribute(scope, *name.split(".", maxsplit=1))
+        name, attribute = name.split(".", maxsplit=1)
+        inner, target = scope.reach(name)
+        _refuse_no_data(inner.settled(target)[1], attribute)
     elif isinstance(target, ScalarNode) and str(target.tag) in TEXT_TAGS:
         _refuse_tuple(scope.expand(target)[0])
-
-
-def _refuse_attribute(scope: Scope, name: str, attribute: str) -> None:
-    """Allow only data of a new object: a method might be called by what gets it."""
-    inner, target = scope.reach(name)
-    _, target = inner.settled(target)
-    _refuse_no_data(target, attribute)
 
 
 def _refuse_getattr(scope: Scope, node: Node) -> None:
@@ -193,14 +189,10 @@ def _refuse_getattr(scope: Scope, node: Node) -> None:
 
 
 def _refuse_no_data(target: Node, attribute: str) -> None:
+    """Allow only data of a new object: a method might be called by what gets it."""
     kind, _, class_name = str(target.tag).partition(":")
     if kind != "!new" or not is_data(class_name, attribute):
         raise UnsafeError(f"takes `{attribute}`, which is no data of a `!new:` object")
-
-
-def _refuse_long_number(node: ScalarNode) -> None:
-    if str(node.tag) == f"{STANDARD}int" and len(node.value) > LONGEST_NUMBER:
-        raise UnsafeError(f"holds a number of {len(node.value)} digits")
 
 
 def _refuse_tuple(text: str) -> None:

@@ -1,14 +1,12 @@
 """Learning rate as a function of how far the run is: nothing to save, nothing to restore."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch.optim import Optimizer
 
 from sbkit.config.ranges import SHARE
-
-Schedule = Callable[[float], float]  # share of the run, 0 to 1 -> share of the peak rate, 0 to 1
 
 
 def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:

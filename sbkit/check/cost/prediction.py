@@ -202,7 +202,8 @@ def _padding(plan: list[MicroBatch]) -> float:
 def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
     if planned.run_folder is None or planned.target is not None:
         return
-    there = _bytes_of_files(planned.run_folder / "checkpoints")
+    files = (planned.run_folder / "checkpoints").rglob("*")
+    there = sum(file.stat().st_size for file in files if file.is_file())
     needed = prediction.checkpoints * prediction.checkpoint_bytes - there
     free = shutil.disk_usage(_existing(planned.run_folder)).free
     if needed > free:
@@ -246,10 +247,6 @@ def free_memory(planned: PlannedRun) -> int | None:
 
 def _existing(folder: Path) -> Path:
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-
-
-def _bytes_of_files(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _megabytes(count: int) -> str:

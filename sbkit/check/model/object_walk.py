@@ -61,7 +61,7 @@ def children(holder: object) -> Iterator[Child]:
         case Tensor():
             return
         case nn.Module():
-            yield from _of_module(holder)
+            yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
         case Mapping():
             yield from ((str(key), value) for key, value in list(holder.items()))
         case list() | tuple() | set() | frozenset() | deque():
@@ -77,11 +77,6 @@ def children(holder: object) -> Iterator[Child]:
         case type():
             yield from _of_class(holder)
     yield from _of_object(holder)
-
-
-def _of_module(module: nn.Module) -> Iterator[Child]:
-    for table in MODULE_TABLES:
-        yield from vars(module)[table].items()
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Child]:

@@ -74,12 +74,13 @@ def _is_unowned(planned: PlannedRun, tensor: Tensor) -> bool:
 
 def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
     count = sum(each.numel() for _, each in tensors)
+    verb, stay = ("is", "it stays") if count == 1 else ("are", "they stay")
     return planned.finding(
         CHECK,
         *_place(planned, holder),
         declared="every parameter must be in the one ModuleList `model`",
-        effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {_be(count)} not "
-        f"({_first(tensors)}): {'it stays' if count == 1 else 'they stay'} on the CPU, in no "
+        effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {verb} not "
+        f"({_first(tensors)}): {stay} on the CPU, in no "
         "optimizer and in no checkpoint",
         fix=_unowned_fix(planned, holder),
     )
@@ -122,10 +123,6 @@ def _place(planned: PlannedRun, holder: Keys) -> Keys:
 def _first(tensors: list[tuple[Keys, Tensor]]) -> str:
     more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
     return f"`{dotted(tensors[0][0])}`{more}"
-
-
-def _be(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _twice(planned: PlannedRun) -> Iterator[Finding]:
