@@ -132,7 +132,6 @@ class ThreadWaiting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop watching."""
         self._leave.set()
         if self._thread is not None:
             self._thread.join()

@@ -25,7 +25,6 @@ class Range:
     word: str | None = None
 
     def __contains__(self, value: object) -> bool:
-        """Return whether a knob may have this value."""
         if value is None:
             return self.or_null
         if isinstance(value, str):
@@ -35,7 +34,6 @@ class Range:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Write it in a user's words."""
         other = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
         kind = f"{other}a {'whole ' * self.whole}number"
         if self.high < math.inf:

@@ -48,7 +48,6 @@ class MetricTotals:
         return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     def __add__(self, other: "MetricTotals") -> "MetricTotals":
-        """Add two stretches of a run."""
         return MetricTotals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 

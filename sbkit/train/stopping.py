@@ -31,7 +31,6 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        """Listen."""
         if threading.current_thread() is threading.main_thread():
             self._before = {each: signal.signal(each, self._hear) for each in wanted(ASKED)}
         return self
