@@ -13,9 +13,11 @@ from speechbrain.utils.epoch_loop import EpochCounter
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.brain_state import MOST_EPOCHS, check_count
 from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.optimizer import load_optimizer
+from sbkit.checkpoint.rng import check_count
+
+MOST_EPOCHS = 10**6
 
 
 def needed_of(checkpointer: Checkpointer) -> list[str]:

@@ -2,15 +2,15 @@
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP
-from sbkit.base.exit import leave_terminal, wanted
+from sbkit.base.exit import handling, leave_terminal
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.logs.log import say
 
@@ -22,24 +22,19 @@ MOST_STEPS = 25  # between them: the steps to come may be slower than those befo
 class StopSignals:
     """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
-    A second Ctrl-C interrupts at once. Outside the main thread, where Python has no signals, it
-    hears nothing.
+    A second Ctrl-C interrupts at once. Outside the main thread it hears nothing.
     """
 
     def __init__(self) -> None:
         self.heard: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._hear) for each in wanted(ASKED)}
+        self._handling.enter_context(handling(ASKED, self._hear))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the signals to those who had them before."""
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
-        self._before = {}
+        self._handling.close()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         again = self.heard is signal.SIGINT and number == signal.SIGINT

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sbkit.models import ctc
-from sbkit.models.ctc import TOLERANCE, compare, ctc_of_torch, kernel_of, measure_seconds
+from sbkit.models.loss import TOLERANCE, compare, ctc_of_torch, kernel_of, measure_seconds
 from tests.models.interpreted_ctc import CASES
 
 ROOT = Path(__file__).parents[2]
