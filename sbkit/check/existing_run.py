@@ -77,10 +77,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Find the checkpoint that a run would be resumed from, read only.
-
-    Raises SbkitError when there are some, and all are damaged.
-    """
+    """Find the checkpoint that a run would go on from; raises SbkitError where all are damaged."""
     if not (folder / CHECKPOINTS).is_dir():
         return None
     with quiet():  # the run will say which ones are damaged

@@ -83,10 +83,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
 
 
 def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
-    """Make a micro-batch again, of the run's own data.
-
-    Raises SbkitError when the data are others now.
-    """
+    """Make a micro-batch again, of the run's own data; raises SbkitError where they are others."""
     loader = planned.loaders.train
     try:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]

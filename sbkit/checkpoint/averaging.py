@@ -76,10 +76,7 @@ def write_averaged(folder: Path, averaged: Averaged) -> None:
 
 
 def read_averaged(folder: Path) -> Averaged | None:
-    """Read the choice; None where none was made.
-
-    Raises SbkitError for a file that sbkit did not write.
-    """
+    """Read the choice, None where none was made; raises SbkitError for a file of another form."""
     file = folder / FILE
     if not file.is_file():
         return None

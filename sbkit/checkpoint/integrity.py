@@ -82,10 +82,7 @@ def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Refuse a file that whoever reads it cannot make sense of, whatever error that is.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is."""
     try:
         yield
     except SbkitError:

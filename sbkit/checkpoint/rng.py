@@ -34,10 +34,7 @@ def restore_torch_state(state: TorchState, device: torch.device) -> None:
 
 
 def check_torch_state(state: Any) -> None:
-    """Check that torch's generators could be set to a state; they stay as they are.
-
-    Raises TypeError, LookupError or RuntimeError.
-    """
+    """Check that torch's generators could be set to a state; raises what they would raise."""
     torch.Generator().set_state(state["cpu"])
 
 

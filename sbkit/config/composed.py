@@ -136,10 +136,7 @@ class Scope:
 
 
 def compose(path: Path) -> Node:
-    """Read one file into nodes.
-
-    Raises SbkitError when it is too large, too deep, not UTF-8 or not YAML.
-    """
+    """Read one file into nodes; raises SbkitError for one too large, too deep, or no YAML."""
     text = _text(path)
     try:
         _refuse_depth(path, text)

@@ -84,10 +84,7 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, 
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML as it takes effect: overridden, every reference resolved.
-
-    Raises SbkitError: a fault of the file or of the overrides.
-    """
+    """Write `resolved_text` to a file, whole or not at all."""
     write_text_atomically(path, resolved_text(yaml_file, overrides))
 
 

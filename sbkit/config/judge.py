@@ -60,10 +60,7 @@ def judge(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> list[Refused
 
 
 def refuse_foreign(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> None:
-    """Refuse to go on with a YAML that would do more than describe a model.
-
-    Raises SbkitError with the first such node.
-    """
+    """Raise SbkitError for the first node of a YAML that would do more than describe a model."""
     first = next(iter(judge(yaml_file, own=own)), None)
     if first is not None:
         raise SbkitError(
@@ -74,10 +71,7 @@ def refuse_foreign(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> Non
 
 
 def refuse_bomb(yaml_file: Path) -> None:
-    """Refuse a YAML that grows without bound when it is read, or that is no regular file.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for a YAML that grows without bound when read, or is no regular file."""
     scope = Scope(yaml_file, compose(yaml_file))
     try:
         _Walk().refuse_size(scope, scope.root)

@@ -95,10 +95,7 @@ def kind(value: object) -> str:
 
 
 def converted(default: object, value: object) -> object:
-    """Return the value as one of the default's kind.
-
-    Raises TypeError: it is of another kind.
-    """
+    """Return the value as one of the default's kind; raises TypeError where it is of another."""
     wanted, came = kind(default), kind(value)
     if came == OBJECT:
         raise TypeError("a plain value")

@@ -79,9 +79,6 @@ def refusal(name: str, value: object, allowed: Range) -> str:
 
 
 def refuse_out_of_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
-    """Refuse the first knob that has a value out of its range.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for the first knob that has a value out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
         raise SbkitError(sentence)

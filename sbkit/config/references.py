@@ -132,10 +132,7 @@ def check_references(document: Document) -> None:
 
 
 def check_arithmetic(document: Document) -> None:
-    """Refuse arithmetic that HyperPyYAML leaves as text (negative numbers) or cannot do.
-
-    Raises SbkitError: with the key and the line.
-    """
+    """Raise SbkitError for arithmetic that HyperPyYAML leaves as text (negatives) or cannot do."""
     for keys, node in walk(document.root):
         if tag_of(node) in REFERENCE_TAGS:
             try:

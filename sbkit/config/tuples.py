@@ -31,10 +31,7 @@ def read_tuple(text: str) -> tuple[object, ...]:
 
 
 def check_tuples(document: Document) -> None:
-    """Refuse a text in parentheses that is not a tuple of plain values.
-
-    Raises SbkitError: with the key and the line.
-    """
+    """Raise SbkitError for a text in parentheses that is not a tuple of plain values."""
     for keys, node in walk(document.root):
         if isinstance(node, str) and TUPLE.fullmatch(node):
             try:

@@ -50,10 +50,7 @@ def is_alone(environment: Mapping[str, str]) -> bool:
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-
-    Raises SbkitError when one is missing, or they do not make sense.
-    """
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and where to meet; raises SbkitError for nonsense."""
     rank, world_size = (read_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     if rank >= world_size:
         raise _refusal(f"RANK must be below WORLD_SIZE ({world_size})", f"is {rank}")

@@ -49,10 +49,7 @@ def counters_kept(brain: Any) -> Iterator[None]:
 
 
 def check_brain_state(state: Any) -> None:
-    """Check what a Brain saved before any of it is taken up.
-
-    Raises ValueError, which whoever reads the file makes a sentence of.
-    """
+    """Raise ValueError for what no Brain can have saved, before any of it is taken up."""
     if not isinstance(state, Mapping):
         raise ValueError(f"it holds a {type(state).__name__}")
     for name in COUNTERS:

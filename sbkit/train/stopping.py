@@ -128,10 +128,7 @@ class SaveOrLeave:
             self._save()
 
     def leave(self, step: int) -> NoReturn:
-        """End the process as one that was asked to.
-
-        Raises SystemExit: always.
-        """
+        """End the process, by SystemExit, as one that was asked to."""
         saves = self._save is not None
         what = "It is saved; the same command goes on." if saves else "Nothing is saved."
         say(f"Asked to stop after step {step}. {what}")

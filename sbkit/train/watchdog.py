@@ -107,11 +107,11 @@ class Watchdog(NullWatchdog):
             if self._still >= self._stall_seconds or (self._folder / NOTE).exists():
                 self._report_and_end()
 
-    def _write(self, ping: Beat) -> None:
+    def _write(self, beat: Beat) -> None:
         beside = self._file.with_suffix(".tmp")
         with suppress(OSError):  # a full disk is reported by the next checkpoint
             self._folder.mkdir(exist_ok=True)
-            beside.write_text(json.dumps({"rank": rank(), **asdict(ping)}))
+            beside.write_text(json.dumps({"rank": rank(), **asdict(beat)}))
             beside.replace(self._file)
 
     def _report_and_end(self) -> None:

@@ -200,7 +200,8 @@ class ShapeTracer:
         name = self.inside.pop()
         if name in self._fills:
             output = filled(output, self._fills[name])
-        sizes = {size for x in tensors_in(output) if x.ndim for size in widths(x)}
+        made = [x.shape for x in tensors_in(output) if x.ndim]
+        sizes = {size for shape in made for size in (shape[-1], shape[2:].numel())}
         passed = {x.shape[-1] for x in tensors_in(inputs) if x.ndim} if len(name) == 1 else set()
         self._given.append((name, sizes - passed))
         return output
@@ -230,11 +231,6 @@ def taken(module: nn.Module) -> tuple[int, int]:
         case GlobalNorm():
             return -1, len(module.mean)
     return -1, 0
-
-
-def widths(x: Tensor) -> tuple[int, int]:
-    """Return the last axis' size, and that of all axes behind (B, T) flattened."""
-    return x.shape[-1], x.shape[2:].numel()
 
 
 def filled(output: Any, mismatch: ShapeMismatch) -> Any:
