@@ -15,7 +15,7 @@ from sbkit.check.finding import Finding, plural, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
-from sbkit.train.options import OLD_PRECISIONS
+from sbkit.train.step_brain import OLD_PRECISIONS
 
 PLACEMENT = "placement"
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
