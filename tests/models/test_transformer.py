@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.normalize import FeatureSums, GlobalNorm
+from sbkit.models.normalize import GlobalNorm
 from sbkit.models.transformer import SelfAttention, Transformer
 
 KINDS = ["conformer", "transformer"]
@@ -25,9 +25,9 @@ class Recognizer(nn.Module):
         torch.manual_seed(0)
         norm = GlobalNorm()
         self.fbank = Fbank()
-        sums = FeatureSums(n_mels=80, device=torch.device("cpu"))
-        sums.add([self.fbank(*side_by_side(prompts))])
-        norm.set_statistics(sums)
+        features, lengths = self.fbank(*side_by_side(prompts))
+        wide = features.double().flatten(0, 1)
+        norm.set_statistics(torch.stack([wide.sum(0), wide.square().sum(0)]), lengths.sum())
         self.cnn = ConvFrontEnd(normalize=norm, n_mels=80, channels=64, d_model=64)
         self.transformer = Transformer(
             d_model=64,
