@@ -46,7 +46,6 @@ CHECKS: tuple[Check, ...] = (
     check_export,
 )  # in the order in which their findings are reported
 
-FIRST: tuple[Check, ...] = (check_front_end,)
 OF_A_STEP: tuple[Check, ...] = (
     *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
     *(check_causality, check_unused, check_cost, check_export),
@@ -62,7 +61,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     for name in PARTS:
         with suppress(MissingPartError):
             getattr(planned, name)
-    first = [finding for check in FIRST for finding in _run(check, planned)]
+    first = list(_run(check_front_end, planned))
     if any(finding.stops for finding in first):  # what it feeds cannot run, for this one cause
         checks = [check for check in checks if check not in OF_A_STEP]
         for name in FED & planned.faults.keys():
