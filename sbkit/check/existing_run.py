@@ -18,7 +18,13 @@ from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_other_model
-from sbkit.checkpoint.declaration import Declaration, in_words, read_declaration
+from sbkit.checkpoint.declaration import (
+    CHECKPOINTS,
+    RESOLVED,
+    Declaration,
+    in_words,
+    read_declaration,
+)
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.weights import modules_of, read_weights
 from sbkit.config.allowed import refusal
@@ -32,7 +38,6 @@ from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
-RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
 SHOWN = 3
 

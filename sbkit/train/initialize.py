@@ -22,7 +22,7 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
-from sbkit.checkpoint.declaration import CHECKPOINTS
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -30,7 +30,6 @@ from sbkit.config.judge import refuse_bomb
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
-RUN_YAML = "hyperparams.yaml"
 SHOWN = 4  # names in a line
 
 
@@ -113,9 +112,9 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    refuse_bomb(source / RUN_YAML)
+    refuse_bomb(source / RESOLVED)
     try:
-        parts = part_names_in(read_document(source / RUN_YAML).root)
+        parts = part_names_in(read_document(source / RESOLVED).root)
     except (YAMLError, RecursionError) as error:
         raise _unreadable(source, error) from error
     checkpointer = Checkpointer(source / CHECKPOINTS)

@@ -26,6 +26,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
@@ -202,7 +203,7 @@ def _padding(plan: list[MicroBatch]) -> float:
 def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
     if planned.run_folder is None or planned.target is not None:
         return
-    files = (planned.run_folder / "checkpoints").rglob("*")
+    files = (planned.run_folder / CHECKPOINTS).rglob("*")
     there = sum(file.stat().st_size for file in files if file.is_file())
     needed = prediction.checkpoints * prediction.checkpoint_bytes - there
     free = shutil.disk_usage(_existing(planned.run_folder)).free
