@@ -80,8 +80,7 @@ def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor
         *_place(planned, holder),
         declared="every parameter must be in the one ModuleList `model`",
         effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {verb} not "
-        f"({_first(tensors)}): {stay} on the CPU, in no "
-        "optimizer and in no checkpoint",
+        f"({_first(tensors)}): {stay} on the CPU, in no optimizer and in no checkpoint",
         fix=_unowned_fix(planned, holder),
     )
 

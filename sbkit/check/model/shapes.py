@@ -24,6 +24,32 @@ KEY = "CNN"
 NAME = "subsampling"
 
 
+def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a front-end of another signature, arity, shape or counting than it may have."""
+    try:
+        measure_front_end(planned)
+    except SbkitError as error:
+        if "mel bins" not in str(error):  # sizes that do not fit are the check of shapes'
+            yield planned.finding(
+                CHECK, KEY, **words_of(str(error)), cause=cause_of(error.__cause__ or error)
+            )
+
+
+def measure_front_end(planned: PlannedRun) -> Striding | None:
+    """Measure the declared front-end, once; None where there is none of modules.
+
+    Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
+    """
+    if NAME not in planned.parts:
+        features, front_end = (planned.hparams.get(name) for name in ("compute_features", KEY))
+        if not isinstance(features, nn.Module) or not isinstance(front_end, nn.Module):
+            return None
+        rate = int(planned.knobs.get("sample_rate", 16_000))
+        planned.parts[NAME] = measure_subsampling(features, front_end, rate)
+    measured: Striding = planned.parts[NAME]
+    return measured
+
+
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
     """Find where a part is given another size than it takes."""
     seen = dry_run(planned)
@@ -113,29 +139,3 @@ def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:
         fix="Correct that part, or what it is given.",
         cause=cause_of(broken.error),
     )
-
-
-def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a front-end of another signature, arity, shape or counting than it may have."""
-    try:
-        measure_front_end(planned)
-    except SbkitError as error:
-        if "mel bins" not in str(error):  # sizes that do not fit are the check of shapes'
-            yield planned.finding(
-                CHECK, KEY, **words_of(str(error)), cause=cause_of(error.__cause__ or error)
-            )
-
-
-def measure_front_end(planned: PlannedRun) -> Striding | None:
-    """Measure the declared front-end, once; None where there is none of modules.
-
-    Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
-    """
-    if NAME not in planned.parts:
-        features, front_end = (planned.hparams.get(name) for name in ("compute_features", KEY))
-        if not isinstance(features, nn.Module) or not isinstance(front_end, nn.Module):
-            return None
-        rate = int(planned.knobs.get("sample_rate", 16_000))
-        planned.parts[NAME] = measure_subsampling(features, front_end, rate)
-    measured: Striding = planned.parts[NAME]
-    return measured
