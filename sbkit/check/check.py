@@ -10,12 +10,12 @@ from sbkit.check.cost.prediction import check_cost, write_prediction
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_columns, check_speech
-from sbkit.check.existing_run import check_export, check_run_folder
+from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
 from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_front_end, check_shapes
+from sbkit.check.model.shapes import check_features, check_front_end, check_shapes
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
@@ -35,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     check_shares,
     check_labels,
     check_alignment,
+    check_features,
     check_shapes,
     check_causality,
     check_columns,
@@ -43,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     check_unused,
     check_cost,
     check_run_folder,
+    check_initial_weights,
     check_export,
 )  # in the order in which their findings are reported
 

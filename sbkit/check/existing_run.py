@@ -26,6 +26,7 @@ from sbkit.checkpoint.declaration import (
     read_declaration,
 )
 from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.weights import modules_of, read_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
@@ -36,6 +37,7 @@ from sbkit.inference.export import plain_parts
 from sbkit.inference.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
+from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
@@ -64,6 +66,14 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
         yield from _find_other_tokenizer(planned, folder, newest)
         if not any(finding.stops for finding in other):  # whose cause it would be
             yield from _find_other_model(planned, newest)
+
+
+def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
+    """Refuse, as training does, an `init_from` that has no weights of the model."""
+    source, folder = planned.knobs.get("init_from"), planned.run_folder
+    if source and (folder is None or newest_described(folder / CHECKPOINTS) is None):
+        initialize_from(Path(source), planned.hparams)
+    return ()
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:

@@ -73,6 +73,11 @@ MUTATIONS = [
         expected=(Expected("run_folder", "output_folder", ("holiday.jpg",), stops=False),),
     ),
     Mutation(
+        name="weights to begin with that are nowhere",
+        options=("--init_from=/nowhere",),
+        expected=(Expected("initial_weights", "init_from", ("/nowhere is neither",)),),
+    ),
+    Mutation(
         name="a run folder that is a file",
         run=a_file,
         expected=(Expected("run_folder", "output_folder", ("no folder to write to",)),),
