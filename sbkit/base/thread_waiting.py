@@ -107,8 +107,8 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Event) -> None:
-    """Start one thread more than there are processors; they live as long as this thread."""
-    count = (os.cpu_count() or 1) + 1
+    """Start one thread more than OpenMP may use processors; they live as long as this thread."""
+    count = len(os.sched_getaffinity(0)) + 1
     harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # what each of them calls
     library.GOMP_parallel(harmless, None, count, 0)
     ready.set()

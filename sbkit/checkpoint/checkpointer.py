@@ -218,8 +218,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if trouble is not None:
             raise SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({reason_of(trouble)}). What was saved before is untouched; make room there and "
-                "start again."
+                f"({reason_of(trouble)}). What was saved before is untouched: make room there if "
+                "that is it, and start again."
             ) from trouble
         if any(troubles):
             raise SystemExit(BAD_INPUT)

@@ -14,6 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.checkpoint.rng import random_state
+from sbkit.checkpoint.staging import reason_of
 from sbkit.train.saved_counters import check_brain_state
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
@@ -126,3 +127,9 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
         checkpointer(tmp_path, line(1.0, rows=99)).save_checkpoint()
     assert "unexpected pos" not in str(caught.value)
     assert "space" in str(caught.value) or "too large" in str(caught.value)
+
+
+def test_another_failure_is_not_called_a_full_disk() -> None:
+    said = reason_of(RuntimeError("CUDA error: device-side assert triggered\nCompile with ..."))
+    assert said == "CUDA error: device-side assert triggered"
+    assert "space" in reason_of(RuntimeError("[enforce fail at inline_container.cc:672] . pos 64"))
