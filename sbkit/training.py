@@ -10,7 +10,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.check.check import check_before_training
 from sbkit.check.cost.batch_seconds import settle
-from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
@@ -27,8 +27,6 @@ from sbkit.logs.text_log import TextLog
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
-
-RESOLVED = "hyperparams.yaml"  # of a run: its YAML with its overrides
 
 
 def train(arguments: Sequence[str]) -> None:

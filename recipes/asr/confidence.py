@@ -14,7 +14,7 @@ from sbkit.decoding.tune import Heard, take_enough
 from sbkit.decoding.word_reader import WordReader
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
-from sbkit.models.subsampling import measure_subsampling
+from sbkit.models.acoustic_encoder import measure_subsampling
 
 
 def fit_readers(

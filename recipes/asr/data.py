@@ -19,7 +19,8 @@ from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
-from sbkit.models.subsampling import Subsampling, measure_subsampling
+from sbkit.models.acoustic_encoder import measure_subsampling
+from sbkit.models.striding import Striding
 from sbkit.text.normalize import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
@@ -55,7 +56,7 @@ def make_asr_loaders(
 
 
 def leave_out_impossible(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
+    splits: Splits, tokenizer: Tokenizer, subsampling: Striding, speeds: Sequence[float]
 ) -> Splits:
     """Leave out of train what has fewer frames, at its fastest, than CTC needs for its labels."""
     transcripts = read_transcripts(splits.train, tokenizer)
@@ -76,7 +77,7 @@ def leave_out_impossible(
 
 
 def _tell(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, hparams: Mapping[str, Any]
+    splits: Splits, tokenizer: Tokenizer, subsampling: Striding, hparams: Mapping[str, Any]
 ) -> None:
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), hparams["sample_rate"]) / 60
@@ -94,7 +95,7 @@ def _tell(
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
 
 
-def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
+def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Striding) -> None:
     """Print how many transcripts no model could write; they are kept, and count as errors."""
     reasons = {
         "with characters that the training text never showed": transcripts.unknown.sum(),

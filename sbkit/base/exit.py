@@ -10,17 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sbkit.base.errors import (
-    ASKED_TO_STOP,
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    PIPE_CLOSED,
-    SbkitError,
-)
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
 from sbkit.base.thread_waiting import ThreadWaiting
+
+Handler = Callable[[int, FrameType | None], Any]
 
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -102,30 +97,35 @@ def exit_code(error: BaseException) -> int:
 def leaving_when_asked(interrupted: threading.Event) -> Iterator[None]:
     """Turn SIGTERM, SIGUSR1 and SIGHUP into AskedToStop: what is open is closed on the way out.
 
-    ``interrupted`` is set by Ctrl-C. Does nothing outside the main thread, where Python has no
-    signals.
+    ``interrupted`` is set by Ctrl-C.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         interrupted.set()
         raise KeyboardInterrupt
 
-    here = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, _leave) for each in wanted(ASKING)} if here else {}
-    if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with handling(ASKING, _leave), handling([signal.SIGINT] * is_default, interrupt):
+        yield
+
+
+@contextmanager
+def handling(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Handle signals, and leave them afterwards to what had them before.
+
+    Does nothing outside the main thread, where Python has no signals, nor with SIGHUP where `nohup`
+    made this process ignore it.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for each in signals:
+            if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
+                before[each] = signal.signal(each, handler)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def wanted(signals: Iterable[signal.Signals]) -> Iterator[signal.Signals]:
-    """Yield the signals to handle: not SIGHUP where `nohup` made this process ignore it."""
-    for each in signals:
-        if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
-            yield each
+        for each, earlier in before.items():
+            signal.signal(each, earlier)
 
 
 def leave_terminal() -> None:

@@ -8,12 +8,10 @@ HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def printable(text: str) -> str:
     r"""Escape control characters, line ends and changes of direction: ESC becomes ``\x1b``."""
-    return "".join(_escaped(each) if _is_hidden(each) else each for each in text)
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in HIDDEN and character not in JOINERS
+    return "".join(map(_escaped, text))
 
 
 def _escaped(character: str) -> str:
+    if unicodedata.category(character) not in HIDDEN or character in JOINERS:
+        return character
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -7,14 +7,10 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 
-KINDS = (
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
+KINDS = {
+    **{stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"},
+    **{stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"},
+}
 
 
 def read_regular(path: Path, *, largest: int, what: str) -> bytes:
@@ -26,7 +22,7 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     try:
         kind = path.lstat().st_mode
         if not stat.S_ISREG(kind):
-            other = next((name for is_kind, name in KINDS if is_kind(kind)), "something else")
+            other = KINDS.get(stat.S_IFMT(kind), "something else")
             raise SbkitError(
                 f"{what} must be a file, but {path} is {other}. Put the file itself there."
             )

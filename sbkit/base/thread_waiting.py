@@ -19,27 +19,13 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 EVERY = 0.25  # seconds between two looks at who needs the cores
-BUSY = (
-    0.1  # threads of this process waited for a core in this share of the time: alone 0.01 to 0.04
-)
+BUSY = 0.1  # share of the time that threads here waited for a core; it is 0.01 to 0.04 alone
 QUIET_LOOKS = 8  # in a row, before threads spin again
 LIBRARY = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece brings one of its own
-
-
-class Switch(Protocol):
-    """What turns spinning off and on."""
-
-    def sleep(self) -> None:
-        """Make threads sleep between two operations."""
-
-    def spin(self) -> None:
-        """Make threads spin between two operations."""
 
 
 def prepare_waiting() -> bool:
@@ -121,8 +107,8 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Event) -> None:
-    """Start one thread more than there are processors; they live as long as this thread."""
-    count = (os.cpu_count() or 1) + 1
+    """Start one thread more than OpenMP may use processors; they live as long as this thread."""
+    count = len(os.sched_getaffinity(0)) + 1
     harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # what each of them calls
     library.GOMP_parallel(harmless, None, count, 0)
     ready.set()
@@ -130,16 +116,11 @@ def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Ev
 
 
 class ThreadWaiting:
-    """Watch who needs the cores while a command runs, and switch.
+    """Watch who needs the cores while a command runs, and switch."""
 
-    switch, waited: to be replaced in tests.
-    """
-
-    def __init__(
-        self, switch: Switch | None = None, waited: Callable[[], float | None] = waited_for_cores
-    ) -> None:
-        self._switch, self._waited = switch or SecondTeam(), waited
-        self._quiet, self.is_asleep = 0, False
+    def __init__(self) -> None:
+        self._switch = SecondTeam()
+        self._quiet = 0
         self._leave = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -151,7 +132,6 @@ class ThreadWaiting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop watching."""
         self._leave.set()
         if self._thread is not None:
             self._thread.join()
@@ -162,14 +142,12 @@ class ThreadWaiting:
         self._quiet = 0 if share > BUSY else self._quiet + 1
         if self._quiet == 0:
             self._switch.sleep()  # again and again: OpenMP may not have been loaded before
-            self.is_asleep = True
-        elif self._quiet >= QUIET_LOOKS and self.is_asleep:
+        elif self._quiet >= QUIET_LOOKS:
             self._switch.spin()
-            self.is_asleep = False
 
     def _watch(self) -> None:
-        before, since = self._waited() or 0.0, time.perf_counter()
+        before, since = waited_for_cores() or 0.0, time.perf_counter()
         while not self._leave.wait(EVERY):
-            waited, now = self._waited() or before, time.perf_counter()
+            waited, now = waited_for_cores() or before, time.perf_counter()
             self.decide((waited - before) / (now - since))
             before, since = waited, now

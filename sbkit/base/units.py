@@ -28,10 +28,6 @@ def shift_samples(sample_rate: int = SAMPLE_RATE) -> int:
     return sample_rate * SHIFT_MS // 1000
 
 
-WINDOW_SAMPLES = window_samples()  # 400
-SHIFT_SAMPLES = shift_samples()  # 160
-
-
 def seconds_to_samples(seconds: float, sample_rate: int) -> int:
     """Round a duration to the nearest sample."""
     return round(seconds * sample_rate)

@@ -9,16 +9,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost.prediction import check_cost, write_prediction
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
-from sbkit.check.data.speech import check_speech
-from sbkit.check.existing_run import check_export, check_run_folder
-from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.listings import write_listings
+from sbkit.check.data.speech import check_columns, check_speech
+from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
+from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
-from sbkit.check.model.front_end import check_front_end
-from sbkit.check.model.ownership import check_ownership
-from sbkit.check.model.param_groups import check_groups
+from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_shapes
+from sbkit.check.model.shapes import check_features, check_front_end, check_shapes
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
@@ -38,17 +35,19 @@ CHECKS: tuple[Check, ...] = (
     check_shares,
     check_labels,
     check_alignment,
+    check_features,
     check_shapes,
     check_causality,
+    check_columns,
     check_speech,
     check_unread,
     check_unused,
     check_cost,
     check_run_folder,
+    check_initial_weights,
     check_export,
 )  # in the order in which their findings are reported
 
-FIRST: tuple[Check, ...] = (check_front_end,)
 OF_A_STEP: tuple[Check, ...] = (
     *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
     *(check_causality, check_unused, check_cost, check_export),
@@ -64,7 +63,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     for name in PARTS:
         with suppress(MissingPartError):
             getattr(planned, name)
-    first = [finding for check in FIRST for finding in _run(check, planned)]
+    first = list(_run(check_front_end, planned))
     if any(finding.stops for finding in first):  # what it feeds cannot run, for this one cause
         checks = [check for check in checks if check not in OF_A_STEP]
         for name in FED & planned.faults.keys():

@@ -36,7 +36,12 @@ def check_file(
     Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
     """
     if untrusted:
-        findings = _check_foreign(yaml_file, arguments)
+        if arguments:
+            raise SbkitError(
+                f"--untrusted must come with a file alone, but {arguments[0]} came too. Leave it "
+                "out: no value is looked at, only what would be built."
+            )
+        findings = check_untrusted(yaml_file)
         _print(findings, None, as_json=as_json)
         if not findings and not as_json:
             print(HARMLESS)
@@ -52,15 +57,6 @@ def check_file(
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
     """Return 1 when a finding stops the run; strict: also when there is any."""
     return FINDINGS if any(strict or finding.stops for finding in findings) else 0
-
-
-def _check_foreign(yaml_file: Path, arguments: Sequence[str]) -> list[Finding]:
-    if arguments:
-        raise SbkitError(
-            f"--untrusted must come with a file alone, but {arguments[0]} came too. Leave it out: "
-            "no value is looked at, only what would be built."
-        )
-    return check_untrusted(yaml_file)
 
 
 def _print(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:

@@ -19,26 +19,27 @@ from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.declaration import (
-    MAY_CHANGE,
-    PLACES,
+    CHECKPOINTS,
+    RESOLVED,
     Declaration,
     in_words,
     read_declaration,
 )
 from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.weights import modules_of, read_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
-from sbkit.config.hparams import read_knobs, save_resolved
+from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle import TOKENIZER
 from sbkit.inference.config import FEATURES
 from sbkit.inference.export import plain_parts
 from sbkit.inference.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
+from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
-RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
 SHOWN = 3
 
@@ -67,6 +68,14 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
             yield from _find_other_model(planned, newest)
 
 
+def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
+    """Refuse, as training does, an `init_from` that has no weights of the model."""
+    source, folder = planned.knobs.get("init_from"), planned.run_folder
+    if source and (folder is None or newest_described(folder / CHECKPOINTS) is None):
+        initialize_from(Path(source), planned.hparams)
+    return ()
+
+
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not {"model", FEATURES} <= {*planned.document.root}:
@@ -83,10 +92,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Find the checkpoint that a run would be resumed from, read only.
-
-    Raises SbkitError when there are some, and all are damaged.
-    """
+    """Find the checkpoint that a run would go on from; raises SbkitError where all are damaged."""
     if not (folder / CHECKPOINTS).is_dir():
         return None
     with quiet():  # the run will say which ones are damaged
@@ -111,13 +117,11 @@ def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Findi
     """Compare how the run in the folder began with how it would go on."""
     before = read_declaration(folder)
     if before is None:
-        yield from _find_other_knobs(planned, folder)
         return
-    splits = planned.splits
     declared = Declaration.of(
         planned.yaml_file,
         planned.overrides,
-        data=splits.fingerprints,
+        data=planned.splits.fingerprints,
         hparams=planned.hparams,
     )
     differences = list(declared.differences(before))
@@ -129,26 +133,6 @@ def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Findi
             declared=f"a run that goes on from the checkpoints of {folder}",
             effect=in_words(differences),
             fix="Give the values that it began with, or choose another --output_folder.",
-        )
-
-
-def _find_other_knobs(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
-    """Compare the knobs of a run without a declaration, as it was last called, with these."""
-    if not (folder / RESOLVED).is_file():
-        return
-    before, now = read_knobs(folder / RESOLVED, {}), planned.knobs
-    keys = [key for key in now.keys() | before.keys() if key not in MAY_CHANGE | PLACES]
-    other = [key for key in sorted(keys) if before.get(key) != now.get(key)]
-    if other:
-        shown = "; ".join(f"{key}: {before.get(key)} there, {now.get(key)} here" for key in other)
-        count = "1 knob was another" if len(other) == 1 else f"{len(other)} knobs were others"
-        yield planned.finding(
-            RUN_FOLDER,
-            next((key for key in other if key in now), "output_folder"),
-            declared=f"a run that goes on from the checkpoints of {folder}",
-            effect=f"{count} when it was last called ({shown})",
-            fix="Take its values, or choose another --output_folder for a new run.",
-            stops=False,
         )
 
 

@@ -1,12 +1,17 @@
 """What a check finds: what must hold, what would happen instead, where, and how to fix it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
-from sbkit.data.splits import Excluded
+from sbkit.data.splits import Excluded, write_excluded
+
+FOLDER = "check"  # in the run's
+SHOWN = 5  # ids in a sentence; more of them go into a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +94,16 @@ def words_of(sentence: str) -> dict[str, Any]:
     if not effect:
         return {"declared": "", "effect": sentence.rstrip("."), "fix": "Correct it there."}
     return {"declared": declared, "effect": effect.rstrip("."), "fix": fix or "Correct it there."}
+
+
+def write_listings(findings: Iterable[Finding], run_folder: Path | None) -> Iterator[Path | None]:
+    """Write a TSV of each finding about more utterances than its sentence names; yield its path."""
+    for finding in findings:
+        if run_folder is None or len(finding.utterances) <= SHOWN:
+            yield None
+            continue
+        name = re.sub(r"\W+", "_", finding.utterances[0].reason).strip("_")
+        file = run_folder / FOLDER / f"{name}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_excluded(file, finding.utterances)
+        yield file

@@ -45,7 +45,6 @@ class Part(Generic[Value]):
         self._make, self.__doc__ = make, make.__doc__
 
     def __get__(self, planned: "PlannedRun", owner: type) -> Value:
-        """Return the part; raises MissingPartError."""
         return planned.once(self._make.__name__, lambda: self._make(planned))
 
 
@@ -76,11 +75,9 @@ class PlannedRun:
         self._recipe = recipe
 
     def __enter__(self) -> "PlannedRun":
-        """Return the planned run, whose folder is removed at the end of the `with`."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the folder it was built in."""
         self._closing.close()
 
     @cached_property
@@ -188,9 +185,7 @@ class PlannedRun:
             evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
         with self.moved:
             return self.run.make_brain(
-                device=placement.device,
-                precision=placement.precision,
-                eval_precision=evaluation,
+                device=placement.device, precision=placement.precision, eval_precision=evaluation
             )
 
     @property

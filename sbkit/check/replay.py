@@ -22,6 +22,7 @@ from sbkit.base.regular import read_regular
 from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.comparison import refuse_other_model
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
@@ -61,7 +62,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
     """
     record, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
-    yaml_file = run_folder / "hyperparams.yaml"
+    yaml_file = run_folder / RESOLVED
     refuse_foreign(yaml_file, own=own)
     refuse_foreign_modules(read_knobs(yaml_file, {}), yaml_file, own)
     here = {"output_folder": str(run_folder)}
@@ -83,10 +84,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
 
 
 def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
-    """Make a micro-batch again, of the run's own data.
-
-    Raises SbkitError when the data are others now.
-    """
+    """Make a micro-batch again, of the run's own data; raises SbkitError where they are others."""
     loader = planned.loaders.train
     try:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]

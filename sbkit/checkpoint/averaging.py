@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from speechbrain.utils.checkpoints import Checkpoint
 
@@ -35,7 +34,6 @@ class Averaged:
     scores: dict[str, float]
 
     def __str__(self) -> str:
-        """Write how many are averaged, and what that changes."""
         count = len(self.checkpoints)
         what = "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
         if not self.scores:
@@ -78,27 +76,18 @@ def write_averaged(folder: Path, averaged: Averaged) -> None:
 
 
 def read_averaged(folder: Path) -> Averaged | None:
-    """Read the choice; None where none was made.
-
-    Raises SbkitError for a file that sbkit did not write.
-    """
+    """Read the choice, None where none was made; raises SbkitError for a file of another form."""
     file = folder / FILE
     if not file.is_file():
         return None
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        names = _names(record["checkpoints"]), _names(record["of"])
-        if not names[0] or names[1][: len(names[0])] != names[0]:
+        names, of = tuple(record["checkpoints"]), tuple(record["of"])
+        if not names or of[: len(names)] != names:
             raise ValueError("what is averaged is not the first of what was there")
-        return Averaged(*names, dict(record["scores"]))
+        return Averaged(names, of, dict(record["scores"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise SbkitError(
             f"{file} must name the checkpoints that were averaged, but cannot be read ({error}). "
             "Remove it: the same command then chooses again."
         ) from error
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise TypeError("a list of names is something else")
-    return tuple(value)

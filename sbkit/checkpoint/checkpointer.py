@@ -7,7 +7,6 @@ checkpoint. This one writes a folder beside, checksums it, and renames it: the n
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -123,21 +122,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     # -- recovering ---------------------------------------------------------------------------
 
-    def recover_if_possible(
-        self,
-        importance_key: Callable[[Checkpoint], Any] | None = None,
-        max_key: str | None = None,
-        min_key: str | None = None,
-        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
-    ) -> Checkpoint | None:
+    def recover_if_possible(self, **keys: Any) -> Checkpoint | None:
         """Load the first in the order asked for that is undamaged, and say which ones are not."""
-        best = self.find_whole(
-            1,
-            importance_key=importance_key,
-            max_key=max_key,
-            min_key=min_key,
-            ckpt_predicate=ckpt_predicate,
-        )
+        best = self.find_whole(1, **keys)
         if not best:
             return None
         self.load_checkpoint(best[0])
@@ -185,8 +172,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         elif known is not None and known.of == names:
             averaged = known
         else:
-            scored = partial(self._score_mean, ranked, score)
-            averaged = choose(ranked, scored)
+
+            def score_mean(count: int) -> float:
+                self._load_mean(ranked[:count])
+                return score()
+
+            averaged = choose(ranked, score_mean)
             with main_rank_first():
                 if rank() == 0:
                     write_averaged(self.checkpoints_dir, averaged)
@@ -201,12 +192,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             if tuple(each.path.name for each in ranked) == averaged.of:
                 return ranked[: len(averaged.checkpoints)]
         return self.find_whole(1, **keys)
-
-    def _score_mean(
-        self, ranked: Sequence[Checkpoint], score: Callable[[], float], count: int
-    ) -> float:
-        self._load_mean(ranked[:count])
-        return score()
 
     def _load_mean(self, best: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
@@ -233,8 +218,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if trouble is not None:
             raise SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({reason_of(trouble)}). What was saved before is untouched; make room there and "
-                "start again."
+                f"({reason_of(trouble)}). What was saved before is untouched: make room there if "
+                "that is it, and start again."
             ) from trouble
         if any(troubles):
             raise SystemExit(BAD_INPUT)

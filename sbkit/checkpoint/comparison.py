@@ -45,9 +45,9 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
     Raises SbkitError.
     """
     differences = [
-        f"{key}: {_size(saved, key)} saved, {_size(wanted, key)} declared"
+        f"{key}: {size_in(saved, key)} saved, {size_in(wanted, key)} declared"
         for key in sorted({*saved, *wanted})
-        if _size(saved, key) != _size(wanted, key)
+        if size_in(saved, key) != size_in(wanted, key)
     ]
     if differences:
         shown = printable("; ".join(differences[:SHOWN]))
@@ -58,7 +58,7 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
             f"The weights in {of} must be those of the declared model, but {count} "
             f"({shown}). Use the YAML they were trained with, or another folder."
         )
-    unfit = [f"{key} {fault}" for key in wanted if (fault := _fault(saved[key], wanted[key]))]
+    unfit = [f"{key} {fault}" for key in wanted if (fault := fault_of(saved[key], wanted[key]))]
     if unfit:
         shown = "; ".join(unfit[:SHOWN])
         raise SbkitError(
@@ -68,7 +68,7 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
         )
 
 
-def _fault(saved: Any, wanted: Any) -> str | None:
+def fault_of(saved: Any, wanted: Any) -> str | None:
     """Return why a saved tensor cannot stand for a model's; None when it can.
 
     A buffer that is declared with infinite values, such as a mask, may have them.
@@ -90,7 +90,8 @@ def _kind(tensor: torch.Tensor) -> str:
     return "real" if tensor.is_floating_point() else "whole"
 
 
-def _size(tensors: Mapping[str, Any], key: str) -> str:
+def size_in(tensors: Mapping[str, Any], key: str) -> str:
+    """Write the size of a tensor, and its type unless it is one of floats; "none": not there."""
     if key not in tensors:
         return "none"
     value = tensors[key]

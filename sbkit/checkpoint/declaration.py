@@ -26,7 +26,7 @@ from sbkit.config.document import dotted, tag_of
 from sbkit.config.hparams import read_knobs, resolved_text
 
 FILE = "declaration.json"
-CHECKPOINTS = "checkpoints"  # of a run folder
+CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
 # What a run may go on with in another way and still be the run that it says it is. Nothing here
 # decides what was learned from, or what the weights mean:
 MAY_CHANGE = frozenset(

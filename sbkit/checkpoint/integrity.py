@@ -50,14 +50,11 @@ def refuse_changed(contents: Mapping[str, bytes], checksums: bytes, *, of: Path)
             raise SbkitError(f"{of} must be whole, but {name} {why}. Export it again.")
 
 
-def find_damage(folder: Path, *, needed: Iterable[str] | None = None) -> str | None:
-    """Compare files with their checksums, all of the folder's unless ``needed`` names them.
-
-    Returns None when all is well.
-    """
+def find_damage(folder: Path) -> str | None:
+    """Compare all files of a folder with their checksums; return None when all is well."""
     try:
         expected = _read_checksums(folder)
-        unknown = sorted({*(_files(folder) if needed is None else needed)} - expected.keys())
+        unknown = sorted(_files(folder) - expected.keys())
         if unknown:
             return f"{unknown[0]} has no checksum"
         for name, digest in expected.items():
@@ -85,10 +82,7 @@ def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Refuse a file that whoever reads it cannot make sense of, whatever error that is.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is."""
     try:
         yield
     except SbkitError:
@@ -120,13 +114,9 @@ def _read_checksums(folder: Path) -> Mapping[str, str]:
     if not file.is_file():
         raise ValueError(f"it has no {CHECKSUMS}")
     expected = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(expected, dict) or not all(map(_is_plain, expected)):
+    if not isinstance(expected, dict) or any(Path(name).name != name for name in expected):
         raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
     return expected
-
-
-def _is_plain(name: str) -> bool:
-    return Path(name).name == name
 
 
 def _is_torn(file: Path) -> bool:

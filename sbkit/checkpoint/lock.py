@@ -1,10 +1,10 @@
 """One training run to a folder: a lock that the kernel takes back when the process ends."""
 
-import fcntl
 import os
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import try_lock
 
 _held: dict[tuple[int, int], int] = {}  # open folders by device and inode, until this process ends
 
@@ -28,16 +28,12 @@ def hold(folder: Path) -> None:
     if place in _held:
         return
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not try_lock(descriptor):
         os.close(descriptor)
         raise SbkitError(
             f"One run at a time may save to {folder}, but another one is training there. Wait for "
             "it, stop it, or choose another output_folder."
-        ) from error
-    except OSError:
-        pass
+        )
     if not _held:
         os.register_at_fork(after_in_child=_forget)
     _held[place] = descriptor

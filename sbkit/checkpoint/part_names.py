@@ -11,18 +11,18 @@ from ruamel.yaml.comments import CommentedMap
 from torch import Tensor, nn
 
 
-def part_names(hparams: Mapping[str, Any], model: str = "model") -> list[str]:
+def part_names(hparams: Mapping[str, Any]) -> list[str]:
     """Name the parts of the ModuleList in its order; one that is no key keeps its number."""
-    owned = hparams.get(model)
+    owned = hparams.get("model")
     if not isinstance(owned, nn.ModuleList):
         return []
     keys = {id(value): key for key, value in hparams.items() if isinstance(value, nn.Module)}
     return [keys.get(id(module), str(number)) for number, module in enumerate(owned)]
 
 
-def part_names_in(root: CommentedMap, model: str = "model") -> list[str]:
+def part_names_in(root: CommentedMap) -> list[str]:
     """Name the parts likewise from a resolved YAML, in which an alias is the node itself."""
-    arguments = root.get(model)
+    arguments = root.get("model")
     listed = arguments[0] if isinstance(arguments, list) and arguments else []
     keys = {id(node): str(key) for key, node in root.items()}
     listed = listed if isinstance(listed, list) else []
@@ -37,11 +37,11 @@ def to_part_name(name: str, parts: Sequence[str]) -> str:
     return f"{parts[int(number)]}.{rest}"
 
 
-def tensors_by_part(hparams: Mapping[str, Any], model: str = "model") -> dict[str, Tensor]:
+def tensors_by_part(hparams: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the model's own tensors, parameters and buffers, by part and path."""
-    owned = hparams.get(model)
+    owned = hparams.get("model")
     if not isinstance(owned, nn.Module):
         return {}
-    parts = part_names(hparams, model)
+    parts = part_names(hparams)
     tensors = owned.state_dict(keep_vars=True)
     return {to_part_name(name, parts): each for name, each in tensors.items()}

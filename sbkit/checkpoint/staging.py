@@ -11,6 +11,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.files import fsync_tree
 from sbkit.checkpoint.integrity import write_checksums
 
+TORCH_WRITER = ("inline_container", "PytorchStreamWriter", "iostream")  # in its errors
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 
 
@@ -40,10 +41,12 @@ def remove_unfinished(folder: Path) -> None:
 def reason_of(trouble: Exception) -> str:
     """Return why a file could not be written.
 
-    torch.save loses the system's error, and speaks of positions in its archive.
+    torch.save loses the system's error, and speaks of positions in its archive. Another error of
+    torch's, such as a GPU's, is said as it is.
     """
-    if isinstance(trouble, OSError):
-        return str(trouble)
+    said = str(trouble).partition("\n")[0]
+    if isinstance(trouble, OSError) or not any(name in said for name in TORCH_WRITER):
+        return said
     return "there is no space for a whole file: the disk is full, or a limit or quota is reached"
 
 

@@ -12,7 +12,6 @@ tensors; none of it opens a file, a connection or a pickle, but for the few that
 import builtins
 import inspect
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Literal
@@ -164,32 +163,18 @@ FUNCTIONS = {  # those that a whole YAML may hold besides; naming them calls not
 }
 APPLIED = {"torch.random": "manual_seed", "speechbrain.utils.seed": "seed_everything"}
 
-
-@dataclass(frozen=True)
-class Entry:
-    """What one name stands for, and whether a bundle may use it too."""
-
-    kind: Literal["class", "function", "applied"]
-    consumer: Consumer
-
-
-def _entries() -> dict[str, Entry]:
-    tables = (
-        (MODULES, Entry("class", "bundle")),
-        (ACTIVATIONS, Entry("function", "bundle")),
-        (CLASSES, Entry("class", "yaml")),
-        (FUNCTIONS, Entry("function", "yaml")),
-        (APPLIED, Entry("applied", "yaml")),
+ALLOWED = {  # what each name is called by, and who may use it at least
+    f"{module}.{name}": (kinds, consumer)
+    for table, kinds, consumer in (
+        (MODULES, ("!new", "!name"), "bundle"),
+        (ACTIVATIONS, ("!name",), "bundle"),
+        (CLASSES, ("!new", "!name"), "yaml"),
+        (FUNCTIONS, ("!name",), "yaml"),
+        (APPLIED, ("!apply",), "yaml"),
     )
-    return {
-        f"{module}.{name}": entry
-        for table, entry in tables
-        for module, names in table.items()
-        for name in names.split()
-    }
-
-
-ALLOWED = _entries()
+    for module, names in table.items()
+    for name in names.split()
+}
 HOMES = {name.rpartition(".")[0] for name in ALLOWED}
 IMPORTED = {".".join(home.split(".")[:end]) for home in HOMES for end in range(1, 9)}
 
@@ -247,14 +232,9 @@ def is_data(class_name: str, attribute: str) -> bool:
 
 
 def _fits(kind: str, found: object, home: str, consumer: Consumer) -> bool:
-    entry = ALLOWED.get(home)
-    if entry is None or (consumer == "bundle" and entry.consumer != "bundle"):
-        return False
-    if entry.kind == "applied":
-        return kind == "!apply"
-    if entry.kind == "function":
-        return kind == "!name"
-    return kind in ("!new", "!name") and isinstance(found, type)
+    kinds, least = ALLOWED.get(home, ((), "yaml"))
+    is_made = "!new" not in kinds or isinstance(found, type)
+    return kind in kinds and is_made and (consumer == "yaml" or least == "bundle")
 
 
 def _is_own(kind: str, found: object, consumer: Consumer, own: frozenset[str]) -> bool:

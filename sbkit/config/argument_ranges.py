@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from ruamel.yaml.comments import CommentedMap
 
-from sbkit.base.errors import SbkitError
 from sbkit.config.document import BUILDER_TAGS, REFERENCE_TAGS, Document, Keys, dotted, tag_of, walk
 from sbkit.config.ranges import Range, refusal
 from sbkit.config.references import BUILT, REFERENCE, Scope, key_parts, text_of
@@ -20,21 +19,15 @@ def arguments_out_of_range(document: Document) -> Iterator[tuple[Keys, str]]:
     seen: set[Keys] = set()
     for keys, node in walk(document.root):
         if isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS):
-            for name, allowed in ranges_of(tag_of(node).partition(":")[2]).items():
-                if name in node:
-                    named, value = _value_of(document, (*keys, name), node[name])
-                    if value is not BUILT and value not in allowed and named not in seen:
-                        seen.add(named)
-                        yield named, refusal(dotted(named), value, allowed)
-
-
-def refuse_arguments_out_of_range(document: Document) -> None:
-    """Refuse the first argument that is out of its class's range.
-
-    Raises SbkitError.
-    """
-    for _, sentence in arguments_out_of_range(document):
-        raise SbkitError(sentence)
+            ranges = ranges_of(tag_of(node).partition(":")[2])
+            for name in (each for each in ranges if each in node):
+                given, value = node[name], Scope(document).evaluate(node[name])
+                is_reference = tag_of(given) in REFERENCE_TAGS
+                whole = REFERENCE.fullmatch(text_of(given)) if is_reference else None
+                named = key_parts(whole[1]) if whole else (*keys, name)
+                if value is not BUILT and value not in ranges[name] and named not in seen:
+                    seen.add(named)
+                    yield named, refusal(dotted(named), value, ranges[name])
 
 
 def ranges_of(name: str) -> Mapping[str, Range]:
@@ -45,10 +38,3 @@ def ranges_of(name: str) -> Mapping[str, Range]:
         return {}  # refused in a sentence of its own when the YAML is built
     declared: Mapping[str, Range] = getattr(found, "RANGES", {})
     return declared if isinstance(declared, Mapping) else {}
-
-
-def _value_of(document: Document, keys: Keys, node: object) -> tuple[Keys, object]:
-    """Return the key that an argument's value comes from, and the value."""
-    whole = REFERENCE.fullmatch(text_of(node)) if tag_of(node) in REFERENCE_TAGS else None
-    named = key_parts(whole[1]) if whole else keys
-    return named, Scope(document).evaluate(node)

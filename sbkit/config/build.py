@@ -15,7 +15,6 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.document import BUILDER_TAGS, Document, Keys, did_you_mean, dotted, tag_of, walk
-from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE, read_tuple
 
 
@@ -95,8 +94,7 @@ def plain_values(text: str) -> dict[str, object]:
 def build(document: Document, text: str) -> dict[str, object]:
     """Build the resolved text of a document.
 
-    Raises:
-        SbkitError: with the key, the file and the line of the object that cannot be built.
+    Raises SbkitError: with the key, the file and the line of the object that cannot be built.
     """
     _check_names(document)
     try:
@@ -113,19 +111,15 @@ def _sentence(document: Document, error: _BuildError) -> str:
     name = str(error.node.tag).partition(":")[2]
     text = str(error.cause.args[-1] if error.cause.args else error.cause)
     wrong = re.search(r"unexpected keyword argument '(\w+)'", text)
-    advice = _advice(wrong[1], _arguments(name)) if wrong else ""
+    advice = did_you_mean(wrong[1], _arguments(name)) if wrong else ""
     return (
         f"{where} must have arguments that `{name}` takes, but it raised "
         f"{type(error.cause).__name__}: {text}.{advice or ' Correct them.'}"
     )
 
 
-def _advice(wrong: str, arguments: list[str]) -> str:
-    return renamed(wrong, arguments) or did_you_mean(wrong, arguments)
-
-
 def _arguments(name: str) -> list[str]:
-    found = _locate(name)
+    found = pydoc.locate(name)
     try:
         return list(inspect.signature(found).parameters) if callable(found) else []
     except ValueError:  # a builtin without a signature
@@ -147,7 +141,7 @@ def _check_names(document: Document) -> None:
 
 def _name_problem(kind: str, name: str) -> str:
     try:
-        found = _locate(name)
+        found = pydoc.locate(name)
     except pydoc.ErrorDuringImport as error:
         return f"must be importable, but raised {error}."
     if found is None:
@@ -163,7 +157,7 @@ def _nearest_name(name: str) -> str:
     """Offer the nearest attribute of the longest part of the name that is there."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
-        holder = _locate(".".join(parts[:end]))
+        holder = pydoc.locate(".".join(parts[:end]))
         if holder is not None:
             near = did_you_mean(parts[end], dir(holder))
             return f"`{'.'.join(parts[:end])}` has no `{parts[end]}`.{near or ' Correct the name.'}"
@@ -171,10 +165,6 @@ def _nearest_name(name: str) -> str:
         f"there is no module `{parts[0]}`. Correct the name; the folder of a file of your own must "
         "be on PYTHONPATH."
     )
-
-
-def _locate(name: str) -> object:
-    return pydoc.locate(name)
 
 
 def _keys_to(wanted: Node, node: Node, seen: set[int]) -> Iterator[Keys]:

@@ -136,10 +136,7 @@ class Scope:
 
 
 def compose(path: Path) -> Node:
-    """Read one file into nodes.
-
-    Raises SbkitError when it is too large, too deep, not UTF-8 or not YAML.
-    """
+    """Read one file into nodes; raises SbkitError for one too large, too deep, or no YAML."""
     text = _text(path)
     try:
         _refuse_depth(path, text)
@@ -213,7 +210,8 @@ def compute(text: str) -> str:
             parts = list(ast.walk(ast.parse(text, mode="eval")))
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return text
-        if any(isinstance(part, ast.Constant) and not _is_number(part.value) for part in parts):
+        constants = (part.value for part in parts if isinstance(part, ast.Constant))
+        if not all(value is None or isinstance(value, int | float) for value in constants):
             raise UnsafeError("computes with quoted text")
         try:
             return str(parse_arithmetic(text))
@@ -253,10 +251,6 @@ def _each(node: Any, seen: set[int]) -> Iterator[Any]:
         yield node
         if not isinstance(node, yaml.ScalarNode):
             yield from _each(node.value, seen)
-
-
-def _is_number(value: object) -> bool:
-    return value is None or isinstance(value, int | float)
 
 
 def _text(path: Path) -> str:

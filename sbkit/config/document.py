@@ -147,11 +147,7 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Read a file of UTF-8 text.
-
-    Raises:
-        SbkitError: it cannot be read, or is none.
-    """
+    """Read a file of UTF-8 text; raises SbkitError where it cannot be read, or is none."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

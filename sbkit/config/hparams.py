@@ -18,13 +18,12 @@ from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.config.argument_ranges import refuse_arguments_out_of_range
+from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
 from sbkit.config.document import Document, read_document, read_yaml_text
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.config.references import check_references
-from sbkit.config.renamed import refuse_renamed
 from sbkit.config.tuples import check_tuples
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -48,14 +47,6 @@ Trains what FILE.yaml declares. Every key of the file can be overridden:
 `sbkit check FILE.yaml [--key=value ...]` says what is wrong with a run before it starts."""
 
 
-class _NamedText(StringIO):
-    """A text that knows its file, for HyperPyYAML to find the included ones beside it."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
-        self.name = name
-
-
 @dataclass(frozen=True)
 class _Resolved:
     """A YAML as it takes effect, and the text of each file that it was read from."""
@@ -73,8 +64,7 @@ _resolved: dict[tuple[Path, str], _Resolved] = {}
 def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Read the root-level plain values as they take effect; keys that reach an object are absent.
 
-    Raises:
-        SbkitError: a fault of the file or of the overrides.
+    Raises SbkitError: a fault of the file or of the overrides.
     """
     return deepcopy(dict(_resolve(yaml_file, overrides).knobs))
 
@@ -82,31 +72,26 @@ def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, An
 def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Build everything the file declares.
 
-    Raises:
-        SbkitError: a fault of the file or of the overrides, a number out of its range, or an object
-            that cannot be built.
+    Raises SbkitError: a fault of the file or of the overrides, a number out of its range, or an
+    object that cannot be built.
     """
     resolved = _resolve(yaml_file, overrides)
     with clean_ruamel():
         refuse_out_of_range(resolved.knobs)
-        refuse_arguments_out_of_range(resolved.document)
+        for _, sentence in arguments_out_of_range(resolved.document):
+            raise SbkitError(sentence)
         return build(resolved.document, resolved.text)
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML as it takes effect: overridden, every reference resolved.
-
-    Raises:
-        SbkitError: a fault of the file or of the overrides.
-    """
+    """Write `resolved_text` to a file, whole or not at all."""
     write_text_atomically(path, resolved_text(yaml_file, overrides))
 
 
 def resolved_text(yaml_file: Path, overrides: Mapping[str, object]) -> str:
     """Return the YAML as it takes effect: overridden, every reference resolved.
 
-    Raises:
-        SbkitError: a fault of the file or of the overrides.
+    Raises SbkitError: a fault of the file or of the overrides.
     """
     return _resolve(yaml_file, overrides).text
 
@@ -135,8 +120,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 
     ``--manifest NAME=FILE`` may come several times; the files of one name are a list.
 
-    Raises:
-        SbkitError: an argument that is none of these.
+    Raises SbkitError: an argument that is none of these.
     """
     overrides: dict[str, object] = {}
     waiting = list(arguments)
@@ -166,16 +150,17 @@ def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> _Resolved:
         return known
     with clean_ruamel():
         document = read_document(yaml_file)
-        refuse_renamed(document)
         for _, each in reversed(list(document.family())):
             check_references(each)
         apply_overrides(document, overrides)
         family = [each for _, each in document.family()]
         for each in family:
             check_tuples(each)
-        dumped = StringIO()
-        YAML().dump(document.root, dumped)
-        text: str = resolve_references(_NamedText(dumped.getvalue(), str(yaml_file))).getvalue()
+        stream: Any = StringIO()
+        stream.name = str(yaml_file)  # beside which HyperPyYAML looks for the included files
+        YAML().dump(document.root, stream)
+        stream.seek(0)
+        text: str = resolve_references(stream).getvalue()
         files = {each.path: each.text for each in family}
         _resolved[key] = _Resolved(files, document, text, plain_values(text))
     return _resolved[key]

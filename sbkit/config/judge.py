@@ -60,10 +60,7 @@ def judge(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> list[Refused
 
 
 def refuse_foreign(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> None:
-    """Refuse to go on with a YAML that would do more than describe a model.
-
-    Raises SbkitError with the first such node.
-    """
+    """Raise SbkitError for the first node of a YAML that would do more than describe a model."""
     first = next(iter(judge(yaml_file, own=own)), None)
     if first is not None:
         raise SbkitError(
@@ -74,10 +71,7 @@ def refuse_foreign(yaml_file: Path, *, own: frozenset[str] = frozenset()) -> Non
 
 
 def refuse_bomb(yaml_file: Path) -> None:
-    """Refuse a YAML that grows without bound when it is read, or that is no regular file.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for a YAML that grows without bound when read, or is no regular file."""
     scope = Scope(yaml_file, compose(yaml_file))
     try:
         _Walk().refuse_size(scope, scope.root)
@@ -147,7 +141,8 @@ class _Walk:
         if tag == TUPLE_TAG and not (isinstance(node, ScalarNode) and TUPLE.fullmatch(node.value)):
             raise UnsafeError("is not a text in parentheses, and drops its first and last letter")
         if isinstance(node, ScalarNode):
-            _refuse_long_number(node)
+            if tag == f"{STANDARD}int" and len(node.value) > LONGEST_NUMBER:
+                raise UnsafeError(f"holds a number of {len(node.value)} digits")
             _refuse_tuple(str(node.value))
 
     def _size(self, scope: Scope, node: Node) -> int:
@@ -169,16 +164,11 @@ def _refuse_reference(scope: Scope, node: Node) -> None:
     scope, target = scope.settled(node)
     name = whole_reference(target)
     if name is not None:
-        _refuse_attribute(scope, *name.split(".", maxsplit=1))
+        name, attribute = name.split(".", maxsplit=1)
+        inner, target = scope.reach(name)
+        _refuse_no_data(inner.settled(target)[1], attribute)
     elif isinstance(target, ScalarNode) and str(target.tag) in TEXT_TAGS:
         _refuse_tuple(scope.expand(target)[0])
-
-
-def _refuse_attribute(scope: Scope, name: str, attribute: str) -> None:
-    """Allow only data of a new object: a method might be called by what gets it."""
-    inner, target = scope.reach(name)
-    _, target = inner.settled(target)
-    _refuse_no_data(target, attribute)
 
 
 def _refuse_getattr(scope: Scope, node: Node) -> None:
@@ -193,14 +183,10 @@ def _refuse_getattr(scope: Scope, node: Node) -> None:
 
 
 def _refuse_no_data(target: Node, attribute: str) -> None:
+    """Allow only data of a new object: a method might be called by what gets it."""
     kind, _, class_name = str(target.tag).partition(":")
     if kind != "!new" or not is_data(class_name, attribute):
         raise UnsafeError(f"takes `{attribute}`, which is no data of a `!new:` object")
-
-
-def _refuse_long_number(node: ScalarNode) -> None:
-    if str(node.tag) == f"{STANDARD}int" and len(node.value) > LONGEST_NUMBER:
-        raise UnsafeError(f"holds a number of {len(node.value)} digits")
 
 
 def _refuse_tuple(text: str) -> None:

@@ -22,7 +22,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import BUILT, Scope, check_arithmetic, text_of
-from sbkit.config.renamed import renamed
 from sbkit.config.tuples import TUPLE
 
 OBJECT = "an object"
@@ -32,9 +31,8 @@ AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and th
 def apply_overrides(document: Document, overrides: Mapping[str, object], above: Keys = ()) -> None:
     """Set the overrides in the tree; ``above`` is the key this file is included under.
 
-    Raises:
-        SbkitError: a key that is not there (with the nearest one), a value of another kind,
-            or a ``!PLACEHOLDER`` that nothing has filled.
+    Raises SbkitError: a key that is not there (with the nearest one), a value of another kind, or a
+    ``!PLACEHOLDER`` that nothing has filled.
     """
     for key, value in overrides.items():
         _replace(document, document.root, (key,), value, above)
@@ -97,11 +95,7 @@ def kind(value: object) -> str:
 
 
 def converted(default: object, value: object) -> object:
-    """Return the value as one of the default's kind.
-
-    Raises:
-        TypeError: it is of another kind.
-    """
+    """Return the value as one of the default's kind; raises TypeError where it is of another."""
     wanted, came = kind(default), kind(value)
     if came == OBJECT:
         raise TypeError("a plain value")
@@ -183,9 +177,6 @@ def _existing_key(
 def _advice(document: Document, parent: CommentedMap | CommentedSeq, keys: Keys) -> str:
     """Offer the nearest key beside it, or the same key elsewhere in the file."""
     known = parent if isinstance(parent, CommentedMap) else range(len(parent))
-    new_name = renamed(str(keys[-1]), [str(each) for each in known])
-    if new_name:
-        return new_name
     beside = nearest(str(keys[-1]), known)
     elsewhere = (each for each, _ in walk(document.root) if each[-1:] == keys[-1:])
     found = next(elsewhere, None) if beside is None else (*keys[:-1], beside)

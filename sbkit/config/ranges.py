@@ -25,7 +25,6 @@ class Range:
     word: str | None = None
 
     def __contains__(self, value: object) -> bool:
-        """Return whether a knob may have this value."""
         if value is None:
             return self.or_null
         if isinstance(value, str):
@@ -35,7 +34,6 @@ class Range:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Write it in a user's words."""
         other = f"{'null or ' * self.or_null}{f'{self.word} or ' if self.word else ''}"
         kind = f"{other}a {'whole ' * self.whole}number"
         if self.high < math.inf:
@@ -81,9 +79,6 @@ def refusal(name: str, value: object, allowed: Range) -> str:
 
 
 def refuse_out_of_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
-    """Refuse the first knob that has a value out of its range.
-
-    Raises SbkitError.
-    """
+    """Raise SbkitError for the first knob that has a value out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
         raise SbkitError(sentence)

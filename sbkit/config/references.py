@@ -49,8 +49,7 @@ class Scope:
     def reach(self, name: str) -> tuple["Scope", object]:
         """Follow ``a[b][c]`` to its node, through other references and included files.
 
-        Raises:
-            SbkitError: a key on the way is not there, or stands below the reference.
+        Raises SbkitError: a key on the way is not there, or stands below the reference.
         """
         scope: Scope = self
         node: object = self.document.root
@@ -116,8 +115,7 @@ def text_of(node: object) -> str:
 def check_references(document: Document) -> None:
     """Refuse a reference that would reach nothing, itself, or a value not yet resolved.
 
-    Raises:
-        SbkitError: with the key, the line, and the nearest key that is there.
+    Raises SbkitError: with the key, the line, and the nearest key that is there.
     """
     resolved: set[int] = set()
     for keys, node in walk(document.root):
@@ -134,11 +132,7 @@ def check_references(document: Document) -> None:
 
 
 def check_arithmetic(document: Document) -> None:
-    """Refuse arithmetic that HyperPyYAML leaves as text (negative numbers) or cannot do.
-
-    Raises:
-        SbkitError: with the key and the line.
-    """
+    """Raise SbkitError for arithmetic that HyperPyYAML leaves as text (negatives) or cannot do."""
     for keys, node in walk(document.root):
         if tag_of(node) in REFERENCE_TAGS:
             try:

@@ -17,8 +17,8 @@ TUPLE = re.compile(r"\(.*\)")
 def read_tuple(text: str) -> tuple[object, ...]:
     """Read ``(1, 2)``.
 
-    Raises:
-        ValueError: something in it is neither a plain value nor read as the number it looks like.
+    Raises ValueError: something in it is neither a plain value nor read as the number it looks
+    like.
     """
     try:
         values = tuple(yaml.safe_load(f"[{text[1:-1]}]"))
@@ -31,11 +31,7 @@ def read_tuple(text: str) -> tuple[object, ...]:
 
 
 def check_tuples(document: Document) -> None:
-    """Refuse a text in parentheses that is not a tuple of plain values.
-
-    Raises:
-        SbkitError: with the key and the line.
-    """
+    """Raise SbkitError for a text in parentheses that is not a tuple of plain values."""
     for keys, node in walk(document.root):
         if isinstance(node, str) and TUPLE.fullmatch(node):
             try:

@@ -16,7 +16,7 @@ from rich.progress import track
 from sbkit.base.units import at_speed
 from sbkit.data.columns import take_columns
 from sbkit.logs.log import is_first_rank
-from sbkit.models.subsampling import Subsampling
+from sbkit.models.striding import Striding
 from sbkit.text.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 10_000
@@ -53,13 +53,13 @@ class Transcripts:
     unknown: Marks
     alphabet: frozenset[str]
 
-    def lacking(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+    def lacking(self, subsampling: Striding, percent: int = 100) -> Counts:
         """Find the rows with too few frames, at a speed, for any alignment of CTC."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
-    def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+    def frames(self, subsampling: Striding, percent: int = 100) -> Counts:
         """Count the frames that the front-end leaves at a speed."""
-        return subsampling.frames(at_speed(self.samples, percent))
+        return subsampling.count(at_speed(self.samples, percent))
 
     @property
     def frames_needed(self) -> Counts:

@@ -76,12 +76,6 @@ def _take_group_from_reducers() -> None:
             each.reducer = each.logger = each.process_group = None
 
 
-def barrier() -> None:
-    """Wait for the other ranks, if there are any."""
-    if world_size() > 1:
-        gather_over_ranks(None)  # by the CPU; a barrier of NCCL's would wait for the device
-
-
 @contextmanager
 def main_rank_first() -> Iterator[None]:
     """Run something on rank 0 first, so that the others find it done.

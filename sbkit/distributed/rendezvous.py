@@ -50,10 +50,7 @@ def is_alone(environment: Mapping[str, str]) -> bool:
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-
-    Raises SbkitError when one is missing, or they do not make sense.
-    """
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and where to meet; raises SbkitError for nonsense."""
     rank, world_size = (read_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     if rank >= world_size:
         raise _refusal(f"RANK must be below WORLD_SIZE ({world_size})", f"is {rank}")
@@ -95,9 +92,10 @@ def join(device: torch.device) -> Store:
         _meet(store, place, end)
         _within(patience, lambda: _form_group(store, place, device, patience))
     except (OSError, RuntimeError) as error:
+        why = " ".join(str(error).split()).removesuffix(".")
         raise SbkitError(
             f"All {place.world_size} processes must meet at {place.host}:{place.port} within "
-            f"{patience:g} s, but rank {place.rank} waited in vain ({_in_one_line(error)}). Start "
+            f"{patience:g} s, but rank {place.rank} waited in vain ({why}). Start "
             f"the same command on every node, let the port through, or raise {PATIENCE}."
         ) from error
     return store
@@ -221,7 +219,3 @@ def _refusal(must: str, came: str) -> SbkitError:
         f"{must}, but {came}. Let torchrun set it: torchrun --nproc_per_node=N train.py ..., or "
         "unset RANK, WORLD_SIZE and LOCAL_RANK for a single process."
     )
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).removesuffix(".")

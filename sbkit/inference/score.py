@@ -39,7 +39,7 @@ from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score
-from sbkit.train.run_report import clips_of
+from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
 
 SCORES = "scores.json"

@@ -8,12 +8,10 @@ Training, transcription and export all call this one model.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.acoustic_encoder import AcousticEncoder
-from sbkit.models.striding import measure_striding
+from sbkit.models.acoustic_encoder import AcousticEncoder, striding_of
 from sbkit.text.vocabulary import Vocabulary
 
 
@@ -31,7 +29,7 @@ class EncoderOutput:
     logits: Tensor | None
 
 
-class AsrModel:
+class AsrModel(AcousticEncoder):
     """Call the parts of a recognizer in their order.
 
     Parts may be sbkit's, SpeechBrain's or the user's; `sbkit/models/signatures.py` says how they
@@ -50,7 +48,7 @@ class AsrModel:
         vocabulary: Vocabulary,
     ) -> None:
         heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
-        self._acoustic = AcousticEncoder(
+        super().__init__(
             model=model,
             compute_features=compute_features,
             CNN=CNN,
@@ -60,21 +58,12 @@ class AsrModel:
         )
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = self._acoustic.encoder.token_embedding()
+        embedding = self.encoder.token_embedding()
         if embedding is not None:
             vocabulary.check_embedding(name="Transformer", rows=embedding.num_embeddings)
-        self.model = model
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
-
-    def features(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
-        return self._acoustic.features(audio, audio_lengths)
-
-    def encode(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
-        return self._acoustic.encode(features, frame_lengths)
 
     def run(
         self,
@@ -88,32 +77,25 @@ class AsrModel:
 
         Raises SbkitError where the Transformer has no middle or no decoder and is asked for it.
         """
-        x, frame_lengths = self._acoustic.subsample(features, frame_lengths)
-        encoder = self._acoustic.encoder
+        x, frame_lengths = self.subsample(features, frame_lengths)
         if tokens is not None:
             tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
         intermediate, decoded = None, None
         if return_intermediate:
-            intermediate, states = encoder.encode_with_intermediate(x, frame_lengths)
+            intermediate, states = self.encoder.encode_with_intermediate(x, frame_lengths)
             if tokens is not None:
-                decoded = encoder.decode(tokens, states, frame_lengths)
+                decoded = self.encoder.decode(tokens, states, frame_lengths)
         elif tokens is not None:
-            states, decoded = encoder.encode_and_decode(x, frame_lengths, tokens)
+            states, decoded = self.encoder.encode_and_decode(x, frame_lengths, tokens)
         else:
-            states = encoder.encode(x, frame_lengths)
+            states = self.encoder.encode(x, frame_lengths)
         logits = None if decoded is None else self._seq_logits(decoded)
         return EncoderOutput(intermediate, states, frame_lengths, logits)
 
     def samples_per_frame(self, sample_rate: int) -> int:
         """Measure how many samples of audio go by from one frame of CTC to the next."""
-
-        @torch.no_grad()
-        def count(samples: int) -> int:
-            silence = torch.zeros(1, samples, device=next(self.model.parameters()).device)
-            features, lengths = self.features(silence, torch.tensor([samples]))
-            return int(self._acoustic.front_end(features, lengths)[1])
-
-        return measure_striding(count, part="CNN", unit="samples", shortest=sample_rate).stride
+        device = next(self.model.parameters()).device
+        return striding_of(self.features, self.front_end, sample_rate, device).stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
@@ -126,7 +108,7 @@ class AsrModel:
         In float32. Raises SbkitError where there is no decoder, or no `seq_lin`.
         """
         begun = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
-        decoded = self._acoustic.encoder.decode(begun, states, frame_lengths)
+        decoded = self.encoder.decode(begun, states, frame_lengths)
         return self._seq_logits(decoded).float().log_softmax(-1)
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
@@ -137,7 +119,7 @@ class AsrModel:
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
-        return (*self._acoustic.encoder.decoding_modules(), *head)
+        return (*self.encoder.decoding_modules(), *head)
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:

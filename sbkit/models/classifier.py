@@ -12,7 +12,7 @@ from sbkit.models.asr import head_size
 from sbkit.models.signatures import POOLING_SIGNATURES, lengths_argument, refuse
 
 
-class UtteranceClassifier:
+class UtteranceClassifier(AcousticEncoder):
     """Call the parts of a classifier in their order; one label an utterance."""
 
     def __init__(
@@ -26,7 +26,7 @@ class UtteranceClassifier:
         label_lin: nn.Module,
         classes: int,
     ) -> None:
-        self._acoustic = AcousticEncoder(
+        super().__init__(
             model=model,
             compute_features=compute_features,
             CNN=CNN,
@@ -42,18 +42,9 @@ class UtteranceClassifier:
                 f"`label_lin` must have as many outputs as there are classes ({classes}), but has "
                 f"{outputs}. Set its out_features to {classes}."
             )
-        self.model = model
         self.classes = classes
         self.pooling = pooling
         self.label_lin = label_lin
-
-    def features(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
-        return self._acoustic.features(audio, audio_lengths)
-
-    def encode(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Subsample and encode: (B, T, M), (B,) -> (B, U, D), (B,)."""
-        return self._acoustic.encode(features, frame_lengths)
 
     def classify(self, features: Tensor, frame_lengths: Tensor) -> Tensor:
         """Score every class, in float32: (B, T, M), (B,) -> (B, V) log-probabilities."""

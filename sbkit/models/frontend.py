@@ -24,11 +24,7 @@ class ConvFrontEnd(nn.Module):
     (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
     """
 
-    RANGES: ClassVar = {
-        **dict.fromkeys(("n_mels", "channels", "d_model"), AT_LEAST_ONE),
-    }
-
-    subsampling = STRIDE * STRIDE
+    RANGES: ClassVar = dict.fromkeys(("n_mels", "channels", "d_model"), AT_LEAST_ONE)
 
     def __init__(self, *, normalize: GlobalNorm, n_mels: int, channels: int, d_model: int) -> None:
         super().__init__()
@@ -40,16 +36,13 @@ class ConvFrontEnd(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize, convolve twice, and count what is left of each length."""
         x = self.conv1(_mask_padding(self.normalize(features), lengths))  # (B, ceil(T/2), C)
-        x, lengths = nn.functional.silu(x), self.output_lengths(lengths, layers=1)
+        x, lengths = nn.functional.silu(x), _halve(lengths)
         x = self.conv2(_mask_padding(x, lengths))
-        return self.norm(x), self.output_lengths(lengths, layers=1)  # (B, U, D)
+        return self.norm(x), _halve(lengths)  # (B, U, D)
 
-    @staticmethod
-    def output_lengths(lengths: Tensor, layers: int = 2) -> Tensor:
-        """Halve, rounding up, once a layer: (B,) -> (B,)."""
-        for _ in range(layers):
-            lengths = (lengths + STRIDE - 1) // STRIDE
-        return lengths
+
+def _halve(lengths: Tensor) -> Tensor:
+    return (lengths + STRIDE - 1) // STRIDE  # rounds up, as the padded convolution does
 
 
 def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:

@@ -1,16 +1,29 @@
 """Losses as sums and counts, never as means: they are added, reduced over ranks, divided once.
 
+The CTC of one utterance comes of the kernel that is right and fast on the device at hand.
+
 Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from time import perf_counter
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, ctc_loss
 
 from sbkit.audio.lengths import length_mask
-from sbkit.models.ctc import kernel_of
+from sbkit.logs.log import say
+
+TOLERANCE = 1e-4  # of two float32 kernels; they differ by 1e-6 on the question asked below
+WARM_UPS, REPEATS = 3, 10  # of the batch that times a kernel
+
+
+# (B, U, V) log-probabilities in float32, (B, L) tokens, 2 x (B,) lengths, blank= -> (B,)
+Kernel = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,3 +92,83 @@ def attention_loss(
     )  # (B, L + 1)
     mask = length_mask(counts + 1, wanted.shape[1], wanted.device)
     return Loss((each * mask).sum(1), counts)
+
+
+def ctc_of_torch(
+    log_probs: Tensor, tokens: Tensor, frame_lengths: Tensor, counts: Tensor, *, blank: int
+) -> Tensor:
+    """Compute the negative log-likelihood of each utterance, zero where it has no alignment."""
+    return ctc_loss(
+        log_probs.transpose(0, 1),  # (U, B, V)
+        tokens,
+        frame_lengths,  # read on the host, where lengths are in training
+        counts,
+        blank=blank,
+        reduction="none",
+        zero_infinity=True,
+    )
+
+
+@lru_cache
+def kernel_of(device: torch.device) -> Kernel:
+    """Return the kernel of a device: PyTorch's, but on CUDA our own where it is right and faster.
+
+    PyTorch's makes the host wait for a GPU in every step, and adds up in no fixed order there.
+    """
+    if device.type != "cuda":
+        return ctc_of_torch
+    try:
+        own: Kernel = import_module("sbkit.models.ctc_triton").ctc_on_gpu
+        difference = compare(own, ctc_of_torch, device)
+        if difference > TOLERANCE:
+            raise ArithmeticError(f"its gradient is off by {difference:.2g}")
+    except Exception as error:  # no Triton, no compiler, no kernel for this GPU: all the same
+        reason = f"{type(error).__name__}: {error}"
+        say(f"CTC runs PyTorch's kernel, since sbkit's own does not run here: {reason}")
+        return ctc_of_torch
+    own_ms, torch_ms = (1000 * measure_seconds(each, device) for each in (own, ctc_of_torch))
+    faster = own_ms < torch_ms
+    say(
+        f"CTC runs {'sbkit' if faster else 'PyTorch'}'s kernel, the faster one here: "
+        f"sbkit's takes {own_ms:.2f} ms a batch, PyTorch's {torch_ms:.2f} ms"
+    )
+    return own if faster else ctc_of_torch
+
+
+@torch.enable_grad()
+def measure_seconds(
+    kernel: Kernel, device: torch.device, clock: Callable[[], float] = perf_counter
+) -> float:
+    """Return the least time of loss and gradient on a batch of common size, in seconds."""
+    scores = torch.arange(16 * 250 * 64, device=device).sin().reshape(16, 250, 64)
+    log_probs = scores.log_softmax(-1).requires_grad_()
+    tokens = torch.arange(16 * 60, device=device).reshape(16, 60) % 63 + 1
+    lengths, counts = torch.full((16,), 250), torch.full((16,), 60)
+    times = []
+    for _ in range(WARM_UPS + REPEATS):
+        _wait(device)
+        began = clock()
+        losses = kernel(log_probs, tokens, lengths, counts, blank=0)
+        torch.autograd.grad(losses.sum(), log_probs)
+        _wait(device)
+        times.append(clock() - began)
+    return min(times[WARM_UPS:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.enable_grad()
+def compare(one: Kernel, other: Kernel, device: torch.device) -> float:
+    """Return the largest difference of two kernels, in loss or gradient, on one small batch."""
+    scores = torch.arange(3 * 12 * 7, device=device).sin().reshape(3, 12, 7).requires_grad_()
+    tokens = torch.tensor([[1, 2, 2, 6], [5, 5, 5, 0], [3, 0, 0, 0]], device=device)
+    frame_lengths, counts = torch.tensor([12, 7, 1]), torch.tensor([4, 3, 1])
+    answers = []
+    for kernel in (one, other):
+        losses = kernel(scores.log_softmax(-1), tokens, frame_lengths, counts, blank=0)
+        (gradient,) = torch.autograd.grad(losses.sum(), scores)
+        answers.append(torch.cat([losses.detach(), gradient.flatten()]))
+    return float((answers[0] - answers[1]).abs().nan_to_num(torch.inf).max())

@@ -3,11 +3,13 @@
 Legend: B utterances, U frames, D model width.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
-from sbkit.base.errors import SbkitError
+from sbkit.config.ranges import AT_LEAST_ONE
 
 EPSILON = 1e-5  # least variance; the gradient of a square root has no bound at zero
 
@@ -19,13 +21,10 @@ class AttentiveStatisticsPooling(nn.Module):
     utterance without a frame becomes zeros. Source: Okabe et al. 2018, equations 2 to 7.
     """
 
+    RANGES: ClassVar = dict.fromkeys(("d_model", "attention_dim"), AT_LEAST_ONE)
+
     def __init__(self, *, d_model: int, attention_dim: int) -> None:
         super().__init__()
-        if min(d_model, attention_dim) < 1:
-            raise SbkitError(
-                "`d_model` and `attention_dim` of the pooling must be positive, but are "
-                f"{d_model} and {attention_dim}. Raise them."
-            )
         self.attention = nn.Sequential(
             nn.Linear(d_model, attention_dim), nn.Tanh(), nn.Linear(attention_dim, 1)
         )

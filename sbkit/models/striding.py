@@ -8,11 +8,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+
+Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])
 
 CONTROLS = (1.37, 2.4, 3.1013, 5.7)  # times the shortest length that is tried
 LONGER = (1, 4, 16)  # times, where a part takes nothing as short
@@ -25,10 +30,14 @@ class Striding:
     stride: int
     offset: int
 
-    def count(self, lengths: Tensor) -> Tensor:
+    def count(self, lengths: Lengths) -> Lengths:
         """Count what is left of lengths: (B,) -> (B,)."""
-        # Clamped first: division of whole numbers rounds to zero in ONNX, and down in torch.
-        return (lengths + self.offset).clamp(min=0) // self.stride
+        # Clipped first: division of whole numbers rounds to zero in ONNX, and down in torch.
+        return (lengths + self.offset).clip(min=0) // self.stride
+
+    def halved(self) -> "Striding":
+        """Return that of layers which stride half as far."""
+        return Striding(self.stride // 2, self.offset // 2)
 
 
 def measure_striding(

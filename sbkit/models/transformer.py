@@ -49,8 +49,8 @@ class Transformer(nn.Module):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__()
+        _check_sizes(d_model, nhead, encoder_module, kernel_size)
         width = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
-        _check_sizes(encoder_module=encoder_module, kernel_size=kernel_size, **width)
         block: Callable[[], nn.Module] = {
             "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
             "transformer": lambda: TransformerBlock(**width, dropout=dropout),
@@ -315,9 +315,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
-def _check_sizes(
-    *, d_model: int, nhead: int, d_ffn: int, encoder_module: str, kernel_size: int
-) -> None:
+def _check_sizes(d_model: int, nhead: int, encoder_module: str, kernel_size: int) -> None:
     if encoder_module not in ("conformer", "transformer"):
         raise SbkitError(
             f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
@@ -333,5 +331,3 @@ def _check_sizes(
             "`kernel_size` must be odd and positive, so that a frame sits in its middle, but is "
             f"{kernel_size}. Add or take one."
         )
-    if d_ffn < 1:
-        raise SbkitError(f"`d_ffn` must be positive, but is {d_ffn}. Try 4 x d_model.")

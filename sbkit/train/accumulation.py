@@ -24,7 +24,7 @@ from sbkit.train.step import as_loss
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class PlacedBatch:
     """A batch on its device, the random state that it begins with, and its number in the epoch."""
 
     batch: Any
@@ -46,7 +46,7 @@ class Accumulation:
     def __init__(self, brain: Any) -> None:
         self._brain = brain
         self._splitter = BatchSplitter()
-        self._of_step: list[MicroBatch] = []
+        self._of_step: list[PlacedBatch] = []
         self._piece: Any = None  # in hand
 
     def begin(self) -> None:
@@ -59,7 +59,7 @@ class Accumulation:
         Raises SbkitError, on all ranks that share it, where an utterance does not fit by itself.
         """
         brain = self._brain
-        self._of_step.append(MicroBatch(batch, torch_state(brain.device), brain.step))
+        self._of_step.append(PlacedBatch(batch, torch_state(brain.device), brain.step))
         computed = self._attempt(self._of_step[-1:])
         while computed is None:
             brain.modules.zero_grad(set_to_none=True)
@@ -68,7 +68,7 @@ class Accumulation:
         return computed
 
     def _attempt(
-        self, micro_batches: Sequence[MicroBatch], *, again: bool = False
+        self, micro_batches: Sequence[PlacedBatch], *, again: bool = False
     ) -> Computed | None:
         """Return what came of the last; None where memory ended, here or where it is shared."""
         ddp_step = self._brain.ddp_step
@@ -97,7 +97,7 @@ class Accumulation:
             return None
         return computed
 
-    def _compute(self, micro_batch: MicroBatch, *, is_last: bool) -> Computed:
+    def _compute(self, micro_batch: PlacedBatch, *, is_last: bool) -> Computed:
         """Add the gradient of one, piece by piece; only the last piece is shared."""
         brain = self._brain
         pieces = list(self._splitter.split(micro_batch.batch))

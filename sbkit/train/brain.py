@@ -33,15 +33,14 @@ from sbkit.train.evaluation import (
     validation_error,
 )
 from sbkit.train.finished import stops_early
-from sbkit.train.meter import MetricTotals
-from sbkit.train.metrics import TrainingMetrics
+from sbkit.train.metrics import MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import Profile
-from sbkit.train.save_or_leave import SaveOrLeave
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import columns_of
 from sbkit.train.step import as_loss
 from sbkit.train.step_brain import StepBrain
+from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.walk import length_of, mark_last, share_of_steps
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 

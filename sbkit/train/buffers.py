@@ -1,84 +1,89 @@
-"""Running statistics of modules, which a skipped step must not change."""
+"""What a skipped step, or one that is only tried, must not change."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-
-@dataclass(frozen=True)
-class BufferRef:
-    """Where a module holds a tensor that is none of its parameters."""
-
-    module: nn.Module
-    name: str
-
-    def read(self) -> Tensor | None:
-        """Return the tensor; a module may have taken it away."""
-        value = getattr(self.module, self.name, None)
-        return value if isinstance(value, Tensor) else None
-
-    @property
-    def is_normalizations(self) -> bool:
-        """Return whether it is torch's to write, which does not count these writes."""
-        return isinstance(self.module, _NormBase)
+from sbkit.checkpoint.rng import preserve_rng
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A tensor before a step: itself, the number of writes that it had seen, and its values."""
+    """A tensor before a step: where it is held, the writes that it had seen, and its values."""
 
+    module: nn.Module
+    name: str
     tensor: Tensor
     writes: int
-    values: Tensor | None  # copied where such a tensor is known to be written
+    values: Tensor
 
-    def is_written(self, now: Tensor) -> bool:
-        """Return whether the step wrote to it, or put another in its place."""
-        return now is not self.tensor or now._version != self.writes
+    def written(self) -> Tensor | None:
+        """Return the tensor if the step may have written to it, or put another in its place."""
+        now = getattr(self.module, self.name, None)
+        is_same = now is self.tensor and self.tensor._version == self.writes
+        is_seen = not isinstance(self.module, _NormBase)  # torch does not count its own writes
+        return None if not isinstance(now, Tensor) or (is_same and is_seen) else now
 
 
 class RunningStatistics:
     """Restore the buffers that a skipped step wrote to, such as those of batch normalization.
 
     Otherwise a batch that is not finite would stay in them for ever. The host does not wait to know
-    whether the step was skipped. Before the first step all are copied, then those that get written.
+    whether the step was skipped, so all are copied before it; they are small beside the parameters.
     """
 
     def __init__(self, modules: nn.Module) -> None:
         self._modules = modules
-        self._before: dict[BufferRef, Snapshot] = {}
-        self._written: set[BufferRef] | None = None
+        self._places: list[tuple[nn.Module, str]] = []
+        self._before: list[Snapshot] = []
 
     @torch.no_grad()
     def save(self) -> None:
         """Save them, before the first micro-batch of a step."""
-        known = list(self._before) or list(_buffers_of(self._modules))
-        self._before = {}
-        for place in known:
-            tensor = place.read()
-            if tensor is not None:
-                is_copied = self._written is None or place in self._written
-                values = tensor.clone() if is_copied else None
-                self._before[place] = Snapshot(tensor, tensor._version, values)
+        self._places = self._places or list(_places_of(self._modules))
+        held = [(module, name, getattr(module, name, None)) for module, name in self._places]
+        self._before = [
+            Snapshot(module, name, tensor, tensor._version, tensor.clone())
+            for module, name, tensor in held
+            if isinstance(tensor, Tensor)
+        ]
 
     @torch.no_grad()
     def restore(self, skipped: Tensor) -> None:
         """Undo what the step wrote, where ``skipped`` () is true."""
-        written = set(self._written or ())
-        for place, before in self._before.items():
-            now = place.read()
-            if now is None or not (place.is_normalizations or before.is_written(now)):
-                continue
-            written.add(place)
-            if before.values is not None and before.values.shape == now.shape:
+        for before in self._before:
+            now = before.written()
+            if now is not None and before.values.shape == now.shape:
                 now.copy_(torch.where(skipped, before.values.to(now.dtype), now))
-        self._written = written
 
 
-def _buffers_of(modules: nn.Module) -> Iterator[BufferRef]:
+def _places_of(modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the modules that hold tensors which are none of their parameters, and the names."""
     for module in modules.modules():
         for name, value in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(value, Tensor):
-                yield BufferRef(module, name)
+                yield module, name
+
+
+@contextmanager
+def unchanged(modules: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back gradients, buffers, modes and random numbers; gradients begin at none."""
+    modes = [(each, each.training) for each in modules.modules()]
+    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
+    gradients = [(each, each.grad) for each in modules.parameters()]
+    modules.zero_grad(set_to_none=True)
+    try:
+        with preserve_rng(device):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

@@ -35,7 +35,6 @@ class CostRecorder:
             torch.cuda.reset_peak_memory_stats(device)
 
     def __enter__(self) -> "CostRecorder":
-        """Begin to measure memory."""
         self._is_entered = True
         return self
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.data.batch import Batch
+from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import sum_over_ranks
-from sbkit.models.normalize import FeatureSums, GlobalNorm
+from sbkit.models.normalize import GlobalNorm
 
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -19,21 +20,26 @@ def measure_features(
 ) -> None:
     """Set the mean and deviation of every GlobalNorm that has none yet.
 
-    ``compute`` makes features of float audio (B, S) and its lengths (B,): `AsrModel.features` say.
-
-    Each rank walks its share; the sums are in float64. A restored model is left as it is.
+    ``compute`` makes features (B, T, M), zero past their lengths, of float audio (B, S) and its
+    lengths (B,): `AsrModel.features` say. Each rank walks its share; the sums are in float64, so
+    that the order of a million utterances does not matter. A restored model is left as it is.
     """
     norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
     fresh = [norm for norm in norms if int(norm.frames) == 0]
     if not fresh:
         return
-    sums = FeatureSums(n_mels=len(fresh[0].mean), device=device)
-    moved = (batch.to(device) for batch in batches)
-    sums.add(compute(batch.audio.float(), batch.audio_lengths) for batch in moved)
-    sum_over_ranks(sums.total)
-    sum_over_ranks(sums.frames)
+    frames = torch.zeros((), dtype=torch.int64, device=device)
+    sums = torch.zeros(2, len(fresh[0].mean), dtype=widest_float(device), device=device)
+    for batch in batches:
+        placed = batch.to(device)
+        features, lengths = compute(placed.audio.float(), placed.audio_lengths)
+        wide = features.to(sums.dtype).flatten(0, 1)  # (B*T, M)
+        sums += torch.stack([wide.sum(0), wide.square().sum(0)])
+        frames += lengths.sum()
+    sum_over_ranks(sums)
+    sum_over_ranks(frames)
     for norm in fresh:
-        norm.set_statistics(sums)
+        norm.set_statistics(sums, frames)
 
 
 def measure_on_start(brain: Any, compute: Compute) -> None:

@@ -11,8 +11,7 @@ from sbkit.checkpoint.listing import describe, newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
 from sbkit.logs.metric import BestKey, Metrics, best_key
-
-SUMMARY = "summary.json"  # the last file that a test writes
+from sbkit.train.cost import SUMMARY
 
 
 def epochs_since_best(checkpoints: Path, key: BestKey) -> int:
@@ -69,6 +68,6 @@ def is_finished(
 def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:
     """Return whether a test may write its results: never over those of a run that trained nothing.
 
-    was_finished: what `is_finished` said before training.
+    was_finished: what `is_finished` said before training. The summary is what a test writes last.
     """
     return not (was_finished and (run_folder / SUMMARY).is_file())

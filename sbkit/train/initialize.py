@@ -21,7 +21,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import CHECKPOINTS
+from sbkit.checkpoint.comparison import fault_of, size_in
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -29,7 +30,6 @@ from sbkit.config.judge import refuse_bomb
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
-RUN_YAML = "hyperparams.yaml"
 SHOWN = 4  # names in a line
 
 
@@ -65,7 +65,7 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     loaded, new = [], []
     with torch.no_grad():
         for name, tensor in ours.items():
-            fault = _fault(theirs.get(name), tensor)
+            fault = _fault(theirs, ours, name)
             if fault is None:
                 tensor.copy_(theirs[name])
                 loaded.append(name)
@@ -112,9 +112,9 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    refuse_bomb(source / RUN_YAML)
+    refuse_bomb(source / RESOLVED)
     try:
-        parts = part_names_in(read_document(source / RUN_YAML).root)
+        parts = part_names_in(read_document(source / RESOLVED).root)
     except (YAMLError, RecursionError) as error:
         raise _unreadable(source, error) from error
     checkpointer = Checkpointer(source / CHECKPOINTS)
@@ -140,20 +140,11 @@ def _unreadable(source: Path, error: Exception) -> SbkitError:
     )
 
 
-def _fault(theirs: Any, ours: Tensor) -> str | None:
-    if theirs is None:
-        return "not there"
-    if not isinstance(theirs, Tensor) or theirs.layout is not torch.strided or theirs.is_meta:
-        return "no plain tensor there"
-    if theirs.shape != ours.shape:
-        return f"{_size(theirs)} there, {_size(ours)} here"
-    if theirs.is_complex() or theirs.is_floating_point() != ours.is_floating_point():
-        return f"{theirs.dtype} there, {ours.dtype} here"
-    return None if theirs.isfinite().all() else "not finite there"
-
-
-def _size(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "1"
+def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
+    there, here = size_in(theirs, name), size_in(ours, name)
+    if there != here:
+        return f"{there} there, {here} here"
+    return fault_of(theirs[name], ours[name])
 
 
 def _of(names: tuple[str, ...]) -> str:

@@ -54,13 +54,11 @@ class Allocated:
         self.peak = 0
 
     def __enter__(self) -> "Allocated":
-        """Start from what is allocated now."""
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_allocated(self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Read the most that was allocated since."""
         self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
 
 

@@ -56,7 +56,6 @@ class TooLarge:
         )
 
     def __str__(self) -> str:
-        """Say what did not fit, and what becomes of it."""
         utterances = self.size[0] if self.size else 0
         where = f" of rank {self.rank}" if world_size() > 1 else ""
         return (

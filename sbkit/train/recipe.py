@@ -54,8 +54,7 @@ class Recipe:
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names; its own folder is searched last.
 
-    Raises:
-        SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
+    Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
     name = knobs.get("recipe")
     if not isinstance(name, str) or "." not in name:
@@ -85,8 +84,7 @@ def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = 
 
     Importing a module runs it. ``own`` names the modules that the user vouches for.
 
-    Raises:
-        SbkitError: it is another module.
+    Raises SbkitError: it is another module.
     """
     for key in ("recipe", "corpus"):
         name = knobs.get(key)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from sbkit.audio.rate import require_rate
-from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
 from sbkit.data.loaders import Loaders
@@ -26,8 +25,7 @@ from sbkit.train.slices import require_columns
 class Run:
     """A YAML with its overrides, and what training makes of it, step by step.
 
-    Raises:
-        SbkitError: the YAML cannot be read.
+    Raises SbkitError: the YAML cannot be read.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class Run:
     @cached_property
     def labels(self) -> Any:
         """Open what turns labels into ids; make it where the run folder has none."""
-        make_folder(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self.recipe.prepare_labels(self.knobs, self.splits)
 
     @property
@@ -106,18 +104,3 @@ class Run:
             checkpointer=self.hparams["checkpointer"],
         )
         return brain
-
-
-def make_folder(folder: Path) -> None:
-    """Make the run folder.
-
-    Raises:
-        SbkitError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SbkitError(
-            f"`output_folder` must be a folder to write to, but {folder} is not "
-            f"({error.strerror}). Choose another one."
-        ) from error

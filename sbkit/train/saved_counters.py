@@ -1,17 +1,17 @@
 """What a Brain saves besides weights and optimizer: counters, sums of metrics, random state."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sbkit.checkpoint.brain_state import check_brain_state
-from sbkit.checkpoint.rng import random_state
+from sbkit.checkpoint.rng import check_count, check_number, check_random_state, random_state
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
+MOST_STEPS = 10**9  # a thousand steps a second for eleven days
 
 
 def write_counters(brain: Any, file: Path) -> None:
@@ -30,7 +30,7 @@ def read_counters(brain: Any, file: Path) -> None:
     text = file.read_text()
     # A run that began under SpeechBrain left YAML, with fewer counters.
     state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
-    check_brain_state(state, COUNTERS)
+    check_brain_state(state)
     for name in COUNTERS:
         setattr(brain, name, state.get(name, getattr(brain, name)))
     brain.training_metrics.restore(state)
@@ -46,3 +46,22 @@ def counters_kept(brain: Any) -> Iterator[None]:
     for name, value in counters.items():
         setattr(brain, name, value)
     brain.training_metrics.restore(sums)
+
+
+def check_brain_state(state: Any) -> None:
+    """Raise ValueError for what no Brain can have saved, before any of it is taken up."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"it holds a {type(state).__name__}")
+    for name in COUNTERS:
+        if name in state:
+            check_count(name, state[name], MOST_STEPS)
+    for name in ("so_far", "unread"):
+        totals = state.get(name, {})
+        if not isinstance(totals, Mapping):
+            raise ValueError(f"`{name}` is a {type(totals).__name__}")
+        for key, value in totals.items():
+            check_number(f"{name}.{key}", value)
+    for name in ("train_seconds", "audio_seconds"):
+        check_number(name, state.get(name, 0.0))
+    if state.get("random") is not None:
+        check_random_state(state["random"])

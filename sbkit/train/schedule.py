@@ -1,15 +1,12 @@
 """Learning rate as a function of how far the run is: nothing to save, nothing to restore."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch.optim import Optimizer
 
-from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import SHARE
-
-Schedule = Callable[[float], float]  # share of the run, 0 to 1 -> share of the peak rate, 0 to 1
 
 
 def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
@@ -25,12 +22,9 @@ class WarmupCosine:
     Source: Loshchilov and Hutter 2017, without restarts.
     """
 
-    RANGES: ClassVar = {
-        "warmup_fraction": SHARE,
-    }
+    RANGES: ClassVar = {"warmup_fraction": SHARE}
 
     def __init__(self, *, warmup_fraction: float) -> None:
-        _check_share("warmup_fraction", warmup_fraction)
         self.warmup_fraction = warmup_fraction
 
     def __call__(self, progress: float) -> float:
@@ -39,10 +33,3 @@ class WarmupCosine:
             return progress / self.warmup_fraction
         fallen = (progress - self.warmup_fraction) / (1 - self.warmup_fraction)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0.0 <= share < 1.0:
-        raise SbkitError(
-            f"`{name}` must be a share of the run, at least 0 and below 1, but is {share}. Try 0.1."
-        )

@@ -21,8 +21,7 @@ EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 def require_columns(report_by: Any, splits: Splits) -> None:
     """Check that every test set has the columns that are reported by.
 
-    Raises:
-        SbkitError: `report_by` is no list of names, or a test set has no such column.
+    Raises SbkitError: `report_by` is no list of names, or a test set has no such column.
     """
     if not isinstance(report_by, list) or not all(isinstance(each, str) for each in report_by):
         raise SbkitError(
@@ -45,10 +44,7 @@ def columns_of(batch: Any, names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def measure_slices(
-    names: Sequence[str],
-    columns: Sequence[Sequence[str]],
-    results: Sequence[Any],
-    measure: Measure,
+    names: Sequence[str], columns: Sequence[Sequence[str]], results: Sequence[Any], measure: Measure
 ) -> Slices:
     """Measure the results of each value of each column; ``columns`` are those of each result."""
     slices: Slices = {}

@@ -12,10 +12,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.rng import preserve_rng
 from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
+from sbkit.train.buffers import unchanged
 from sbkit.train.out_of_memory import TooLarge, halves
 
 Forward = Callable[[Any, Stage], Any]
@@ -78,8 +78,7 @@ class DdpStep:
         resting: modules that are turned off, which need not be named.
         """
         if not self._searches:
-            with preserve_rng(self._device):
-                unused = freeze_unused(self._graph, batch)
+            unused = freeze_unused(self._graph, batch, self._device)
             known = {id(each) for part in resting for each in part.parameters()}
             parameters = dict(self._graph.parts.named_parameters())
             _tell_unused([name for name in unused if id(parameters[name]) not in known])
@@ -164,25 +163,21 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
     return apply(objective, *trainable)
 
 
-def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
+def freeze_unused(step: ForwardLoss, batch: Any, device: torch.device) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    The one dry run leaves gradients and buffers as they were. Raises SbkitError where an utterance
-    does not fit into memory by itself.
+    Raises SbkitError where an utterance does not fit into memory by itself.
     """
-    buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
-    failure = _backward(step, batch)
-    for name, buffer in step.parts.named_buffers():
-        buffer.data.copy_(buffers[name])
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
-    unused = {name for name, parameter in trainable if parameter.grad is None}
+    with unchanged(step.parts, device):
+        failure = _backward(step, batch)
+        unused = {name for name, parameter in trainable if parameter.grad is None}
     everyone = gather_over_ranks((unused, failure))
     for each in (found for _, found in everyone if found is not None):
         each.refuse()
     everywhere = set.intersection(*(names for names, _ in everyone))
     for name, parameter in trainable:
         parameter.requires_grad_(name not in everywhere)
-        parameter.grad = None
     return sorted(everywhere)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import speechbrain as sb
 import torch.distributed as dist
+from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step
+from sbkit.config.ranges import refuse_out_of_range
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.distributed.ranks import world_size
@@ -25,10 +27,20 @@ from sbkit.train.compiling import compile_blocks
 from sbkit.train.cost import CostRecorder
 from sbkit.train.freeze import Frozen, with_lr_scale
 from sbkit.train.optimizer_step import OptimizerStep
-from sbkit.train.options import declared_options
 from sbkit.train.schedule import set_rate
 from sbkit.train.scoring import Scoring
 from sbkit.train.step import DdpStep, ForwardLoss
+
+OLD_PRECISIONS = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
+WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to do instead
+    "data_parallel_backend": "Start one process per device with torchrun",
+    "profile_training": "Set profile: True",
+    **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
+    **dict.fromkeys(
+        ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
+        "Blocks are compiled for any shape, and for the losses of an uncompiled run",
+    ),
+}
 
 
 class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
@@ -207,3 +219,25 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             return self.ddp_step.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)
         return context
+
+
+def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str, Any]:
+    """Collect the declared options.
+
+    Raises SbkitError for one that has no effect here, and for a number out of its range.
+    """
+    if isinstance(run_opts, RunOptions):
+        given = {name: run_opts[name] for name in run_opts.overridden_args}
+    else:
+        given = dict(run_opts or {})
+    known = RunOptions().as_dict()
+    declared = hparams or {}
+    options = {**{name: declared[name] for name in known if name in declared}, **given}
+    refuse_out_of_range({**declared, **options})
+    for name, instead in WITHOUT_EFFECT.items():
+        if options.get(name):
+            raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")
+    for name, precision in OLD_PRECISIONS.items():
+        if options.get(name):
+            options["precision"] = precision
+    return options

@@ -1,16 +1,18 @@
-"""Signals that ask a run to save and leave, and how its ranks come to the same answer."""
+"""Between two steps: save where it is time, and leave where any rank was asked to."""
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import NoReturn
 
-from sbkit.base.exit import leave_terminal, wanted
+from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.base.exit import handling, leave_terminal
 from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.logs.log import say
 
 ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
@@ -20,25 +22,19 @@ MOST_STEPS = 25  # between them: the steps to come may be slower than those befo
 class StopSignals:
     """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
-    A second Ctrl-C interrupts at once. Outside the main thread, where Python has no signals, it
-    hears nothing.
+    A second Ctrl-C interrupts at once. Outside the main thread it hears nothing.
     """
 
     def __init__(self) -> None:
         self.heard: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        """Listen."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._hear) for each in wanted(ASKED)}
+        self._handling.enter_context(handling(ASKED, self._hear))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the signals to those who had them before."""
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
-        self._before = {}
+        self._handling.close()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         again = self.heard is signal.SIGINT and number == signal.SIGINT
@@ -94,3 +90,46 @@ class RankConsensus:
             return math.inf
         before, started = self._since
         return (self._clock() - started) / (self._steps - before)
+
+
+class SaveOrLeave:
+    """Decide after every step, the same on all ranks.
+
+    save: writes a checkpoint within an epoch; None where the run has no checkpointer.
+    minutes, steps: between two such checkpoints; 0 or less is never.
+    """
+
+    def __init__(self, save: Callable[[], None] | None, *, minutes: float, steps: int) -> None:
+        self.signals = StopSignals()
+        self._consensus = RankConsensus()
+        self._save = save
+        self._minutes, self._steps = minutes, steps
+        self._last_save = time.monotonic()
+
+    def after_step(self, step: int, *, is_last: bool) -> None:
+        """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
+
+        Raises SystemExit: any rank was asked to stop.
+        """
+        is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
+        agreed = self._consensus.ask(
+            stop=self.signals.heard is not None, save=is_due, at_once=is_last
+        )
+        by_step = self._steps > 0 and step % self._steps == 0
+        if agreed.stop or ((by_step or agreed.save) and not is_last):
+            self.save()
+        if agreed.stop:
+            self.leave(step)
+
+    def save(self) -> None:
+        """Save, and begin to count the minutes anew."""
+        self._last_save = time.monotonic()
+        if self._save is not None:
+            self._save()
+
+    def leave(self, step: int) -> NoReturn:
+        """End the process, by SystemExit, as one that was asked to."""
+        saves = self._save is not None
+        what = "It is saved; the same command goes on." if saves else "Nothing is saved."
+        say(f"Asked to stop after step {step}. {what}")
+        raise SystemExit(ASKED_TO_STOP)

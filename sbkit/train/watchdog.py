@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,24 +37,19 @@ class Beat:
     since: float = field(default_factory=time.time)  # seconds since 1970
 
     def __str__(self) -> str:
-        """Write it in one line."""
         shown = ", ".join(self.utterances[:4]) + (", ..." if len(self.utterances) > 4 else "")
         on = f" on {shown}" if shown else ""
         return f"in {self.phase} after step {self.step}{on}, for {time.time() - self.since:.0f} s"
 
 
-class NullWatchdog:
+class NullWatchdog(AbstractContextManager["NullWatchdog"]):
     """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         """Do nothing."""
 
-    def __enter__(self) -> "NullWatchdog":
-        """Do nothing."""
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        pass
 
 
 class Watchdog(NullWatchdog):
@@ -112,11 +107,11 @@ class Watchdog(NullWatchdog):
             if self._still >= self._stall_seconds or (self._folder / NOTE).exists():
                 self._report_and_end()
 
-    def _write(self, ping: Beat) -> None:
+    def _write(self, beat: Beat) -> None:
         beside = self._file.with_suffix(".tmp")
         with suppress(OSError):  # a full disk is reported by the next checkpoint
             self._folder.mkdir(exist_ok=True)
-            beside.write_text(json.dumps({"rank": rank(), **asdict(ping)}))
+            beside.write_text(json.dumps({"rank": rank(), **asdict(beat)}))
             beside.replace(self._file)
 
     def _report_and_end(self) -> None:

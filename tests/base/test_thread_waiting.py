@@ -11,6 +11,7 @@ from sbkit.base.thread_waiting import (
     BUSY,
     QUIET_LOOKS,
     SETTINGS,
+    SecondTeam,
     ThreadWaiting,
     describe_waiting,
     prepare_waiting,
@@ -49,30 +50,22 @@ def test_what_the_user_has_set_is_left_alone(
     assert describe_waiting(1) == "one thread"
 
 
-class Recorded:
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def sleep(self) -> None:
-        self.calls.append("sleep")
-
-    def spin(self) -> None:
-        self.calls.append("spin")
-
-
-def test_threads_sleep_at_once_and_spin_again_after_a_while_of_quiet() -> None:
-    switch = Recorded()
-    waiting = ThreadWaiting(switch)
+def test_threads_sleep_at_once_and_spin_again_after_a_while_of_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("sleep", "spin"):
+        monkeypatch.setattr(SecondTeam, name, lambda self, name=name: calls.append(name))
+    waiting = ThreadWaiting()
     waiting.decide(BUSY / 2)
-    assert not switch.calls
+    assert not calls
     waiting.decide(2 * BUSY)
-    assert switch.calls == ["sleep"]
+    assert calls == ["sleep"]
     for _ in range(QUIET_LOOKS - 1):
         waiting.decide(0.0)
-    assert switch.calls == ["sleep"]
+    assert calls == ["sleep"]
     waiting.decide(0.0)
-    waiting.decide(0.0)
-    assert switch.calls == ["sleep", "spin"]
+    assert calls == ["sleep", "spin"]
 
 
 def test_a_process_knows_how_long_it_waited_for_a_core() -> None:

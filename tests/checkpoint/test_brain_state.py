@@ -11,14 +11,13 @@ import torch
 from speechbrain.utils.epoch_loop import EpochCounter
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.brain_state import check_brain_state
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.checkpoint.rng import random_state
+from sbkit.checkpoint.staging import reason_of
+from sbkit.train.saved_counters import check_brain_state
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
-
-COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 
 
 def state() -> dict[str, Any]:
@@ -31,8 +30,8 @@ def state() -> dict[str, Any]:
 
 
 def test_what_training_leaves_is_taken() -> None:
-    check_brain_state(state(), COUNTERS)
-    check_brain_state({"step": 4}, COUNTERS)  # as SpeechBrain leaves it
+    check_brain_state(state())
+    check_brain_state({"step": 4})  # as SpeechBrain leaves it
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_what_no_training_leaves_is_refused(spoil: Callable[[dict[str, Any]], An
     before = torch.get_rng_state()
     spoil(bad)
     with pytest.raises((ValueError, LookupError, TypeError, RuntimeError, AttributeError)):
-        check_brain_state(bad, COUNTERS)
+        check_brain_state(bad)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -128,3 +127,9 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
         checkpointer(tmp_path, line(1.0, rows=99)).save_checkpoint()
     assert "unexpected pos" not in str(caught.value)
     assert "space" in str(caught.value) or "too large" in str(caught.value)
+
+
+def test_another_failure_is_not_called_a_full_disk() -> None:
+    said = reason_of(RuntimeError("CUDA error: device-side assert triggered\nCompile with ..."))
+    assert said == "CUDA error: device-side assert triggered"
+    assert "space" in reason_of(RuntimeError("[enforce fail at inline_container.cc:672] . pos 64"))

@@ -9,8 +9,8 @@ import sys
 import torch
 from torch import Tensor
 
-from sbkit.models.ctc import Kernel, compare, ctc_of_torch
 from sbkit.models.ctc_triton import ctc_on_gpu
+from sbkit.models.loss import Kernel, compare, ctc_of_torch
 
 CASES = {  # frames, labels of each utterance
     "lengths that differ": ([20, 13, 9, 1], [[1, 2, 2, 5, 4], [3, 3], [4, 1, 4, 1], []]),

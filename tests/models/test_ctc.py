@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sbkit.models import ctc
-from sbkit.models.ctc import TOLERANCE, compare, ctc_of_torch, kernel_of, measure_seconds
+from sbkit.models import loss
+from sbkit.models.loss import TOLERANCE, compare, ctc_of_torch, kernel_of, measure_seconds
 from tests.models.interpreted_ctc import CASES
 
 ROOT = Path(__file__).parents[2]
@@ -82,12 +82,12 @@ def test_a_kernel_that_is_wrong_or_does_not_run_is_not_used(
             raise RuntimeError("no driver")
         return ctc_of_torch(*inputs, blank=blank) * factor
 
-    def compare_here(one: ctc.Kernel, other: ctc.Kernel, device: torch.device) -> float:
+    def compare_here(one: loss.Kernel, other: loss.Kernel, device: torch.device) -> float:
         return compare(one, other, torch.device("cpu"))
 
     kernel = pytest.importorskip("sbkit.models.ctc_triton")
     monkeypatch.setattr(kernel, "ctc_on_gpu", broken)
-    monkeypatch.setattr(ctc, "compare", compare_here)
+    monkeypatch.setattr(loss, "compare", compare_here)
     with torch.no_grad():  # as in a run that only evaluates
         assert kernel_of.__wrapped__(torch.device("cuda")) is ctc_of_torch
     assert says in capsys.readouterr().out
@@ -103,13 +103,13 @@ def test_the_faster_of_two_right_kernels_is_used_and_named(
     def own(*inputs: Tensor, blank: int) -> Tensor:
         return ctc_of_torch(*inputs, blank=blank)
 
-    def here(kernel: ctc.Kernel, device: torch.device) -> float:
+    def here(kernel: loss.Kernel, device: torch.device) -> float:
         return own_seconds if kernel is own else 0.002
 
     kernels = pytest.importorskip("sbkit.models.ctc_triton")
     monkeypatch.setattr(kernels, "ctc_on_gpu", own)
-    monkeypatch.setattr(ctc, "compare", lambda one, other, device: 0.0)
-    monkeypatch.setattr(ctc, "measure_seconds", here)
+    monkeypatch.setattr(loss, "compare", lambda one, other, device: 0.0)
+    monkeypatch.setattr(loss, "measure_seconds", here)
     found = kernel_of.__wrapped__(torch.device("cuda"))
     assert found is (own if chosen == "sbkit" else ctc_of_torch)
     assert f"CTC runs {chosen}'s kernel, the faster one here" in capsys.readouterr().out

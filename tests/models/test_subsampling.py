@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
+from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.feature_extractor import FeatureExtractor
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.frontend_adapter import FrontEnd
 from sbkit.models.normalize import GlobalNorm
-from sbkit.models.subsampling import Subsampling, measure_subsampling
+from sbkit.models.striding import Striding
 
 
 def ours() -> nn.Module:
@@ -70,19 +71,19 @@ def test_frames_are_those_that_the_parts_give(
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
     subsample, compute = FrontEnd(cnn.eval()), FeatureExtractor(features)
     with torch.no_grad():
-        for samples, expected in zip(lengths, found.frames(lengths), strict=True):
+        for samples, expected in zip(lengths, found.count(lengths), strict=True):
             audio = torch.zeros(1, int(samples))
             _, frames = subsample(*compute(audio, torch.tensor([samples])))
             assert int(frames) == expected
 
 
 def test_nothing_is_left_of_almost_no_audio() -> None:
-    assert measure_subsampling(Fbank(), ours()).frames(np.array([0, 399, 400])).tolist() == [
+    assert measure_subsampling(Fbank(), ours()).count(np.array([0, 399, 400])).tolist() == [
         0,
         0,
         1,
     ]
-    assert Subsampling(640, 240).halved() == Subsampling(320, 120)
+    assert Striding(640, 240).halved() == Striding(320, 120)
 
 
 def test_the_parts_stay_as_they_are() -> None:

@@ -18,7 +18,7 @@ import sbkit
 from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
-from sbkit.train import gradients
+from sbkit.train import optimizer_step
 from sbkit.train.brain import Brain
 
 
@@ -281,7 +281,7 @@ def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain
     for name in ("scale", "unscale_", "step", "update"):
         monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
     monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
-    monkeypatch.setattr("sbkit.train.optimizer_step.clip", noted("clip", gradients.clip))
+    monkeypatch.setattr("sbkit.train.optimizer_step.clip", noted("clip", optimizer_step.clip))
     return brain
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from sbkit.train.gradients import clip, normalize_by_tokens, step_unless, with_gradient
+from sbkit.train.optimizer_step import clip, normalize_by_tokens, step_unless, with_gradient
 
 
 def parts() -> tuple[nn.Linear, nn.Linear, list[SGD]]:

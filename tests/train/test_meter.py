@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sbkit.models.loss import Loss
-from sbkit.train.meter import ZERO, Meter, MetricTotals
+from sbkit.train.metrics import ZERO, Meter, MetricTotals
 
 CPU = torch.device("cpu")
 

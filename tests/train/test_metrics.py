@@ -8,8 +8,7 @@ import torch
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.logs.log import read_log
-from sbkit.train.meter import ZERO
-from sbkit.train.metrics import TrainingMetrics
+from sbkit.train.metrics import ZERO, TrainingMetrics
 
 WHERE = {"total_epochs": 2, "total_steps": 20}
 

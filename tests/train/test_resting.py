@@ -31,7 +31,7 @@ def test_only_what_is_not_declared_to_rest_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = HalfAsleep({"encoder": nn.Linear(1, 1), "decoder": nn.Linear(1, 1)})
-    monkeypatch.setattr(step, "freeze_unused", lambda graph, batch: unused)
+    monkeypatch.setattr(step, "freeze_unused", lambda graph, batch, device: unused)
     monkeypatch.setattr(step, "DistributedDataParallel", lambda graph, **_: Mock())
     monkeypatch.setattr(step_brain, "world_size", lambda: 2)
     made.wrap_step(torch.zeros(1))

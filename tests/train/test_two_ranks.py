@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sbkit.train.gradients import normalize_by_tokens
+from sbkit.train.optimizer_step import normalize_by_tokens
 
 SHARES = [[3, 1], [7, 2, 5]]  # labels of each utterance, by rank: unequal in number and in size
 TWO_RANKS = f"""
@@ -18,8 +18,8 @@ import json
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from sbkit.train.gradients import clip, normalize_by_tokens
-from sbkit.train.meter import Meter
+from sbkit.train.optimizer_step import clip, normalize_by_tokens
+from sbkit.train.metrics import Meter
 from sbkit.models.loss import Loss
 from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
 

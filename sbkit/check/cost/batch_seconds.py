@@ -19,7 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import at_speed, samples_to_seconds
 from sbkit.check.cost.prediction import brain_in_place, free_memory, try_optimizer
 from sbkit.check.cost.probe import UNIT, measure_step_memory, peak_of_step
-from sbkit.check.model.dry_run import dry_run, unchanged
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
 from sbkit.checkpoint.listing import newest_described
@@ -29,6 +29,7 @@ from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
 from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
 from sbkit.logs.log import quiet, say
+from sbkit.train.buffers import unchanged
 from sbkit.train.memory import bytes_of
 from sbkit.train.recipe import Recipe
 
@@ -141,8 +142,7 @@ def settle(
 
     A run that goes on keeps the number that it began with. All ranks call this, and agree.
 
-    Raises:
-        SbkitError: the memory is not known, or not even the longest utterance fits.
+    Raises SbkitError: the memory is not known, or not even the longest utterance fits.
     """
     knobs = read_knobs(yaml_file, overrides)
     if knobs.get(KNOB) != AUTO:
@@ -181,7 +181,7 @@ def _find(planned: PlannedRun, processes: int) -> FittingBatch:
         )
     if planned.placement.device.type == "cpu":
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    with brain_in_place(planned) as brain, unchanged(brain.modules):
+    with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         trial = _Trial(planned, brain)
         accumulation = int(planned.knobs.get("grad_accumulation_factor", 1))
         most, limit = _limit(trial, planned.placement.device.type, processes * accumulation)

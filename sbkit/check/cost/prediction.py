@@ -23,12 +23,14 @@ from sbkit.check.cost.probe import (
     time_steps,
 )
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run, unchanged
+from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
+from sbkit.train.buffers import unchanged
 from sbkit.train.cost import PREDICTION
 from sbkit.train.memory import bytes_of
 
@@ -113,7 +115,7 @@ def _predict(planned: PlannedRun) -> Prediction:
     plan, accumulation = _plan(planned)
     valid = next(iter(loaders.valid.values()))
     evaluated = [batch for each in loaders.valid.values() for batch in each.batch_sampler]
-    with brain_in_place(planned) as brain, unchanged(brain.modules):
+    with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         memory = measure_step_memory(brain, loaders.train, plan)
         validation = measure_evaluation_memory(brain, valid, list(valid.batch_sampler))
         optimizer_bytes, update = try_optimizer(planned)
@@ -168,11 +170,7 @@ def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
 
 
 def _seconds_of_epoch(
-    brain: Any,
-    loaders: Any,
-    plan: list[MicroBatch],
-    evaluated: list[MicroBatch],
-    update: float,
+    brain: Any, loaders: Any, plan: list[MicroBatch], evaluated: list[MicroBatch], update: float
 ) -> float:
     training = time_steps(brain, loaders.train, plan)([size_of(batch) for batch in plan])
     valid = next(iter(loaders.valid.values()))
@@ -205,7 +203,8 @@ def _padding(plan: list[MicroBatch]) -> float:
 def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Finding]:
     if planned.run_folder is None or planned.target is not None:
         return
-    there = _bytes_of_files(planned.run_folder / "checkpoints")
+    files = (planned.run_folder / CHECKPOINTS).rglob("*")
+    there = sum(file.stat().st_size for file in files if file.is_file())
     needed = prediction.checkpoints * prediction.checkpoint_bytes - there
     free = shutil.disk_usage(_existing(planned.run_folder)).free
     if needed > free:
@@ -249,10 +248,6 @@ def free_memory(planned: PlannedRun) -> int | None:
 
 def _existing(folder: Path) -> Path:
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-
-
-def _bytes_of_files(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _megabytes(count: int) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.check.finding import Finding, plural
-from sbkit.check.listings import SHOWN
+from sbkit.check.finding import SHOWN, Finding, plural
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
@@ -75,13 +74,16 @@ def about(
     """
     if not found:
         return
-    shown = ", ".join(_shown(item) for item in found[:SHOWN])
+    first = found[:SHOWN]
+    shown = ", ".join(f"{each.id} ({each.detail})" if each.detail else each.id for each in first)
     more = f" and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    if len(found) == 1:
+        verb, _, rest = effect.partition(" ")
+        effect = f"{SINGULAR.get(verb, verb)} {rest}"
     yield planned.finding(
         check,
         *keys,
-        effect=f"{_count(planned, found, of_manifest=of_manifest)} {_agreeing(effect, found)}: "
-        f"{shown}{more}",
+        effect=f"{_count(planned, found, of_manifest=of_manifest)} {effect}: {shown}{more}",
         utterances=tuple(found),
         **words,
     )
@@ -90,10 +92,6 @@ def about(
 def notice(planned: PlannedRun, key: str = "data_folder", **words: Any) -> Iterator[Finding]:
     """Make a note about the data, over which no run is stopped: real corpora have some of it."""
     return about(planned, DATA, key, stops=False, **words)
-
-
-def _shown(item: Excluded) -> str:
-    return f"{item.id} ({item.detail})" if item.detail else item.id
 
 
 def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool) -> str:
@@ -109,9 +107,3 @@ def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool)
     }
     parts = [f"{count:,} of {what[name]} in {name}" for name, count in counts.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
-
-
-def _agreeing(effect: str, found: Sequence[Excluded]) -> str:
-    """Write the verb in the singular where there is one utterance."""
-    verb, _, rest = effect.partition(" ")
-    return f"{SINGULAR.get(verb, verb) if len(found) == 1 else verb} {rest}"

@@ -11,9 +11,10 @@ from speechbrain import Stage
 from torch import Tensor
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run, small_batch, unchanged
+from sbkit.check.model.dry_run import dry_run, small_batch
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batch import TextBatch
+from sbkit.train.buffers import unchanged
 
 TOLERANCE = 1e-4  # of the largest logit; sums may be taken in another order
 
@@ -53,7 +54,7 @@ def _with_another_last_token(batch: TextBatch) -> TextBatch:
 @torch.no_grad()
 def _logits(planned: PlannedRun, batch: TextBatch) -> Tensor | None:
     brain = planned.brain
-    with unchanged(brain.modules):
+    with unchanged(brain.modules, brain.device):
         brain.modules.eval()
         brain.on_stage_start(Stage.VALID, 1)
         logits = getattr(brain.compute_forward(batch, Stage.VALID), "logits", None)

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.model.object_walk import reached
@@ -26,6 +23,7 @@ from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
+from sbkit.train.buffers import unchanged
 from sbkit.train.step import training_loss
 
 SEEN_ROWS = 32  # the two shortest of the first so many are taken
@@ -85,7 +83,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
     still = (each for _, each in everything if isinstance(each, Tensor))
     watch = UseWatch(each for each in still if each not in planned.moved)
     chain = ShapeTracer(names)
-    with unchanged(brain.modules), chain.hooked():
+    with unchanged(brain.modules, brain.device), chain.hooked():
         broken = _step(brain, batch, chain, watch)
         if not (broken or chain.mismatches):
             broken = _evaluation(brain, batch, chain, watch)
@@ -202,7 +200,8 @@ class ShapeTracer:
         name = self.inside.pop()
         if name in self._fills:
             output = filled(output, self._fills[name])
-        sizes = {size for x in tensors_in(output) if x.ndim for size in widths(x)}
+        made = [x.shape for x in tensors_in(output) if x.ndim]
+        sizes = {size for shape in made for size in (shape[-1], shape[2:].numel())}
         passed = {x.shape[-1] for x in tensors_in(inputs) if x.ndim} if len(name) == 1 else set()
         self._given.append((name, sizes - passed))
         return output
@@ -234,11 +233,6 @@ def taken(module: nn.Module) -> tuple[int, int]:
     return -1, 0
 
 
-def widths(x: Tensor) -> tuple[int, int]:
-    """Return the last axis' size, and that of all axes behind (B, T) flattened."""
-    return x.shape[-1], x.shape[2:].numel()
-
-
 def filled(output: Any, mismatch: ShapeMismatch) -> Any:
     """Cut or fill up the last axis of what a module gives too much or too little of."""
     if isinstance(output, tuple):
@@ -251,25 +245,3 @@ def filled(output: Any, mismatch: ShapeMismatch) -> Any:
 def resized(x: Tensor, axis: int, size: int) -> Tensor:
     """Cut or fill up one axis, counted from the last."""
     return nn.functional.pad(x, (*(0, 0) * (-axis - 1), 0, size - x.shape[axis]))
-
-
-@contextmanager
-def unchanged(modules: nn.Module) -> Iterator[None]:
-    """Restore gradients, buffers, modes and random numbers as they were."""
-    modes = [(each, each.training) for each in modules.modules()]
-    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
-    parameters = list(modules.parameters())
-    gradients = [each.grad for each in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient

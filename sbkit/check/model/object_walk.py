@@ -34,13 +34,10 @@ Child = tuple[str | int, object]
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
     """Return all that is reached from a run's hparams and, if there is one, from its Brain."""
-    if NAME not in planned.parts:
-        roots = dict(planned.hparams)
-        with suppress(MissingPartError):
-            roots["brain"] = planned.brain
-        planned.parts[NAME] = list(reach(roots))
-    found: list[tuple[Keys, object]] = planned.parts[NAME]
-    return found
+    roots = dict(planned.hparams)
+    with suppress(MissingPartError):
+        roots["brain"] = planned.brain
+    return planned.once(NAME, lambda: list(reach(roots)))
 
 
 def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
@@ -64,7 +61,7 @@ def children(holder: object) -> Iterator[Child]:
         case Tensor():
             return
         case nn.Module():
-            yield from _of_module(holder)
+            yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
         case Mapping():
             yield from ((str(key), value) for key, value in list(holder.items()))
         case list() | tuple() | set() | frozenset() | deque():
@@ -80,11 +77,6 @@ def children(holder: object) -> Iterator[Child]:
         case type():
             yield from _of_class(holder)
     yield from _of_object(holder)
-
-
-def _of_module(module: nn.Module) -> Iterator[Child]:
-    for table in MODULE_TABLES:
-        yield from vars(module)[table].items()
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Child]:

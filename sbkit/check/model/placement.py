@@ -5,6 +5,7 @@ What a run refuses in a sentence is asked of the same functions that the run ask
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
@@ -13,13 +14,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, plural, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.sampler import TrainSampler
-from sbkit.distributed.device import (
-    check_precision,
-    choose_device,
-    find_device,
-    parse_device,
-)
-from sbkit.train.options import OLD_PRECISIONS
+from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
+from sbkit.train.step_brain import OLD_PRECISIONS
 
 PLACEMENT = "placement"
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
@@ -112,7 +108,10 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
     precision = planned.placement.precision
     if precision == "fp16":
         return
-    for keys, holder in _holders(planned):
+    holders: dict[str, Mapping[str, Any]] = {"": planned.hparams}
+    with suppress(MissingPartError):
+        holders["brain."] = vars(planned.brain)
+    for keys, holder in holders.items():
         for name, value in holder.items():
             if isinstance(value, GradScaler) and value.is_enabled():
                 yield planned.finding(
@@ -123,14 +122,6 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
                     "check every gradient for nothing",
                     fix="Take it away: sbkit makes one where the precision is fp16.",
                 )
-
-
-def _holders(planned: PlannedRun) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "", planned.hparams
-    try:
-        yield "brain.", vars(planned.brain)
-    except MissingPartError:
-        return
 
 
 def count_processes(planned: PlannedRun) -> int:

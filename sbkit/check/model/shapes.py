@@ -1,4 +1,4 @@
-"""Shapes: whether each part's output fits the next one; if not, both sizes and their keys.
+"""Shapes: whether `CNN` is a front-end, and each part's output fits the next one.
 
 The chain is walked in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
 value of the longest length, which a meta tensor does not have.
@@ -8,14 +8,55 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ruamel.yaml.comments import CommentedMap
+from torch import nn
 
-from sbkit.check.finding import Finding, cause_of
+from sbkit.audio.rate import require_rate
+from sbkit.base.errors import SbkitError
+from sbkit.check.finding import Finding, cause_of, words_of
 from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
+from sbkit.models.acoustic_encoder import measure_subsampling
+from sbkit.models.striding import Striding
 
 CHECK = "shapes"
+KEY = "CNN"
+NAME = "subsampling"
+
+
+def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a front-end of another signature, arity, shape or counting than it may have."""
+    try:
+        measure_front_end(planned)
+    except SbkitError as error:
+        if "mel bins" not in str(error):  # sizes that do not fit are the check of shapes'
+            yield planned.finding(
+                CHECK, KEY, **words_of(str(error)), cause=cause_of(error.__cause__ or error)
+            )
+
+
+def measure_front_end(planned: PlannedRun) -> Striding | None:
+    """Measure the declared front-end, once; None where there is none of modules.
+
+    Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
+    """
+    if NAME not in planned.parts:
+        features, front_end = (planned.hparams.get(name) for name in ("compute_features", KEY))
+        if not isinstance(features, nn.Module) or not isinstance(front_end, nn.Module):
+            return None
+        rate = int(planned.knobs.get("sample_rate", 16_000))
+        planned.parts[NAME] = measure_subsampling(features, front_end, rate)
+    measured: Striding = planned.parts[NAME]
+    return measured
+
+
+def check_features(planned: PlannedRun) -> tuple[Finding, ...]:
+    """Refuse, as training does, features that are made for another sample rate than the YAML's."""
+    features, rate = planned.hparams.get("compute_features"), planned.knobs.get("sample_rate")
+    if isinstance(features, nn.Module) and rate is not None:
+        require_rate(features, rate)
+    return ()
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:

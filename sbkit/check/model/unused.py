@@ -1,7 +1,6 @@
 """Unused: parts of the model that no step trains."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -25,7 +24,8 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     seen = dry_run(planned)
     if seen.broken is not None:
         return
-    used = seen.trained | resting(planned.brain)
+    resting = {id(each) for part in planned.brain.resting for each in part.parameters()}
+    used = seen.trained | resting
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name
@@ -68,16 +68,6 @@ def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:
             left -= own
             yield path, module
     yield from ((name, model.get_parameter(name)) for name in sorted(left))
-
-
-def resting(brain: Any) -> frozenset[int]:
-    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
-    return frozenset(
-        id(parameter)
-        for each in declared
-        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
-    )
 
 
 def _keys(planned: PlannedRun, name: str) -> Keys:

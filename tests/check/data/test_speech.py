@@ -16,8 +16,7 @@ from sbkit.check.data.audio_levels import SAMPLED, measure_audio, sampled_rows
 from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.data.utterances import transcripts_of
-from sbkit.check.finding import Finding
-from sbkit.check.listings import write_listings
+from sbkit.check.finding import Finding, write_listings
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded, Splits
 from sbkit.text.labels import ensure_labels

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from recipes.asr.recipe import ASR
-from sbkit.check.model.dry_run import ShapeMismatch, ShapeTracer, dry_run, unchanged
+from sbkit.check.model.dry_run import ShapeMismatch, ShapeTracer, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
+from sbkit.train.buffers import unchanged
 from tests.check.harness import healthy_workplace
 
 
@@ -59,7 +60,7 @@ def test_it_leaves_everything_as_it_was(planned: PlannedRun) -> None:
 def test_gradients_and_statistics_come_back_after_a_failure() -> None:
     norm = nn.BatchNorm1d(2)
     norm.weight.grad = torch.ones(2)
-    with pytest.raises(ZeroDivisionError), unchanged(norm):
+    with pytest.raises(ZeroDivisionError), unchanged(norm, torch.device("cpu")):
         norm(torch.randn(4, 2)).sum().backward()
         raise ZeroDivisionError
     assert torch.equal(norm.weight.grad, torch.ones(2))

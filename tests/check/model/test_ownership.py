@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.check.check import check_planned_run
-from sbkit.check.model.ownership import check_ownership
-from sbkit.check.model.param_groups import check_groups
+from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.shapes import check_shapes
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PlannedRun

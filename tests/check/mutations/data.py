@@ -220,6 +220,11 @@ MUTATIONS = [
         **FOREIGN,
     ),
     Mutation(
+        name="a report by a column that no test set has",
+        options=("--report_by=[dialect]",),
+        expected=(Expected("data", "report_by", ("test has no `dialect`",)),),
+    ),
+    Mutation(
         name="a letter that training never shows",
         release=with_unseen_letter,
         expected=(Expected("labels", "data_folder", ("1 of 4 in test", "x 1"), stops=False),),

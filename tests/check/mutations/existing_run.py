@@ -15,11 +15,6 @@ def another_model(run: Path) -> None:
         torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
 
 
-def another_yaml(run: Path) -> None:
-    with checkpoint(run):
-        (run / "hyperparams.yaml").write_text("seed: 1\nlr: 0.5\n")
-
-
 def without_its_tokenizer(run: Path) -> None:
     with checkpoint(run) as folder, (folder / "CKPT.yaml").open("a") as meta:
         meta.write(f"tokenizer: {'0' * 64}\n")
@@ -68,13 +63,6 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        name="checkpoints of another YAML",
-        run=another_yaml,
-        expected=(
-            Expected("run_folder", "batch_seconds", ("seed: 1 there, 3407 here",), stops=False),
-        ),
-    ),
-    Mutation(
         name="a run folder without its tokenizer",
         run=without_its_tokenizer,
         expected=(Expected("run_folder", "tokenizer", ("not there", "Put the file back")),),
@@ -83,6 +71,11 @@ MUTATIONS = [
         name="a run folder of another thing",
         run=another_thing,
         expected=(Expected("run_folder", "output_folder", ("holiday.jpg",), stops=False),),
+    ),
+    Mutation(
+        name="weights to begin with that are nowhere",
+        options=("--init_from=/nowhere",),
+        expected=(Expected("initial_weights", "init_from", ("/nowhere is neither",)),),
     ),
     Mutation(
         name="a run folder that is a file",

@@ -495,6 +495,11 @@ INTERFACES = [
         )
     ),
     Mutation(
+        name="features that are made for another rate than the audio's",
+        text=(("    sample_rate: !ref <sample_rate>\n\nspec", "    sample_rate: 8000\n\nspec"),),
+        expected=(Expected("features", "compute_features", ("made for 8000 Hz",)),),
+    ),
+    Mutation(
         name="a decoder that sees the answer",
         text=(
             (

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.recipe import ASR
-from sbkit.check.yaml.sources import read_by, reading_of, sources
-from sbkit.check.yaml.unread import unread
+from sbkit.check.yaml.unread import read_by, reading_of, sources, unread
 from sbkit.config.document import dotted, read_document
 from sbkit.train.run import Run
 from tests.runs import ROOT
