@@ -94,20 +94,28 @@ def check_log_probs(log_probs: LogProbs, settings: BeamSettings) -> None:
             f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
             f"{log_probs.shape}. Pass one utterance at a time."
         )
-    if log_probs.shape[1] != settings.vocab_size:
-        raise SbkitError(
-            f"Log-probabilities must have as many columns as the tokenizer has tokens "
-            f"({settings.vocab_size}), but have {log_probs.shape[1]}. Decode with this model's own "
-            "tokenizer."
-        )
+    refuse_vocabulary(log_probs.shape[1], settings)
     best = log_probs.max(1, initial=-inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
+        raise refuse_frame(place, float(best[place]))
+
+
+def refuse_vocabulary(size: int, settings: BeamSettings) -> None:
+    """Refuse log-probabilities of another vocabulary."""
+    if size != settings.vocab_size:
         raise SbkitError(
-            "Each frame's largest log-probability must be a finite number, but that of frame "
-            f"{place} is {float(best[place])}. Look for NaN or infinity in the audio or the "
-            "model's weights."
+            f"Log-probabilities must have as many columns as the tokenizer has tokens "
+            f"({settings.vocab_size}), but have {size}. Decode with this model's own tokenizer."
         )
+
+
+def refuse_frame(place: int, best: float) -> SbkitError:
+    """Return the error of a frame whose largest log-probability is no finite number."""
+    return SbkitError(
+        "Each frame's largest log-probability must be a finite number, but that of frame "
+        f"{place} is {best}. Look for NaN or infinity in the audio or the model's weights."
+    )
 
 
 def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]:
