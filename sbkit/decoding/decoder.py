@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
@@ -27,9 +27,6 @@ from sbkit.decoding.token_scorer import TokenScorer
 from sbkit.decoding.word_graph import PACKAGES, make_graph
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 KINDS = ("beam", "graph")
@@ -282,22 +279,6 @@ class BeamDecoder:
         return decode_with_hotwords(
             log_probs, unbiased=plain, biased=biased, hotwords=self._hotwords
         )
-
-    def beams(
-        self,
-        log_probs: "Tensor",
-        frame_lengths: "Tensor",
-        attention: Sequence[AttentionDecoder | None] | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Return the beam of each utterance, the best hypothesis first: (B, U, V), (B,) -> B."""
-        rows = zip(log_probs.float().cpu().numpy(), frame_lengths.tolist(), strict=True)
-        heard = [row[:frames] for row, frames in rows]
-        pairs = zip(heard, attention or [None] * len(heard), strict=True)
-        return [self.nbest(*pair) for pair in pairs]
-
-    def decode(self, log_probs: "Tensor", frame_lengths: "Tensor") -> list[list[int]]:
-        """Return the tokens of each utterance by CTC alone: (B, U, V), (B,) -> ids."""
-        return [list(beam[0].tokens) for beam in self.beams(log_probs, frame_lengths)]
 
 
 @dataclass(frozen=True)

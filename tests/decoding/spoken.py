@@ -1,7 +1,6 @@
 """Log-probabilities of a text that somebody said, for the tests of decoders."""
 
 import numpy as np
-import torch
 
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
@@ -23,6 +22,4 @@ def spoken(tokenizer: Tokenizer, text: str, other: dict[int, str]) -> LogProbs:
 
 def heard(decoder: BeamDecoder, log_probs: LogProbs) -> str:
     """Decode one utterance."""
-    batch = torch.from_numpy(log_probs)[None]
-    (tokens,) = decoder.decode(batch, torch.tensor([len(log_probs)]))
-    return decoder.tokenizer.decode(tokens)
+    return decoder.tokenizer.decode(decoder.nbest(log_probs)[0].tokens)

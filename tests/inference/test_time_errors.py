@@ -77,7 +77,7 @@ def tokens_of(loaded: Bundle) -> str:
     if loaded.decoder is None:
         (ids,) = greedy(heard(loaded), frames, loaded.tokenizer.vocabulary.blank)
     else:
-        (ids,) = loaded.decoder.decode(heard(loaded), frames)
+        ids = list(loaded.decoder.nbest(heard(loaded)[0].numpy())[0].tokens)
     return "".join(map(loaded.tokenizer.piece, ids))
 
 

@@ -203,9 +203,9 @@ def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
     if bundle.decoder is not None:
         kind, attends = bundle.decoder.kind, bundle.decoder.attention is not None
         name = f"{kind} of CTC alone" if attends else kind
-        best[name] = bundle.decoder.with_attention(None).decode(
-            torch.from_numpy(found.log_probs), torch.from_numpy(found.lengths)
-        )
+        search, lengths = bundle.decoder.with_attention(None), found.lengths.tolist()
+        rows = zip(found.log_probs, lengths, strict=True)
+        best[name] = [list(search.nbest(row[:count])[0].tokens) for row, count in rows]
     return {name: [tokenizer.decode(ids) for ids in each] for name, each in best.items()}
 
 
