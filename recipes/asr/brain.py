@@ -3,6 +3,7 @@
 Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +19,17 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.frames import Hypothesis, LogProbs
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.reading import HeardClip, Reading, raise_errors
+from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.text.wer import Scored, score, total_scores
-from sbkit.text.word import Word
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -62,7 +63,7 @@ class AsrBrain(Brain):
             self.decoder = self.decoder.with_attention(None)  # it is not trained
         if self.decoder is not None:
             self.decoder.require_possible()
-        self._readers: dict[str, WordReader] = {}  # by decoder, for a test
+        self._readings: dict[str, Reading] = {}  # by decoder, for a test
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
@@ -138,63 +139,56 @@ class AsrBrain(Brain):
         heard = list(hear(self))
         if self.decoder is not None:
             self.decoder = choose_weights(self, self.decoder, heard)
-        self._readers = fit_readers(self, self.decoder, heard)
+        readers = fit_readers(self, self.decoder, heard)
+        share = (os.cpu_count() or 1) // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+        decoders = {name: None if name == GREEDY else self.decoder for name in readers}
+        self._readings = {
+            name: Reading(ClipReader(decoders[name], reader), processes=share)
+            for name, reader in readers.items()
+        }
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
         log_probs, frames = predictions.log_probs, predictions.frames
-        best = greedy(log_probs, frames, self.tokenizer.vocabulary.blank)
         if self._stage is not Stage.TEST:
-            return self._scored(best, batch)
+            best = greedy(log_probs, frames, self.tokenizer.vocabulary.blank)
+            return self._scored([Recognized(self.tokenizer.decode(each)) for each in best], batch)
         rows = zip(log_probs.float().cpu().numpy(), frames.tolist(), strict=True)
-        heard = [row[:count] for row, count in rows]
-        samples = batch.audio_lengths.tolist()
-        scored = self._scored(best, batch, self._words(GREEDY, heard, samples, best))
+        attending = self.attending(predictions)
+        parts = zip(rows, batch.audio_lengths.tolist(), attending, strict=True)
+        clips = [
+            HeardClip(log_probs=row[:count], samples=samples, attention=attention)
+            for (row, count), samples, attention in parts
+        ]
+        scored = self._scored(self._recognized(GREEDY, clips), batch)
         if self.decoder is None:
             return scored
-        attending: Sequence[AttentionDecoder | None]
-        attending = self.attending(predictions) or [None] * len(heard)
-        beams = [self.decoder.nbest(*each) for each in zip(heard, attending, strict=True)]
-        best = [list(beam[0].tokens) for beam in beams]
-        words = self._words(self.decoder.kind, heard, samples, best, beams)
-        decoded = self._scored(best, batch, words)
+        decoded = self._scored(self._recognized(self.decoder.kind, clips), batch)
         return [replace(each, greedy=other) for each, other in zip(decoded, scored, strict=True)]
 
-    def attending(self, predictions: Predictions) -> list[AttentionDecoder] | None:
-        """Return the attention decoder of each utterance, where it takes part in decoding."""
+    def attending(self, predictions: Predictions) -> Sequence[AttentionDecoder | None]:
+        """Return the attention decoder of each utterance, None where it takes no part."""
         if self.decoder is None or self.decoder.attention is None:
-            return None
+            return [None] * len(predictions.frames)
         return attend(self.asr_model, predictions.states, predictions.frames)
 
-    def _words(
-        self,
-        decoder: str,
-        log_probs: Sequence[LogProbs],
-        samples: Sequence[int],
-        best: Sequence[Sequence[int]],
-        beams: Sequence[Sequence[Hypothesis]] | None = None,
-    ) -> list[tuple[Word, ...]]:
-        """Align what was decoded, and say how sure each word is."""
-        reader = self._readers[decoder]
-        rows = zip(log_probs, best, beams or [()] * len(best), samples, strict=True)
-        return [reader.read(row, ids, beam, samples=count) for row, ids, beam, count in rows]
+    def _recognized(self, decoder: str, clips: Sequence[HeardClip]) -> list[Recognized]:
+        return raise_errors(self._readings[decoder].read(clips, times=True))
 
-    def _scored(
-        self,
-        tokens: Sequence[Sequence[int]],
-        batch: TextBatch,
-        words: Sequence[tuple[Word, ...]] | None = None,
-    ) -> list[Scored]:
+    def _scored(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
         """Count the errors of every utterance in what was decoded of it."""
-        texts = zip(batch.ids, batch.texts, map(self.tokenizer.decode, tokens), strict=True)
-        seconds = (
-            samples_to_seconds(samples, self.hparams.sample_rate)
-            for samples in batch.audio_lengths.tolist()
-        )
-        about = zip(texts, batch.speakers, seconds, words or [()] * len(tokens), strict=True)
+        rate, samples = self.hparams.sample_rate, batch.audio_lengths.tolist()
+        rows = zip(batch.ids, batch.texts, found, batch.speakers, samples, strict=True)
         return [
-            score(*text, speaker=speaker, seconds=duration, words=heard)
-            for text, speaker, duration, heard in about
+            score(
+                name,
+                text,
+                heard.text,
+                speaker=speaker,
+                seconds=samples_to_seconds(count, rate),
+                words=heard.words,
+            )
+            for name, text, heard, speaker, count in rows
         ]
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:

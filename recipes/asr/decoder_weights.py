@@ -57,7 +57,7 @@ def hear(brain: Any) -> Iterator[Heard]:
                 predictions = brain.compute_forward(placed, Stage.VALID)
             log_probs = predictions.log_probs.float().cpu().numpy()
             frames = predictions.frames.tolist()
-            attending = brain.attending(predictions) or [None] * len(frames)
+            attending = brain.attending(predictions)
             for text, row, count, attention in zip(
                 batch.texts, log_probs, frames, attending, strict=True
             ):

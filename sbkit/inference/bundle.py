@@ -12,6 +12,7 @@ within the memory that the weights account for. Checksums find accidents, they a
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +29,12 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
-from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder, best_tokens
-from sbkit.decoding.frames import Hypothesis
+from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.reading import HeardClip, Reading, raise_errors
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.model import Heard
@@ -55,14 +57,6 @@ LARGEST = {  # bytes
     WEIGHTS: 1 << 36,
     LANGUAGE_MODELS: LARGEST_LANGUAGE_MODEL,
 }
-
-
-@dataclass(frozen=True)
-class Recognized:
-    """What is said in a clip, and its words in time where they were asked for."""
-
-    text: str
-    words: tuple[Word, ...]
 
 
 @dataclass(frozen=True)
@@ -89,20 +83,17 @@ class Bundle:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
         self.require_asr()
         pairs = zip(self.model.hear(clips), clips, strict=True)
-        return [self.read(heard, samples=len(clip), times=times) for heard, clip in pairs]
+        heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
+        return raise_errors(self.reading.read(heard, times=times))
 
-    def read(self, heard: Heard, *, samples: int, times: bool = False) -> Recognized:
-        """Decode what the model heard in a clip of so many samples."""
-        tokenizer, beam = self.require_asr(), list[Hypothesis]()
-        if self.decoder is None:
-            tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
-        else:
-            beam = self.decoder.nbest(heard.log_probs, self._attention(heard))
-            tokens = list(beam[0].tokens)
-        text = tokenizer.decode(tokens)
-        if not times:
-            return Recognized(text, ())
-        return Recognized(text, self._reader.read(heard.log_probs, tokens, beam, samples=samples))
+    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
+        """Make of what the model heard in a clip what `reading` takes."""
+        return HeardClip(
+            log_probs=heard.log_probs,
+            samples=samples,
+            begin=begin,
+            attention=self._attention(heard),
+        )
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts that are known, one for each clip.
@@ -110,7 +101,8 @@ class Bundle:
         Raises:
             SbkitError: a text is longer than its clip can hold.
         """
-        encode, reader = self.require_asr().encode, replace(self._reader, confidence=None)
+        encode, reader = self.require_asr().encode, self.reading.reader.words
+        reader = replace(reader, confidence=None)
         rows = zip(clips, self.model.hear(clips), texts, strict=True)
         return [
             reader.read(heard.log_probs, encode(text), samples=len(clip))
@@ -125,9 +117,9 @@ class Bundle:
         return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
 
     @cached_property
-    def _reader(self) -> WordReader:
-        """Make what aligns and judges the words of the bundle's decoder."""
-        return WordReader(
+    def reading(self) -> Reading:
+        """Make what decodes what the model heard, and times and judges its words."""
+        words = WordReader(
             tokenizer=self.require_asr(),
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
@@ -138,6 +130,7 @@ class Bundle:
             ),
             unjudged=frozenset() if self.decoder is None else self.decoder.expected,
         )
+        return Reading(ClipReader(self.decoder, words), processes=os.cpu_count() or 1)
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""

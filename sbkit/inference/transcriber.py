@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy.typing as npt
 
@@ -20,6 +20,8 @@ from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.decoding.clip_reader import Recognized
+from sbkit.decoding.reading import HeardClip
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.model import Effective, Heard, ModelThread, fitting
@@ -74,12 +76,19 @@ class _Part:
 
 @dataclass
 class _Open:
-    """A source of which some pieces are decoded; cut: frames of the next piece to leave out."""
+    """A source of which some pieces are decoded, or the error that ends it."""
 
     texts: list[str] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
-    cut: int = 0
     error: SbkitError | None = None
+
+    def add(self, found: Recognized | SbkitError) -> None:
+        """Add what is said in the next piece, or why that is not known."""
+        if isinstance(found, SbkitError):
+            self.error = self.error or found
+            return
+        self.texts += [found.text] if found.text else []
+        self.words += [replace(each, text=printable(each.text)) for each in found.words]
 
 
 class Transcriber:
@@ -87,7 +96,7 @@ class Transcriber:
 
     def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
         """Take a bundle whose model has a thread of its own."""
-        self._bundle, self._times = bundle, times
+        self._bundle, self._reading, self._times = bundle, bundle.reading, times
         self._thread: ModelThread = bundle.model
         tokenizer = bundle.require_asr()
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
@@ -184,11 +193,11 @@ class Transcriber:
 
         on_seconds: called with the seconds of audio that were decoded since it was called last.
         """
-        opened = _Open()
+        opened, cut = _Open(), 0
         for pool in _pools(self._parts(sources), self._bundle.config.sample_rate):
-            rows = self._score(pool)
-            for place, part in enumerate(pool):
-                self._advance(opened, part, rows.get(place))
+            found, cut = self._recognize(pool, cut)
+            for part, each in zip(pool, found, strict=True):
+                opened.add(each)
                 if part.piece is not None and on_seconds is not None:
                     on_seconds(self._seconds(part.piece.next_start - part.piece.start))
                 if part.is_last:
@@ -196,7 +205,8 @@ class Transcriber:
                     opened = _Open()
 
     def close(self) -> None:
-        """End the thread of the model."""
+        """End the thread of the model, and the processes that decode."""
+        self._reading.close()
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -244,31 +254,38 @@ class Transcriber:
         except SbkitError as error:
             return error
 
-    def _advance(self, opened: _Open, part: _Part, heard: Heard | SbkitError | None) -> None:
-        """Decode a piece, and add what is said in it to its source."""
-        if opened.error is None:
-            opened.error = heard if isinstance(heard, SbkitError) else part.error
-        if opened.error is not None or part.piece is None or not isinstance(heard, Heard):
-            return
-        cut, end = opened.cut, len(heard.log_probs)
-        step = self._thread.samples_per_frame
-        opened.cut = 0
-        if part.piece.overlap:
-            following = (part.piece.next_start - part.piece.start) // step
+    def _recognize(
+        self, pool: Sequence[_Part], cut: int
+    ) -> tuple[list[Recognized | SbkitError], int]:
+        """Return what is said in each piece of a pool, or why that is not known.
+
+        cut: frames that the first piece leaves to the one before it, as returned with that one.
+        """
+        rows, clips = self._score(pool), dict[int, HeardClip]()
+        for place, part in enumerate(pool):
+            heard, first, cut = rows.get(place), cut, 0
+            if part.piece is not None and isinstance(heard, Heard):
+                clips[place], cut = self._trim(part.piece, heard, first)
+        said = self._reading.read(list(clips.values()), times=self._times)
+        read = dict(zip(clips, said, strict=True))
+        found = [part.error or read.get(place) or rows[place] for place, part in enumerate(pool)]
+        return cast(list[Recognized | SbkitError], found), cut
+
+    def _trim(self, piece: Piece, heard: Heard, first: int) -> tuple[HeardClip, int]:
+        """Leave out the first frames of a piece, and of its last ones those that the next decodes.
+
+        Return also how many the next one leaves out.
+        """
+        step, end, cut = self._thread.samples_per_frame, len(heard.log_probs), 0
+        if piece.overlap:
+            following = (piece.next_start - piece.start) // step
             end = find_gap(heard.log_probs, end - following, self._silent)
-            opened.cut = end - following
+            cut = end - following
         whole = end == len(heard.log_probs)
-        samples = len(part.piece.samples) - cut * step if whole else (end - cut) * step
-        try:
-            found = self._bundle.read(heard.part(cut, end), samples=samples, times=self._times)
-        except SbkitError as error:
-            opened.error = error
-            return
-        begin = self._seconds(part.piece.start + cut * step)
-        opened.texts += [found.text] if found.text else []
-        opened.words += [
-            replace(each.later(begin), text=printable(each.text)) for each in found.words
-        ]
+        samples = len(piece.samples) - first * step if whole else (end - first) * step
+        begin = self._seconds(piece.start + first * step)
+        clip = self._bundle.heard_clip(heard.part(first, end), samples=samples, begin=begin)
+        return clip, cut
 
     def _close(self, opened: _Open, part: _Part) -> Transcript:
         assert part.piece is not None

@@ -55,6 +55,10 @@ class NgramModel:
     )
     _rows: dict[State, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
+    def __reduce__(self) -> tuple[type["NgramModel"], tuple[tuple[str, ...], tuple[Grams, ...]]]:
+        """Pickle the model without what it remembers, for processes that decode."""
+        return type(self), (self.words, self.grams)
+
     @property
     def order(self) -> int:
         """Return the number of words in the longest n-grams."""

@@ -1,0 +1,123 @@
+"""Decoding of many clips, in as many processes as there are cores where that is worth it.
+
+A beam search is Python, of which a process runs one line at a time: one core decodes 140 seconds of
+audio per second, whatever else the machine has.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.clip_reader import ClipReader, Recognized
+from sbkit.decoding.decoder import KINDS
+from sbkit.decoding.frames import LogProbs
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
+
+MANY_FRAMES = 5000  # that were decoded, 200 s; a process takes half a second to start
+
+_own: ClipReader  # of a process that decodes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeardClip:
+    """What a model heard in a clip.
+
+    log_probs: (U, V); samples: of the clip; begin: its seconds in the audio that it is cut from;
+    attention: its attention decoder, where the model has one.
+    """
+
+    log_probs: LogProbs
+    samples: int
+    begin: float = 0.0
+    attention: AttentionDecoder | None = None
+
+
+class Reading:
+    """Decode clips as one reader does; processes are started when they are needed first."""
+
+    def __init__(self, reader: ClipReader, *, processes: int) -> None:
+        """Take a reader; processes: as many as there may be."""
+        self.reader, self._count = reader, processes
+        self._starting = threading.Lock()
+        self._processes: ProcessPoolExecutor | None = None
+        self._frames = 0
+
+    def read(self, clips: Sequence[HeardClip], *, times: bool) -> list[Recognized | SbkitError]:
+        """Return what is said in each clip, or why it cannot be decoded.
+
+        times: whether its words have times, which count from the begin of its audio.
+
+        Raises:
+            SbkitError: a process ended.
+        """
+        self._frames += sum(len(clip.log_probs) for clip in clips)
+        if self._count < 2 or self._frames < MANY_FRAMES or not self._is_slow():
+            return [_attempt(self.reader, clip, times) for clip in clips]
+        from loky.process_executor import BrokenProcessPool
+
+        try:
+            return list(self._started().map(_read, clips, [times] * len(clips)))
+        except BrokenProcessPool as error:
+            self.close()
+            raise SbkitError(
+                f"The {self._count} processes that decode must run to their end, but one was ended "
+                "from outside, perhaps for its memory. Pass --decoder greedy, or free memory."
+            ) from error
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._starting:
+            if self._processes is not None:
+                self._processes.shutdown(kill_workers=True)
+                self._processes = None
+
+    def _is_slow(self) -> bool:
+        """Tell a search in Python alone; a graph is searched in C++, attention needs the model."""
+        decoder = self.reader.decoder
+        return decoder is not None and decoder.kind == KINDS[0] and decoder.attention is None
+
+    def _started(self) -> "ProcessPoolExecutor":
+        # multiprocessing's own run the main module of a program once more, which a program that
+        # only uses a Transcriber is not made for; and a fork copies locks that threads hold.
+        from loky import ProcessPoolExecutor
+
+        with self._starting:
+            if self._processes is None:
+                self._processes = ProcessPoolExecutor(
+                    self._count, initializer=_keep, initargs=(self.reader,)
+                )
+            return self._processes
+
+
+def _keep(reader: ClipReader) -> None:
+    global _own
+    _own = reader
+
+
+def _read(clip: HeardClip, times: bool) -> Recognized | SbkitError:
+    return _attempt(_own, clip, times)
+
+
+def _attempt(reader: ClipReader, clip: HeardClip, times: bool) -> Recognized | SbkitError:
+    try:
+        found = reader.read(
+            clip.log_probs, samples=clip.samples, times=times, attention=clip.attention
+        )
+    except SbkitError as error:
+        return error
+    return Recognized(found.text, tuple(each.later(clip.begin) for each in found.words))
+
+
+def raise_errors(found: Sequence[Recognized | SbkitError]) -> list[Recognized]:
+    """Return what is said in all clips; raise the first error among them."""
+    read = list[Recognized]()
+    for each in found:
+        if isinstance(each, SbkitError):
+            raise each
+        read.append(each)
+    return read

@@ -1,0 +1,86 @@
+"""Many clips are decoded by several processes, with the words and times of one."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding import reading
+from sbkit.decoding.clip_reader import ClipReader, Recognized
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.reading import HeardClip, Reading
+from sbkit.decoding.word_reader import WordReader
+from sbkit.text.tokenizer import ensure_tokenizer
+from tests.decoding.spoken import spoken
+
+TEXTS = ["call the north office", "the north is cold", "send me to the office"] * 3
+STEP = 640  # samples of a frame
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ClipReader:
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: TEXTS,
+    )
+    declared = Declared(source="these", word_order=2, token_order=3)
+    file = tmp_path / "lm.safetensors"
+    ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    words = WordReader(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=16_000)
+    return ClipReader(decoder.with_hotwords(["norse"]), words)
+
+
+def clips_of(reader: ClipReader) -> list[HeardClip]:
+    rows = [spoken(reader.words.tokenizer, text, {}) for text in TEXTS]
+    return [
+        HeardClip(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
+        for place, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MANY_FRAMES", 0)
+
+
+def test_processes_read_what_one_reads(
+    reader: ClipReader, several: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = clips_of(reader)
+    bad = HeardClip(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
+    many = Reading(reader, processes=2)
+    *found, error = many.read([*clips, bad], times=True)
+    assert many._processes is not None
+    assert many.read(clips[:2], times=True) == found[:2]
+    many.close()
+    monkeypatch.setattr(reading, "MANY_FRAMES", 1 << 30)
+    one = Reading(reader, processes=2)
+    assert one.read(clips, times=True) == found
+    assert one._processes is None
+    assert [each.text for each in found if isinstance(each, Recognized)] == TEXTS
+    assert isinstance(error, SbkitError) and str(error) == str(one.read([bad], times=True)[0])
+
+
+def test_a_process_that_is_killed_is_said(reader: ClipReader, several: None) -> None:
+    many, clips = Reading(reader, processes=2), clips_of(reader)
+    many.read(clips, times=True)
+    assert many._processes is not None
+    os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
+    with pytest.raises(SbkitError, match="but one was ended from outside"):
+        for _ in range(1000):
+            many.read(clips, times=True)
+    assert len(many.read(clips, times=True)) == len(TEXTS)
+    many.close()
+
+
+def test_a_greedy_reader_needs_no_processes(reader: ClipReader, several: None) -> None:
+    greedy = Reading(ClipReader(None, reader.words), processes=2)
+    assert len(greedy.read(clips_of(reader), times=True)) == len(TEXTS)
+    assert greedy._processes is None
