@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from sbkit.base.cores import affine_cores, usable_cores
+
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 EVERY = 0.25  # seconds between two looks at who needs the cores
 BUSY = (
@@ -45,9 +47,14 @@ class Switch(Protocol):
 def prepare_waiting() -> bool:
     """Set up OpenMP, before anything loads it; return whether this module decides how it waits.
 
+    It knows of affinity by itself, but of no quota of a container, where threads beyond it would
+    use up the time of the others.
+
     It does not where the user has said so, where one thread does all the work, and where the
     system does not tell how long threads wait for a core.
     """
+    if usable_cores() < affine_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     given = _given()
     if given not in ({}, SETTINGS):  # the latter is what a parent of this process has set here
         return False
@@ -121,8 +128,8 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Event) -> None:
-    """Start one thread more than there are processors; they live as long as this thread."""
-    count = (os.cpu_count() or 1) + 1
+    """Start one thread more than OpenMP counts processors; they live as long as this thread."""
+    count = affine_cores() + 1
     harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # what each of them calls
     library.GOMP_parallel(harmless, None, count, 0)
     ready.set()

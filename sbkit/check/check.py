@@ -14,11 +14,13 @@ from sbkit.check.existing_run import check_export, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of
 from sbkit.check.listings import write_listings
 from sbkit.check.model.causality import check_causality
+from sbkit.check.model.features import check_features
 from sbkit.check.model.front_end import check_front_end
 from sbkit.check.model.ownership import check_ownership
 from sbkit.check.model.param_groups import check_groups
 from sbkit.check.model.placement import check_placement, check_shares
 from sbkit.check.model.shapes import check_shapes
+from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
@@ -38,7 +40,9 @@ CHECKS: tuple[Check, ...] = (
     check_shares,
     check_labels,
     check_alignment,
+    check_features,
     check_shapes,
+    check_state,
     check_causality,
     check_speech,
     check_unread,
@@ -50,8 +54,8 @@ CHECKS: tuple[Check, ...] = (
 
 FIRST: tuple[Check, ...] = (check_front_end,)
 OF_A_STEP: tuple[Check, ...] = (
-    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
-    *(check_causality, check_unused, check_cost, check_export),
+    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes, check_state),
+    *(check_features, check_causality, check_unused, check_cost, check_export),
 )  # these need a front-end that runs
 FED = {"loaders", "brain", "dry_run"}  # parts that do
 

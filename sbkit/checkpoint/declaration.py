@@ -24,6 +24,7 @@ from sbkit.checkpoint.part_names import tensors_by_part
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import dotted, tag_of
 from sbkit.config.hparams import read_knobs, resolved_text
+from sbkit.distributed.ranks import gather_over_ranks
 
 FILE = "declaration.json"
 CHECKPOINTS = "checkpoints"  # of a run folder
@@ -141,6 +142,27 @@ class Declaration:
         if any(each.name == "number_of_epochs" for each in changes):
             said += " The learning rate follows the schedule over the new number of epochs."
         return said
+
+    def refuse_other_ranks(self) -> None:
+        """Refuse a process whose data, tokenizer, YAML or model is not that of the first.
+
+        Every rank calls it. Each plans its own share of every batch, which would be of something
+        else: a copy of the corpus on another node, say, in which some clips are missing.
+        Raises SbkitError on all ranks.
+        """
+        first, *others = gather_over_ranks(self)
+        for rank, other in enumerate(others, start=1):
+            differences = list(other.differences(first))
+            if differences:
+                shown = "; ".join(
+                    f"{each.name}: {_short(each.before)} on rank 0, {_short(each.now)} on rank "
+                    f"{rank}"
+                    for each in differences[:SHOWN]
+                )
+                raise SbkitError(
+                    f"All processes must train the same model on the same data, but {shown}. Give "
+                    "every node the same files, and every process the same command."
+                )
 
     def differences(self, before: "Declaration") -> Iterator[Difference]:
         """Compare all that may not change; tensors only where nothing else explains them."""

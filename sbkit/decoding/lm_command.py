@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import require_writable
 from sbkit.decoding.language_models import describe_model, to_pieces
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
@@ -30,8 +31,10 @@ def train_texts(texts: Sequence[Path], wanted: WantedModel) -> str:
     """Train a language model on texts, write it, and return what to say of it.
 
     Raises:
-        SbkitError: a text or the tokenizer cannot be read, or the order is out of range.
+        SbkitError: a text or the tokenizer cannot be read, or the order is out of range, or
+            nothing can be written there.
     """
+    require_writable(wanted.out.parent, option="--out")
     tokenizer = None if wanted.tokenizer is None else _open_tokenizer(wanted.tokenizer)
 
     def sentences() -> Iterator[list[str]]:
@@ -40,7 +43,6 @@ def train_texts(texts: Sequence[Path], wanted: WantedModel) -> str:
                 yield text.split() if tokenizer is None else to_pieces(text, tokenizer)
 
     trained = train(sentences(), order=wanted.order)
-    wanted.out.parent.mkdir(parents=True, exist_ok=True)
     write_arpa(trained.model, wanted.out)
     return describe_model("words" if tokenizer is None else "tokens", wanted.order, trained)
 

@@ -137,6 +137,17 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def from_main_rank(tensor: Tensor) -> Tensor:
+    """Copy rank 0's values of a tensor of any type to all ranks, in place."""
+    if world_size() > 1:
+        content = (
+            tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+        )  # gloo lacks some types
+        dist.broadcast(content, 0)
+        tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
+    return tensor
+
+
 def any_rank(fact: bool) -> bool:
     """Return, on every rank, whether it is so on any; the host waits for others, for no device."""
     if world_size() == 1:

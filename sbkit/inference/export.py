@@ -170,8 +170,7 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoi
     if folder.is_dir():
         checkpointer = Checkpointer(folder, tokenizer=tokenizer)
         try:
-            best = checkpointer.find_averaged(min_key="CER")
-            best = best or checkpointer.find_averaged(max_key="accuracy")
+            best = checkpointer.find_averaged()
         except (TypeError, ValueError, AttributeError) as error:
             raise SbkitError(
                 f"Checkpoints must be ranked by numbers, but in {folder} one has something else "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.models.acoustic_encoder import AcousticEncoder
+from sbkit.models.encoder_adapter import token_embedding
 from sbkit.models.striding import measure_striding
 from sbkit.text.vocabulary import Vocabulary
 
@@ -60,7 +61,7 @@ class AsrModel:
         )
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = self._acoustic.encoder.token_embedding()
+        embedding = token_embedding(Transformer)
         if embedding is not None:
             vocabulary.check_embedding(name="Transformer", rows=embedding.num_embeddings)
         self.model = model

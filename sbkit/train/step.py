@@ -13,7 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
+from sbkit.distributed.ranks import (
+    from_main_rank,
+    gather_over_ranks,
+    sum_over_ranks,
+    world_size,
+)
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 from sbkit.train.out_of_memory import TooLarge, halves
@@ -210,15 +215,24 @@ def _tell_unused(names: list[str]) -> None:
 
 
 @torch.no_grad()
-def average_statistics(modules: nn.Module) -> None:
-    """Average over the ranks what their batch normalizations saw, so that they agree."""
+def agree_on_buffers(modules: nn.Module) -> None:
+    """Make the buffers of all ranks the same, before they are used in common, or saved.
+
+    What batch normalizations saw is averaged; of all others, such as a running mean of a module of
+    the user's, those of rank 0 are taken, which a checkpoint holds.
+    """
     if world_size() == 1:
         return
-    for module in modules.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            for statistic in (module.running_mean, module.running_var):
-                if statistic is not None:
-                    sum_over_ranks(statistic).div_(world_size())
+    norms = [
+        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
+    ]
+    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
+    averaged = {id(each): each for each in statistics if each is not None}
+    for statistic in averaged.values():
+        sum_over_ranks(statistic).div_(world_size())
+    for buffer in modules.buffers():
+        if id(buffer) not in averaged and buffer.numel():
+            from_main_rank(buffer)
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:
