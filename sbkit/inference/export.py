@@ -222,7 +222,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
             f"`model` must be a torch.nn.ModuleList, but is {printable(tag_of(node)) or 'a list'}. "
             "Write `model: !new:torch.nn.ModuleList`."
         )
-    owned_nodes = node[0] if isinstance(node, list) and node else ()
+    by_name = isinstance(node, CommentedMap)  # of the argument
+    owned_nodes = node.get("modules") if by_name else next(iter(node), ())
     if not isinstance(owned_nodes, list):
         owned_nodes = ()
     by_node = {

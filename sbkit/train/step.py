@@ -1,5 +1,6 @@
 """One training step as one module: what DDP wraps, and what it needs to know before."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -94,6 +95,8 @@ class DdpStep:
         self._wrapped = self._with_reducer(init_sync=True)
 
     def _with_reducer(self, *, init_sync: bool) -> DistributedDataParallel:
+        # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         wrapped = DistributedDataParallel(
             self._graph,
             device_ids=None if self._device.type == "cpu" else [self._device],
