@@ -98,10 +98,8 @@ def _unowned_fix(planned: PlannedRun, holder: Keys) -> str:
             )
         return f"Make `{holder[-1]}` an attribute of {name} that is a torch.nn.Module or Parameter."
     if holder[0] in planned.document.root:
-        name = holder[0]
-        return (
-            f"Add `!ref <{name}>` to the list of `model`, or take `{name}` out if nothing uses it."
-        )
+        key = holder[0]
+        return f"Add `!ref <{key}>` to the list of `model`, or take `{key}` out if nothing uses it."
     return "Declare it in the YAML, and add it to the list of `model`."
 
 
