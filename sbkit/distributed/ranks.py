@@ -122,11 +122,14 @@ def _wait_for_main_rank() -> None:
 
 @contextmanager
 def _asked_like_others() -> Iterator[None]:
-    """Where another rank has left, give the launcher time to ask this one to leave, too."""
+    """Where another rank has left, give the launcher time to ask this one to leave, too.
+
+    The other one closes its connections, waits for AFTER_THE_FIRST, says why, and ends.
+    """
     try:
         yield
     except RuntimeError:
-        time.sleep(AFTER_THE_FIRST)
+        time.sleep(2 * AFTER_THE_FIRST)
         raise
 
 
