@@ -24,6 +24,7 @@ from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 from sbkit.train.out_of_memory import TooLarge, halves
 
+TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
 Forward = Callable[[Any, Stage], Any]
 Objective = Callable[[Any, Any, Stage], Any]
 
@@ -175,14 +176,18 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 def freeze_unused(step: ForwardLoss, batch: Any) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    The one dry run leaves gradients and buffers as they were. Raises SbkitError where an utterance
+    Where some get none, as of a layer that is dropped at random, it is tried again. The dry runs
+    leave gradients and buffers as they were. Raises SbkitError where an utterance
     does not fit into memory by itself.
     """
     buffers = {name: buffer.clone() for name, buffer in step.parts.named_buffers()}
-    failure = _backward(step, batch)
+    trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
+    for _ in range(TRIES):
+        failure = _backward(step, batch)
+        if failure or all(each.grad is not None for _, each in trainable):
+            break
     for name, buffer in step.parts.named_buffers():
         buffer.data.copy_(buffers[name])
-    trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
     unused = {name for name, parameter in trainable if parameter.grad is None}
     everyone = gather_over_ranks((unused, failure))
     for each in (found for _, found in everyone if found is not None):

@@ -92,3 +92,16 @@ class LateFrontEnd(ConvFrontEnd):
             self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
         made: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
         return made
+
+
+class DroppingFrontEnd(ConvFrontEnd):
+    """Drops a layer in three of four steps."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.spare, self.calls = torch.nn.LayerNorm(self.norm.normalized_shape), 0
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        self.calls += self.training
+        return (self.spare(x) if not self.training or self.calls % 4 == 0 else x), lengths

@@ -1,12 +1,11 @@
 """Unused: parts of the model that no step trains."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import DryRun, dry_run
+from sbkit.check.model.dry_run import DryRun, dry_run, resting
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
@@ -68,16 +67,6 @@ def topmost(model: nn.Module, names: set[str]) -> Iterator[tuple[str, object]]:
             left -= own
             yield path, module
     yield from ((name, model.get_parameter(name)) for name in sorted(left))
-
-
-def resting(brain: Any) -> frozenset[int]:
-    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
-    return frozenset(
-        id(parameter)
-        for each in declared
-        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
-    )
 
 
 def _keys(planned: PlannedRun, name: str) -> Keys:

@@ -35,6 +35,11 @@ MUTATIONS = [
         expected=(UNLISTED,),
     ),
     Mutation(
+        name="healthy layer that most steps drop",
+        text=front_end("DroppingFrontEnd"),
+        expected=(UNLISTED,),
+    ),
+    Mutation(
         name="a layer that forward makes",
         text=front_end("LateFrontEnd"),
         expected=(
