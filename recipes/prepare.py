@@ -1,19 +1,22 @@
 """From the knobs to prepared splits, for every recipe: corpus -> manifests -> datasets."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from datasets import concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import require_store
+from sbkit.data.columns import filled_rows
 from sbkit.data.corpus import read_listed
 from sbkit.data.manifest import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
-from sbkit.data.splits import Splits, within_limits
+from sbkit.data.splits import Excluded, Splits, within_limits
 from sbkit.logs.log import say
 from sbkit.text.languages import check_language, language_tags
 from sbkit.text.normalize import normalize
@@ -34,6 +37,35 @@ def prepare_transcripts(knobs: Knobs) -> Splits:
 def prepare_audio(knobs: Knobs) -> Splits:
     """Prepare audio and all columns of the manifest; transcripts may be empty."""
     return _prepare(knobs, normalize=str, keep_empty=True)
+
+
+def prepare_labelled(knobs: Knobs) -> Splits:
+    """Prepare audio and all columns, without the utterances whose column `label` is empty.
+
+    Raises:
+        SbkitError: a split has no utterance with a label.
+    """
+    splits, column = prepare_audio(knobs), knobs["label"]
+    if column not in splits.train.column_names:
+        return splits  # refused by what reads the labels
+    named, excluded = splits.named(), [*splits.excluded]
+    for name, split in named.items():
+        labelled = filled_rows(split, column)
+        if not len(labelled):
+            raise SbkitError(
+                f"`label` must name a column that tells the class of utterances, but `{column}` is "
+                f"empty in all {len(split)} of {name}. Fill it, or choose another column."
+            )
+        ids = split.select(np.setdiff1d(np.arange(len(split)), labelled))["id"]
+        excluded += [Excluded(name, each, "no label", f"{column} is empty") for each in ids]
+        named[name] = split.select(labelled) if len(ids) else split
+    return replace(
+        splits,
+        train=named["train"],
+        valid={name: named[name] for name in splits.valid},
+        test={name: named[name] for name in splits.test},
+        excluded=excluded,
+    )
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:

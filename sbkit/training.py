@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import require_writable
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.check.check import check_before_training
 from sbkit.check.cost.batch_seconds import settle
@@ -110,6 +111,8 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     """
     run = Run(*parse_command(arguments))
     run.refuse_out_of_range()
+    if report is not None:
+        require_writable(report, option="--report")
     splits = run.splits
     facts = measure_data(
         splits, sample_rate=run.knobs["sample_rate"], language=run.knobs.get("language")
@@ -183,7 +186,7 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
 
 
 def declare(run: Run) -> Declaration:
-    """Write down what the run is, and refuse the folder of another one."""
+    """Write down what the run is, and refuse the folder of another one, and other ranks."""
     declaration = Declaration.of(
         run.yaml_file,
         run.overrides,
@@ -193,6 +196,7 @@ def declare(run: Run) -> Declaration:
     )
     if note := declaration.refuse_other(run.folder):
         say(note)
+    declaration.refuse_other_ranks()
     return declaration
 
 

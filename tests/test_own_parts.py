@@ -152,6 +152,10 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     [
         ("null", "must name the recipe to run, but is None"),
         ("nothing.there.X", "must name something importable, but nothing.there.X is not"),
+        (
+            "raising_recipe_of_a_test.X",
+            "raising_recipe_of_a_test raised ZeroDivisionError (division",
+        ),
         ("recipes.asr.recipe.NONE", "is not there"),
         ("recipes.asr.recipe.AsrBrain", "is type"),
     ],
@@ -164,6 +168,7 @@ def test_a_recipe_that_is_none_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     yaml = tmp_path / "own.yaml"
+    (tmp_path / "raising_recipe_of_a_test.py").write_text("1 / 0\n")
     yaml.write_text((own / "own.yaml").read_text().replace("own_recipe_of_a_test.MINE", name))
     with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as left:
         run_main(train.main)

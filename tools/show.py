@@ -30,7 +30,7 @@ def folder(arguments: Sequence[str]) -> str:
 
 def scores(arguments: Sequence[str]) -> str:
     """Print how many words and characters of the test split are wrong."""
-    summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
+    summary = _read_summary(Path(arguments[0]))
     lines = (
         f"{name} WER {each['WER']:.1%}, CER {each['CER']:.1%} ({each['utterances']} utterances)"
         f", {how}"
@@ -55,12 +55,24 @@ def clip(arguments: Sequence[str]) -> str:
 
 def row(arguments: Sequence[str]) -> str:
     """Write a run's lines of the README's table of results, for each test set and decoder."""
-    summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
+    summary = _read_summary(Path(arguments[0]))
     return "\n".join(
         _row(summary, each, how)
         for test in summary["test"].values()
         for how, each in _by_decoder(test)
     )
+
+
+def _read_summary(run: Path) -> dict[str, Any]:
+    """Read what the tests of a recognizer came to; raises SbkitError where there is no such."""
+    file = run / "summary.json"
+    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not all("CER" in test for test in summary.get("test", {"none": {}}).values()):
+        raise SbkitError(
+            f"{run} must be the run of a recognizer that was tested, but has no error rates in "
+            f"{file.name}. Finish the run, or read that file."
+        )
+    return summary
 
 
 def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recipes.asr.confidence import fit_readers
 from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
+from sbkit.base.cores import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.attend import attend
@@ -140,7 +141,7 @@ class AsrBrain(Brain):
         if self.decoder is not None:
             self.decoder = choose_weights(self, self.decoder, heard)
         readers = fit_readers(self, self.decoder, heard)
-        share = (os.cpu_count() or 1) // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+        share = usable_cores() // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
         decoders = {name: None if name == GREEDY else self.decoder for name in readers}
         self._readings = {
             name: Reading(ClipReader(decoders[name], reader), processes=share)

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
-from recipes.prepare import prepare_audio
+from recipes.prepare import prepare_labelled
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
@@ -41,7 +41,7 @@ def make_label_loaders(
 
 
 CLASSIFICATION = Recipe(
-    prepare_splits=prepare_audio,
+    prepare_splits=prepare_labelled,
     prepare_labels=prepare_labels,
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,

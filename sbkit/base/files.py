@@ -46,6 +46,23 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_bytes_atomically(path, text.encode())
 
 
+def require_writable(folder: Path, *, option: str) -> None:
+    """Make a folder, and write into it once, before time is spent on what shall lie there.
+
+    Raises:
+        SbkitError: that cannot be done; the sentence names ``option``.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SbkitError(
+            f"`{option}` must lead to a folder to write to, but {folder} is none "
+            f"({error.strerror}). Choose another one."
+        ) from error
+
+
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Encode plain data as valid JSON, in which NaN and infinity have no place and become null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)

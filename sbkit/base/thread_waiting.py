@@ -21,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+from sbkit.base.cores import affine_cores, usable_cores
+
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 EVERY = 0.25  # seconds between two looks at who needs the cores
 BUSY = 0.1  # share of the time that threads here waited for a core; it is 0.01 to 0.04 alone
@@ -31,9 +33,14 @@ LIBRARY = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece brings 
 def prepare_waiting() -> bool:
     """Set up OpenMP, before anything loads it; return whether this module decides how it waits.
 
+    It knows of affinity by itself, but of no quota of a container, where threads beyond it would
+    use up the time of the others.
+
     It does not where the user has said so, where one thread does all the work, and where the
     system does not tell how long threads wait for a core.
     """
+    if usable_cores() < affine_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     given = _given()
     if given not in ({}, SETTINGS):  # the latter is what a parent of this process has set here
         return False
@@ -108,7 +115,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Event) -> None:
     """Start one thread more than OpenMP may use processors; they live as long as this thread."""
-    count = len(os.sched_getaffinity(0)) + 1
+    count = affine_cores() + 1
     harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # what each of them calls
     library.GOMP_parallel(harmless, None, count, 0)
     ready.set()

@@ -13,9 +13,11 @@ from sbkit.check.data.speech import check_columns, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
+from sbkit.check.model.features import check_features
 from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_features, check_front_end, check_shapes
+from sbkit.check.model.shapes import check_front_end, check_shapes
+from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
@@ -37,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_alignment,
     check_features,
     check_shapes,
+    check_state,
     check_causality,
     check_columns,
     check_speech,
@@ -49,8 +52,8 @@ CHECKS: tuple[Check, ...] = (
 )  # in the order in which their findings are reported
 
 OF_A_STEP: tuple[Check, ...] = (
-    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes),
-    *(check_causality, check_unused, check_cost, check_export),
+    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes, check_state),
+    *(check_features, check_causality, check_unused, check_cost, check_export),
 )  # these need a front-end that runs
 FED = {"loaders", "brain", "dry_run"}  # parts that do
 

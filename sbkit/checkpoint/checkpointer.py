@@ -40,6 +40,8 @@ from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer
 
+RANKED_BY = "ranked_by"  # of a checkpoint's meta file: the metric that chooses the best one
+
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
@@ -185,13 +187,32 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return averaged
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
-        """Find the checkpoints that the test averaged; without a valid choice, the best alone."""
+        """Find the checkpoints that the test averaged; without a valid choice, the best alone.
+
+        Without keys they are ranked by the metric of the recipe that saved them.
+        """
+        keys = keys or self._ranked_by()
         averaged = read_averaged(self.checkpoints_dir)
         if averaged is not None:
             ranked = self.find_whole(len(averaged.of), **keys)
             if tuple(each.path.name for each in ranked) == averaged.of:
                 return ranked[: len(averaged.checkpoints)]
         return self.find_whole(1, **keys)
+
+    def _ranked_by(self) -> dict[str, str]:
+        """Return the metric that the checkpoints were saved with, and its direction."""
+        metas = [each.meta for each in self.list_checkpoints()]
+        for named in (meta.get(RANKED_BY) for meta in metas):
+            found = named if isinstance(named, dict) else {}
+            for direction in ("min_key", "max_key"):
+                if isinstance(found.get(direction), str):
+                    return {direction: found[direction]}
+        # An earlier sbkit did not say it; these are the metrics that its recipes had.
+        return (
+            {"max_key": "accuracy"}
+            if any("accuracy" in meta for meta in metas)
+            else {"min_key": "CER"}
+        )
 
     def _load_mean(self, best: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():

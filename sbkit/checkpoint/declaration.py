@@ -7,6 +7,7 @@ never with how it was last called.
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from sbkit.checkpoint.part_names import tensors_by_part
 from sbkit.config.build import clean_ruamel
 from sbkit.config.document import dotted, tag_of
 from sbkit.config.hparams import read_knobs, resolved_text
+from sbkit.distributed.ranks import gather_over_ranks, rank
 
 FILE = "declaration.json"
 CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
@@ -52,6 +54,7 @@ PLACES = frozenset({"data_folder", "corpus", "manifest"})  # compared by the fin
 SHOWN = 8  # differences in one sentence
 DIGITS = 12  # of a fingerprint
 WIDEST = 60  # characters of a value
+SEEN_WITHIN, LOOK_AGAIN = 60.0, 0.5  # seconds; NFS remembers for a while that a file is not there
 ABSENT = "nothing"  # in the place of a value that is not declared
 
 
@@ -104,10 +107,13 @@ class Declaration:
     def begin(self, folder: Path) -> str:
         """Write `declaration.json` unless the run has begun; return its checksum for checkpoints.
 
-        Only the process that holds the folder may call this, after `refuse_other`.
+        Every rank calls it, rank 0 first, after `refuse_other`.
+        Raises SbkitError on a rank that does not see what rank 0 has written.
         """
         file = folder / FILE
-        if not file.is_file() or newest_described(folder / CHECKPOINTS) is None:
+        if rank() > 0:
+            _require_seen(file)
+        elif not file.is_file() or newest_described(folder / CHECKPOINTS) is None:
             folder.mkdir(parents=True, exist_ok=True)
             record = {name: value for name, value in asdict(self).items() if name != "source"}
             write_text_atomically(file, to_json(record, indent=1) + "\n")
@@ -141,6 +147,27 @@ class Declaration:
         if any(each.name == "number_of_epochs" for each in changes):
             said += " The learning rate follows the schedule over the new number of epochs."
         return said
+
+    def refuse_other_ranks(self) -> None:
+        """Refuse a process whose data, tokenizer, YAML or model is not that of the first.
+
+        Every rank calls it. Each plans its own share of every batch, which would be of something
+        else: a copy of the corpus on another node, say, in which some clips are missing.
+        Raises SbkitError on all ranks.
+        """
+        first, *others = gather_over_ranks(self)
+        for number, other in enumerate(others, start=1):
+            differences = list(other.differences(first))
+            if differences:
+                shown = "; ".join(
+                    f"{each.name}: {_short(each.before)} on rank 0, {_short(each.now)} on rank "
+                    f"{number}"
+                    for each in differences[:SHOWN]
+                )
+                raise SbkitError(
+                    f"All processes must train the same model on the same data, but {shown}. Give "
+                    "every node the same files, and every process the same command."
+                )
 
     def differences(self, before: "Declaration") -> Iterator[Difference]:
         """Compare all that may not change; tensors only where nothing else explains them."""
@@ -190,6 +217,19 @@ class Declaration:
             if each.name in allowed - {"output_folder"} and each.name in self.values
         }
         return _values(yaml_file, {**overrides, **restored})
+
+
+def _require_seen(file: Path) -> None:
+    """Wait for a file of rank 0's, which another node may see late; raise SbkitError if never."""
+    end = time.monotonic() + SEEN_WITHIN
+    while not file.is_file():
+        if time.monotonic() > end:
+            raise SbkitError(
+                f"`output_folder` must be one folder for all processes, but rank {rank()} does not "
+                f"see {file}, which rank 0 has written. Choose a folder on a disk that all nodes "
+                "share."
+            )
+        time.sleep(LOOK_AGAIN)
 
 
 def read_declaration(folder: Path) -> Declaration | None:

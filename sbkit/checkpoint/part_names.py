@@ -22,11 +22,18 @@ def part_names(hparams: Mapping[str, Any]) -> list[str]:
 
 def part_names_in(root: CommentedMap) -> list[str]:
     """Name the parts likewise from a resolved YAML, in which an alias is the node itself."""
-    arguments = root.get("model")
-    listed = arguments[0] if isinstance(arguments, list) and arguments else []
     keys = {id(node): str(key) for key, node in root.items()}
-    listed = listed if isinstance(listed, list) else []
+    listed = listed_nodes(root.get("model"))
     return [keys.get(id(node), str(number)) for number, node in enumerate(listed)]
+
+
+def listed_nodes(arguments: object) -> Sequence[object]:
+    """Return the nodes of the parts that a YAML gives a ModuleList, by place or as `modules`."""
+    if isinstance(arguments, CommentedMap):
+        listed = arguments.get("modules")
+    else:
+        listed = arguments[0] if isinstance(arguments, list) and arguments else None
+    return listed if isinstance(listed, list) else ()
 
 
 def to_part_name(name: str, parts: Sequence[str]) -> str:

@@ -109,7 +109,7 @@ def _sentence(document: Document, error: _BuildError) -> str:
     if isinstance(error.cause, SbkitError):
         return f"{error.cause} ({where})"
     name = str(error.node.tag).partition(":")[2]
-    text = str(error.cause.args[-1] if error.cause.args else error.cause)
+    text = str(error.cause.args[-1] if error.cause.args else error.cause).partition("\n")[0]
     wrong = re.search(r"unexpected keyword argument '(\w+)'", text)
     advice = did_you_mean(wrong[1], _arguments(name)) if wrong else ""
     return (

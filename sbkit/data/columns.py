@@ -18,6 +18,12 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     return columns if split._indices is None else columns.take(split._indices.column(0))
 
 
+def filled_rows(split: datasets.Dataset, column: str) -> npt.NDArray[np.int64]:
+    """Return the rows in which a column of texts is more than white space."""
+    texts = map(str, take_columns(split, column)[column].to_pylist())
+    return np.flatnonzero(np.array([bool(text.strip()) for text in texts], dtype=np.bool_))
+
+
 def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
     """Return the length of the audio of every row."""
     counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()

@@ -1,7 +1,6 @@
 """Decoding many clips on all cores, and how far it is."""
 
 import hashlib
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sbkit.audio.io import AudioError, read_audio
+from sbkit.base.cores import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.audio_store import to_stored
 from sbkit.logs.log import is_first_rank
@@ -40,7 +40,7 @@ def decode_clips(
     Threads, since libsndfile and torch release the interpreter: 200 clips of 48 kHz mp3 took 0.91 s
     on one, 0.50 s on two threads, and 2.7 s in two processes that were already running.
     """
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
     paths = iter(paths)
     ahead: deque[Future[Decoded]] = deque()
     with _one_torch_thread(), ThreadPoolExecutor(threads) as pool:

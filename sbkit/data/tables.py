@@ -100,6 +100,8 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     raise SbkitError(
         f"The first line of {table.file} must name one of the columns {', '.join(usual)}, but "
         f"names {columns}. Name another column with --{knob}, or add the line."
+        + " For data without transcripts, pass --text_column=False."
+        * (knob == "text_column")
     )
 
 

@@ -4,6 +4,7 @@ The automaton is that of Aho and Corasick (1975), so its time does not grow with
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.text.tokenizer import Tokenizer
@@ -21,6 +24,9 @@ from sbkit.text.tokenizer import Tokenizer
 REWARD = 2.0
 REWARD_OF_LETTER = 1.2
 LETTERS = 10  # that are rewarded
+LARGEST_LIST = 1 << 24  # bytes
+LONGEST_PHRASE = 1000  # characters
+SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # of no phrase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +41,41 @@ def read_hotwords(named: str) -> Iterator[str]:
     """Yield the phrases of a file, one on each line, or of a list with commas.
 
     Raises:
-        SbkitError: the file cannot be read.
+        SbkitError: the file is not there or cannot be read, or a phrase is none.
     """
-    file = Path(named)
-    if not file.is_file():
-        yield from named.split(",")
-        return
+    for phrase in _read_list(named):
+        if len(phrase) > LONGEST_PHRASE:
+            raise SbkitError(
+                f"A hotword must have at most {LONGEST_PHRASE} characters, but one has "
+                f"{len(phrase)}: {phrase[:40]}... Write each on a line, or commas between them."
+            )
+        yield phrase
+
+
+def _read_list(named: str) -> list[str]:
+    if not _is_file(named):
+        if Path(named).suffix in SUFFIXES and "," not in named:
+            raise SbkitError(
+                f"`--hotwords` must be a file that is there, or phrases with commas between them, "
+                f"but there is no {printable(named)}. Correct its path."
+            )
+        return named.split(",")
+    file = Path(os.path.realpath(named))
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_regular(file, largest=LARGEST_LIST, what="`--hotwords`").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise SbkitError(
             f"`--hotwords` must be a UTF-8 text with a phrase on each line, or phrases with commas "
             f"between them, but {file} cannot be read ({error}). Save it as UTF-8."
         ) from error
-    yield from text.split("\n")
+    return text.split("\n")
+
+
+def _is_file(named: str) -> bool:
+    try:
+        return Path(named).is_file()
+    except OSError:  # a list that is too long for a name
+        return False
 
 
 def normalize_hotwords(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import require_writable
 from sbkit.base.printable import printable
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import read_arpa, write_arpa
@@ -206,8 +207,10 @@ def train_texts(
     model file, of whose tokens it is made, None for words.
 
     Raises:
-        SbkitError: a text or the tokenizer cannot be read, or the order is out of range.
+        SbkitError: a text or the tokenizer cannot be read, the order is out of range, or nothing
+            can be written there.
     """
+    require_writable(out.parent, option="--out")
     spell = None if tokenizer is None else _open_tokenizer(tokenizer)
 
     def sentences() -> Iterator[list[str]]:
@@ -216,7 +219,6 @@ def train_texts(
                 yield text.split() if spell is None else to_pieces(text, spell)
 
     trained = train(sentences(), order=order)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_arpa(trained.model, out)
     return describe_model(WORDS if spell is None else TOKENS, order, trained)
 

@@ -116,11 +116,14 @@ def _wait_for_main_rank() -> None:
 
 @contextmanager
 def _asked_like_others() -> Iterator[None]:
-    """Where another rank has left, give the launcher time to ask this one to leave, too."""
+    """Where another rank has left, give the launcher time to ask this one to leave, too.
+
+    The other one closes its connections, waits for AFTER_THE_FIRST, says why, and ends.
+    """
     try:
         yield
     except RuntimeError:
-        time.sleep(AFTER_THE_FIRST)
+        time.sleep(2 * AFTER_THE_FIRST)
         raise
 
 
@@ -128,6 +131,17 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Add a tensor up over all ranks, in place; the host does not wait for it."""
     if world_size() > 1:
         dist.all_reduce(tensor)
+    return tensor
+
+
+def from_main_rank(tensor: Tensor) -> Tensor:
+    """Copy rank 0's values of a tensor of any type to all ranks, in place."""
+    if world_size() > 1:
+        content = (
+            tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+        )  # gloo lacks some types
+        dist.broadcast(content, 0)
+        tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
     return tensor
 
 

@@ -12,7 +12,6 @@ within the memory that the weights account for. Checksums find accidents, they a
 """
 
 import hashlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
@@ -130,7 +130,7 @@ class Bundle:
             ),
             unjudged=frozenset() if self.decoder is None else self.decoder.expected,
         )
-        return Reading(ClipReader(self.decoder, words), processes=os.cpu_count() or 1)
+        return Reading(ClipReader(self.decoder, words), processes=usable_cores())
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""

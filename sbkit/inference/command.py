@@ -96,6 +96,8 @@ class _Writer:
     """Print transcripts, or write each to a file of its own."""
 
     def __init__(self, options: argparse.Namespace, files: "list[AudioFile]") -> None:
+        from sbkit.base.files import require_writable
+
         self._format: str = options.format
         self._out: Path | None = options.out
         self._many = len(files) > 1
@@ -112,7 +114,7 @@ class _Writer:
                 "Files must have different names to be written to one folder, but two have the "
                 "same. Transcribe them one after the other, each with an --out of its own."
             )
-        self._out.mkdir(parents=True, exist_ok=True)
+        require_writable(self._out, option="--out")
 
     def write_all(self, results: "Iterable[Transcript | SbkitError]") -> int:
         """Write what is found in each file, and the errors of those in which nothing is."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import soundfile
 import torch
 
+from sbkit.base.cores import usable_cores
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.provenance import versions
 from sbkit.base.thread_waiting import describe_waiting
@@ -68,7 +69,7 @@ def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterat
 
 
 def _devices() -> Iterator[str]:
-    yield f"cpu with {os.cpu_count()} cores"
+    yield f"cpu with {usable_cores()} cores"
     for kind in SUPPORTED:
         for number in range(count_here(kind) if kind != "cpu" else 0):
             named = torch.cuda.get_device_name(number) if kind == "cuda" else ""

@@ -28,6 +28,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.integrity import write_checksums
+from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
@@ -170,8 +171,7 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoi
     if folder.is_dir():
         checkpointer = Checkpointer(folder, tokenizer=tokenizer)
         try:
-            best = checkpointer.find_averaged(min_key="CER")
-            best = best or checkpointer.find_averaged(max_key="accuracy")
+            best = checkpointer.find_averaged()
         except (TypeError, ValueError, AttributeError) as error:
             raise SbkitError(
                 f"Checkpoints must be ranked by numbers, but in {folder} one has something else "
@@ -223,13 +223,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
             f"`model` must be a torch.nn.ModuleList, but is {printable(tag_of(node)) or 'a list'}. "
             "Write `model: !new:torch.nn.ModuleList`."
         )
-    owned_nodes = node[0] if isinstance(node, list) and node else ()
-    if not isinstance(owned_nodes, list):
-        owned_nodes = ()
-    by_node = {
-        id(value): name for name, value in root.items() if isinstance(value, CommentedMap | list)
-    }
-    owned = [by_node.get(id(each), "another part") for each in owned_nodes]
+    by_node = {id(value): name for name, value in root.items() if tag_of(value)}
+    owned = [by_node.get(id(each), "another part") for each in listed_nodes(node)]
     for name in MODEL_CLASSES:
         try:
             wanted = inspect.signature(model_class(name).__init__).parameters

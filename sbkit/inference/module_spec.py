@@ -56,7 +56,7 @@ class _Flattened:
         if tag and tag != "!tuple":
             raise SbkitError(
                 f"`{self._key}` must be made of !new:, !name: and plain values to be exported, but "
-                f"holds {printable(tag)}. Write a class in its place."
+                f"holds {printable(tag)}. Write the value itself, or a class, in its place."
             )
         return self._children(node, depth, getattr(node, "value", node))
 

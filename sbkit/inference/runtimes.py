@@ -4,7 +4,6 @@ torch and onnxruntime are imported in that thread, and only the one that is aske
 """
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
 from sbkit.decoding.attention import Counts, Floats
@@ -161,7 +161,7 @@ class OnnxClips:
 
     def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
         """Run the encoder on several batches; on the CPU at once, each in a thread."""
-        threads = (os.cpu_count() or 1) if self.effective.device == "cpu" else 1
+        threads = usable_cores() if self.effective.device == "cpu" else 1
         return run_batches(self.hear, batches, threads=threads)
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:

@@ -16,15 +16,17 @@ import datasets
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
+from sbkit.data.columns import filled_rows
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
 from sbkit.data.splits import Splits
+from sbkit.data.tables import TEXT_COLUMNS, read_table
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.whole_clips import read_whole_clips
@@ -87,23 +89,29 @@ def score_model(
     """Yield a line for every source once it is scored.
 
     Raises:
-        SbkitError: the model or a source cannot be read, or ``out`` holds scores already.
+        SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
+            can be written there.
     """
     if wanted.out is not None and (wanted.out / SCORES).exists():
         raise SbkitError(
             f"`--out` must be a folder without scores, but {wanted.out} has some, which are not "
             "overwritten. Choose another folder."
         )
+    if wanted.out is not None:
+        require_writable(wanted.out, option="--out")
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
-            rows = scored[name] = prepare_source(bundle, source, wanted, name)
+            prepared = prepare_source(bundle, source, wanted, name)
+            rows = scored[name] = _labelled(prepared, bundle, wanted)
             results = score_rows(bundle, rows, task.score)
             entries[name] = _report(name, rows, results, task, wanted)
-            yield f"{name}: {task.describe(results)}, {len(rows)} utterances"
+            left = len(prepared) - len(rows)
+            without = f", without {left} whose {wanted.label} is empty" if left else ""
+            yield f"{name}: {task.describe(results)}, {len(rows)} utterances{without}"
     if wanted.out is not None:
         _write_page(wanted.out, entries, scored, bundle, model)
         text = to_json({"model": str(model), "test": entries}, indent=2)
@@ -116,7 +124,6 @@ def _report(
     """Write the reports of a source where a folder is named for them, and return its figures."""
     if wanted.out is None:
         return {}
-    wanted.out.mkdir(parents=True, exist_ok=True)
     entry: dict[str, Any] = {"utterances": len(rows), **task.report(wanted.out, name, results)}
     if wanted.report_by:
         columns = list(zip(*(rows[each][:] for each in wanted.report_by), strict=True))
@@ -186,10 +193,29 @@ def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> d
     return rows
 
 
+def _labelled(rows: datasets.Dataset, bundle: Bundle, wanted: Wanted) -> datasets.Dataset:
+    """Return the rows of a classifier's data that have a label; there must be one."""
+    label = wanted.label
+    if (
+        bundle.config.is_asr
+        or label is None
+        or len(labelled := filled_rows(rows, label)) == len(rows)
+    ):
+        return rows
+    if not len(labelled):
+        raise SbkitError(
+            f"`--label` must name a column with the right answers, but `{label}` is empty in all "
+            f"{len(rows)} rows. Fill it, or choose another column."
+        )
+    return rows.select(labelled)
+
+
 def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Manifest:
     names = {"path_column": wanted.path_column, "text_column": wanted.text_column}
-    if source.suffix == ".tsv" and (source.parent / "clips").is_dir() and has_text:
-        return read_release(source, language, names)
+    if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
+        columns = {each.lower() for each in read_table(source).columns}
+        if has_text or columns & {*TEXT_COLUMNS}:
+            return read_release(source, language, names)
     return read_manifests(
         [source],
         path_column=wanted.path_column,

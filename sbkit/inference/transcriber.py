@@ -6,7 +6,6 @@
 Any number of threads may call one Transcriber.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
 from sbkit.base.allocator import return_freed_memory
+from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
@@ -338,10 +338,10 @@ def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
 def _batches(clips: Mapping[int, Samples], most: int) -> Iterator[list[int]]:
     """Yield the places of clips of similar length, within ``most`` samples of padded audio.
 
-    There are at least as many batches as processors, where there are as many clips.
+    There are at least as many batches as usable cores, where there are as many clips.
     """
     lengths = {place: len(clip) for place, clip in clips.items()}
-    most = min(most, sum(lengths.values()) // (os.cpu_count() or 1))
+    most = min(most, sum(lengths.values()) // usable_cores())
     batch: list[int] = []
     for place in sorted(lengths, key=lengths.__getitem__):
         full = lengths[place] * (len(batch) + 1) > most

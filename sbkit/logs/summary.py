@@ -1,12 +1,12 @@
 """The page of figures that a finished run leaves: ``summary.json``."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sbkit.base.cores import usable_cores
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.provenance import cpu_name, git_commit, versions
 
@@ -44,7 +44,7 @@ def write_summary(
 def _machine(device: torch.device) -> dict[str, str | int | None]:
     return {
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "device": str(device),
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.models.acoustic_encoder import AcousticEncoder, striding_of
+from sbkit.models.encoder_adapter import token_embedding
 from sbkit.text.vocabulary import Vocabulary
 
 
@@ -58,7 +59,7 @@ class AsrModel(AcousticEncoder):
         )
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = self.encoder.token_embedding()
+        embedding = token_embedding(Transformer)
         if embedding is not None:
             vocabulary.check_embedding(name="Transformer", rows=embedding.num_embeddings)
         self.vocabulary = vocabulary

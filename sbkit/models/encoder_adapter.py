@@ -122,16 +122,17 @@ class Encoder:
         children = (getattr(self._part, name, None) for name in names)
         return tuple(each for each in children if isinstance(each, nn.Module))
 
-    def token_embedding(self) -> nn.Embedding | None:
-        """Return the embedding that is given tokens, if there is one; others may be any size."""
-        if not callable(getattr(self._part, "decode", None)):
-            return None
-        children = (getattr(self._part, name, None) for name in TOKEN_EMBEDDINGS)
-        for child in children:
-            for module in child.modules() if isinstance(child, nn.Module) else ():
-                if isinstance(module, nn.Embedding):
-                    return module
+
+def token_embedding(part: Any) -> nn.Embedding | None:
+    """Return the embedding that is given tokens, if there is one; others may be any size."""
+    if not callable(getattr(part, "decode", None)):
         return None
+    children = (getattr(part, name, None) for name in TOKEN_EMBEDDINGS)
+    for child in children:
+        for module in child.modules() if isinstance(child, nn.Module) else ():
+            if isinstance(module, nn.Embedding):
+                return module
+    return None
 
 
 @lru_cache(maxsize=8)

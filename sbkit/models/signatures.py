@@ -117,7 +117,8 @@ def described(output: Any) -> str:
 
 def refuse_time_first(part: nn.Module, name: str) -> None:
     """Raise SbkitError where a layer of torch.nn takes time before the batch."""
-    if getattr(part, "batch_first", True) is False and type(part).__module__.startswith("torch."):
+    is_torchs = type(part).__module__.startswith("torch.")
+    if is_torchs and any(getattr(each, "batch_first", True) is False for each in part.modules()):
         raise SbkitError(
             f"`{name}` must take the batch first, (B, U, D), but {type(part).__name__} takes time "
             "first. Add `batch_first: True` to it."

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 
 LARGEST = 1 << 22  # bytes
@@ -61,6 +62,11 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
         SbkitError: the run folder lists other classes, or there are fewer than two.
     """
     wanted = sorted(set(names))
+    if len(wanted) < 2:
+        raise SbkitError(
+            "The training set must have two classes or more, but every label in it is "
+            f"{printable(wanted[0]) if wanted else 'missing'}. Choose another `label`, or add data."
+        )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, "".join(f"{name}\n" for name in wanted))

@@ -38,7 +38,7 @@ from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import Profile
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import columns_of
-from sbkit.train.step import as_loss
+from sbkit.train.step import agree_on_buffers, as_loss
 from sbkit.train.step_brain import StepBrain
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.walk import length_of, mark_last, share_of_steps
@@ -341,6 +341,7 @@ class Brain(StepBrain):
     def _save_intra_epoch_ckpt(self) -> None:
         """Save, also what the device was not yet asked for."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
+        agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
         with self.training_metrics.unread_kept():
             super()._save_intra_epoch_ckpt()

@@ -12,6 +12,7 @@ import torch
 from speechbrain import Stage
 
 from sbkit.base.version import __version__
+from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.data.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -25,7 +26,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
 from sbkit.train.out_of_memory import BatchSplitter, TooLarge
 from sbkit.train.slices import measure_slices, write_slices
-from sbkit.train.step import as_loss, average_statistics
+from sbkit.train.step import agree_on_buffers, as_loss
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -40,7 +41,7 @@ def evaluate_splits(
     """
     brain.results, brain.columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
-    average_statistics(brain.modules)
+    agree_on_buffers(brain.modules)
     losses: list[Loss] = []
     splitter = BatchSplitter()
     for name, loader in loaders.items():
@@ -120,7 +121,7 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     values, best = measure_splits(brain.measure, results), best_key(brain.metrics)
     brain.training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
     brain.checkpointer.save_and_keep_only(
-        meta={**values, "epoch": epoch},
+        meta={**values, "epoch": epoch, RANKED_BY: best._asdict()},
         num_to_keep=brain.hparams.average_checkpoints,
         max_keys=[key] if (key := best.max_key) else [],
         min_keys=[key] if (key := best.min_key) else [],

@@ -118,7 +118,7 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     except (YAMLError, RecursionError) as error:
         raise _unreadable(source, error) from error
     checkpointer = Checkpointer(source / CHECKPOINTS)
-    best = checkpointer.find_averaged(min_key="CER") or checkpointer.find_whole(1)
+    best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
         raise SbkitError(
             f"`init_from` must name a run with a whole checkpoint, but {source} has none. Train it "

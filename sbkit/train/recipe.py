@@ -71,6 +71,11 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             f"`recipe` in {yaml_file} must name something importable, but {name} is not "
             f"({error}). Correct the name, or put its file beside the YAML."
         ) from error
+    except Exception as error:  # a module of the user's may fail in any way
+        raise SbkitError(
+            f"`recipe` in {yaml_file} must name a module that can be imported, but {module} raised "
+            f"{type(error).__name__} ({error}). Correct it there."
+        ) from error
     if not isinstance(found, Recipe):
         raise SbkitError(
             f"`recipe` in {yaml_file} must name a sbkit.train.recipe.Recipe, but {name} is "

@@ -1,5 +1,6 @@
 """One training step as one module: what DDP wraps, and what it needs to know before."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,12 +13,18 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
-from sbkit.distributed.ranks import gather_over_ranks, sum_over_ranks, world_size
+from sbkit.distributed.ranks import (
+    from_main_rank,
+    gather_over_ranks,
+    sum_over_ranks,
+    world_size,
+)
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import unchanged
 from sbkit.train.out_of_memory import TooLarge, halves
 
+TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
 Forward = Callable[[Any, Stage], Any]
 Objective = Callable[[Any, Any, Stage], Any]
 
@@ -88,6 +95,8 @@ class DdpStep:
         self._wrapped = self._with_reducer(init_sync=True)
 
     def _with_reducer(self, *, init_sync: bool) -> DistributedDataParallel:
+        # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         wrapped = DistributedDataParallel(
             self._graph,
             device_ids=None if self._device.type == "cpu" else [self._device],
@@ -166,11 +175,15 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 def freeze_unused(step: ForwardLoss, batch: Any, device: torch.device) -> list[str]:
     """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
 
-    Raises SbkitError where an utterance does not fit into memory by itself.
+    Where some get none, as of a layer that is dropped at random, it is tried again. Raises
+    SbkitError where an utterance does not fit into memory by itself.
     """
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
     with unchanged(step.parts, device):
-        failure = _backward(step, batch)
+        for _ in range(TRIES):
+            failure = _backward(step, batch)
+            if failure or all(each.grad is not None for _, each in trainable):
+                break
         unused = {name for name, parameter in trainable if parameter.grad is None}
     everyone = gather_over_ranks((unused, failure))
     for each in (found for _, found in everyone if found is not None):
@@ -205,15 +218,24 @@ def _tell_unused(names: list[str]) -> None:
 
 
 @torch.no_grad()
-def average_statistics(modules: nn.Module) -> None:
-    """Average over the ranks what their batch normalizations saw, so that they agree."""
+def agree_on_buffers(modules: nn.Module) -> None:
+    """Make the buffers of all ranks the same, before they are used in common, or saved.
+
+    What batch normalizations saw is averaged; of all others, such as a running mean of a module of
+    the user's, those of rank 0 are taken, which a checkpoint holds.
+    """
     if world_size() == 1:
         return
-    for module in modules.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            for statistic in (module.running_mean, module.running_var):
-                if statistic is not None:
-                    sum_over_ranks(statistic).div_(world_size())
+    norms = [
+        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
+    ]
+    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
+    averaged = {id(each): each for each in statistics if each is not None}
+    for statistic in averaged.values():
+        sum_over_ranks(statistic).div_(world_size())
+    for buffer in modules.buffers():
+        if id(buffer) not in averaged and buffer.numel():
+            from_main_rank(buffer)
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:

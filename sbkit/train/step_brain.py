@@ -4,6 +4,7 @@ SpeechBrain's hooks of a step keep their names and order. What the step is made 
 own: forward, loss and DDP in `step`, gradients and the optimizer in `optimizer_step`.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
@@ -43,11 +45,26 @@ WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to 
 }
 
 
+def refuse_unmade(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse parameters without values: those of lazy modules, and those on the device `meta`.
+
+    Raises SbkitError.
+    """
+    for name, each in nn.ModuleDict(modules).named_parameters():
+        if isinstance(each, UninitializedParameter) or each.is_meta:
+            what = "lies on the device meta" if each.is_meta else "is of a lazy module"
+            raise SbkitError(
+                f"Every parameter must have its size and values before training, but `{name}` "
+                f"{what}. Make it with its sizes in `__init__`, on the CPU."
+            )
+
+
 class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     """Train what a recipe defines, one step at a time.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
-    Raises SbkitError when device and precision do not go together here.
+    Raises SbkitError when device and precision do not go together here, or a
+    parameter has no values yet.
 
     Attributes:
         epoch_share: how much of the current epoch lies before the current step.
@@ -68,6 +85,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         evaluation = resolve(placement.device.type, options.get("eval_precision", "fp32"))
         options["device"] = str(placement.device)
         declared = hparams or {}
+        refuse_unmade(modules or {})
         self.frozen = Frozen(declared.get("freeze") or (), declared)
         opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)

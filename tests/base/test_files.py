@@ -13,6 +13,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     building,
+    require_writable,
     scratch_folder,
     to_json,
     write_bytes_atomically,
@@ -94,6 +95,17 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         building(tmp_path / "file" / "store"),
     ):
         pass
+
+
+@pytest.mark.parametrize("place", ["file/scores", "/proc/scores"])
+def test_a_folder_that_cannot_be_written_is_refused_before_it_is_needed(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SbkitError, match="`--out` must lead to a folder to write to, but .*scores"):
+        require_writable(tmp_path / place, option="--out")
+    require_writable(tmp_path / "deep" / "scores", option="--out")
+    assert not [*(tmp_path / "deep" / "scores").iterdir()]
 
 
 def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(

@@ -1,5 +1,7 @@
 """Parts that a YAML may name, and that something is wrong with."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,3 +54,54 @@ class SeeingTransformer(Transformer):
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         decoded: Tensor = super().decode(tokens, states, lengths)
         return decoded + decoded.mean(1, keepdim=True)
+
+
+class RunningMeanFrontEnd(ConvFrontEnd):
+    """Learns a mean in training, and has it in an attribute that is no buffer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mean, self.calls = torch.zeros(1), 0
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            self.mean = 0.9 * self.mean.to(x.device) + 0.1 * x.mean((0, 1))
+        centred: tuple[Tensor, Tensor] = super().forward(x - self.mean.to(x.device), lengths)
+        return centred
+
+
+class CountingFrontEnd(ConvFrontEnd):
+    """Keeps a number and a tensor on which nothing depends that is computed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.calls, self.last = 0, torch.zeros(0)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        self.last = x.detach().mean((0, 1))
+        counted: tuple[Tensor, Tensor] = super().forward(x, lengths)
+        return counted
+
+
+class LateFrontEnd(ConvFrontEnd):
+    """Makes a layer when it is first called."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        if not hasattr(self, "late"):
+            self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
+        made: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
+        return made
+
+
+class DroppingFrontEnd(ConvFrontEnd):
+    """Drops a layer in three of four steps."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.spare, self.calls = torch.nn.LayerNorm(self.norm.normalized_shape), 0
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        self.calls += self.training
+        return (self.spare(x) if not self.training or self.calls % 4 == 0 else x), lengths

@@ -77,6 +77,32 @@ def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
     assert "number_of_epochs: 4 when it began, 9 now; lr: 0.1 when it began, 0.5 now" in said
 
 
+def test_a_rank_that_does_not_see_the_folder_of_the_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = declare(tmp_path)
+    first = declared.begin(tmp_path / "shared")
+    monkeypatch.setattr("sbkit.checkpoint.declaration.rank", lambda: 1)
+    monkeypatch.setattr("sbkit.checkpoint.declaration.SEEN_WITHIN", 0.0)
+    assert declared.begin(tmp_path / "shared") == first
+    with pytest.raises(SbkitError, match="must be one folder for all processes, but rank 1"):
+        declared.begin(tmp_path / "of another node")
+
+
+def test_a_rank_of_other_data_is_refused_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
+    short = declare(tmp_path, data={**DATA, "train": "c" * 64})
+    ranks = [first, same, short]
+    monkeypatch.setattr("sbkit.checkpoint.declaration.gather_over_ranks", lambda _: ranks)
+    for each in ranks:
+        with pytest.raises(SbkitError, match="`train`: aaaaaaaaaaaa on rank 0, c+ on rank 2"):
+            each.refuse_other_ranks()
+    ranks.pop()
+    first.refuse_other_ranks()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -253,6 +253,11 @@ def test_a_list_is_a_file_or_words_with_commas(tmp_path: Path) -> None:
     file.write_text("new york\n\nzoe\n", encoding="utf-8")
     assert list(read_hotwords(str(file))) == ["new york", "", "zoe", ""]
     assert list(read_hotwords("new york,zoe")) == ["new york", "zoe"]
+    many = [f"word {number}" for number in range(100)]  # longer than the name of a file may be
+    assert list(read_hotwords(",".join(many))) == many
+    assert list(read_hotwords("node.js")) == ["node.js"]
+    with pytest.raises(SbkitError, match="must be a file that is there"):
+        list(read_hotwords(str(tmp_path / "gone.txt")))
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SbkitError, match="must be a UTF-8 text with a phrase on each line"):
         list(read_hotwords(str(file)))

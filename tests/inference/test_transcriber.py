@@ -87,7 +87,7 @@ def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
 def test_batches_are_of_similar_length_and_go_across_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("sbkit.inference.transcriber.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
     heard = transcriber.transcribe_batch([speak(tokenizer, each) for each in texts], RATE)

@@ -194,6 +194,26 @@ def test_what_cannot_be_is_one_sentence(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_what_has_no_label_is_left_out_and_said(
+    release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(release, tmp_path / "release")
+    for split, last in COUNTS.items():
+        file = tmp_path / "release" / f"{split}.tsv"
+        lines = file.read_text().splitlines()
+        lines[last] = lines[last].rpartition("\t")[0] + "\t"
+        file.write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    assert train_here(tmp_path / "release", run) == 0
+    assert "1 of 12 rows in train" in capsys.readouterr().out
+    assert (run / "labels.txt").read_text() == "quick\nslow\n"
+    assert read_json(run / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"] - 1
+    command = ["score", str(run), str(tmp_path / "release/test.tsv"), "--label", "pace"]
+    assert sbkit(command) == 0
+    assert "3 utterances, without 1 whose pace is empty" in capsys.readouterr().out
+
+
 def test_confusions_are_counted() -> None:
     results = [Answer("1", "a", "a"), Answer("2", "a", "b"), Answer("3", "b", "b")]
     assert count(results, ["a", "b"]).tolist() == [[1, 1], [0, 1]]

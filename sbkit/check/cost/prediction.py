@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.check.cost.probe import (
     measure_evaluation_memory,
@@ -180,14 +181,23 @@ def _seconds_of_epoch(
 
 
 def try_optimizer(planned: PlannedRun) -> tuple[int, float]:
-    """Return the bytes that the optimizer keeps and its seconds, from a part of each parameter."""
+    """Return the bytes that the optimizer keeps and its seconds, from a part of each parameter.
+
+    Raises SbkitError where it cannot step.
+    """
     trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
     parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
     share = sum(each.numel() for each in trainable) / sum(each.numel() for each in parts)
     for part in parts:
         part.grad = torch.zeros_like(part)
     optimizer = planned.hparams["opt_class"](parts)
-    optimizer.step()
+    try:
+        optimizer.step()
+    except Exception as error:  # whatever an optimizer raises of what it cannot step
+        raise SbkitError(
+            "`opt_class` must be able to step all parameters of the model, but raised "
+            f"{type(error).__name__} ({error}). Choose another optimizer, or other parameters."
+        ) from error
     begun = time.perf_counter()
     optimizer.step()
     seconds = time.perf_counter() - begun

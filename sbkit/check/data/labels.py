@@ -21,6 +21,7 @@ from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, walk
 from sbkit.config.references import Scope
 from sbkit.models.asr import head_size
+from sbkit.models.encoder_adapter import token_embedding
 from sbkit.text.vocabulary import Vocabulary
 
 CHECK = "labels"
@@ -84,9 +85,9 @@ def _sizes(hparams: dict[str, object]) -> Iterator[tuple[str, int]]:
             yield name, head_size(head)
     transformer = hparams.get("Transformer")
     if isinstance(transformer, nn.Module):
-        for part in transformer.modules():
-            if isinstance(part, nn.Embedding):
-                yield "Transformer", part.num_embeddings
+        embedding = token_embedding(transformer)
+        if embedding is not None:
+            yield "Transformer", embedding.num_embeddings
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sbkit.base.errors import SbkitError
+from sbkit.check.model.attributes import Attributes, Place
 from sbkit.check.model.object_walk import reached
 from sbkit.check.model.watch import UseWatch, tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
@@ -24,7 +25,7 @@ from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 from sbkit.train.buffers import unchanged
-from sbkit.train.step import training_loss
+from sbkit.train.step import TRIES, as_loss, training_loss
 
 SEEN_ROWS = 32  # the two shortest of the first so many are taken
 NAME = "dry_run"
@@ -53,7 +54,9 @@ class DryRun:
     """What a small step showed.
 
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    unmoved: ids of tensors that met others where they lay.
+    unmoved: ids of tensors that met others where they lay; made: parameters, buffers and modules
+    that were not there before; unsaved: what the step changed, on which an evaluation depends, and
+    which no checkpoint holds.
     """
 
     mismatches: tuple[ShapeMismatch, ...]
@@ -61,6 +64,8 @@ class DryRun:
     ran: frozenset[int]
     trained: frozenset[int]
     unmoved: frozenset[int]
+    made: tuple[Keys, ...]
+    unsaved: tuple[Keys, ...]
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
@@ -82,18 +87,47 @@ def _dry_run(planned: PlannedRun) -> DryRun:
     names = {id(each): keys for keys, each in everything if isinstance(each, nn.Module)}
     still = (each for _, each in everything if isinstance(each, Tensor))
     watch = UseWatch(each for each in still if each not in planned.moved)
-    chain = ShapeTracer(names)
+    chain, attributes, unsaved = ShapeTracer(names), Attributes(planned.model), list[Place]()
     with unchanged(brain.modules, brain.device), chain.hooked():
         broken = _step(brain, batch, chain, watch)
+        ran = chain.ran
+        for _ in range(TRIES - 1):
+            if broken or chain.mismatches or not _untrained(brain):
+                break
+            broken = _step(brain, batch, chain, watch)  # a layer may be dropped at random
+            ran = ran | chain.ran
         if not (broken or chain.mismatches):
             broken = _evaluation(brain, batch, chain, watch)
+        if not (broken or chain.mismatches):
+            unsaved = _unsaved(brain, batch, attributes)
         trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
     return DryRun(
         mismatches=tuple(chain.mismatches),
         broken=broken,
-        ran=frozenset(chain.ran),
+        ran=frozenset(ran | chain.ran),
         trained=frozenset(trained),
         unmoved=frozenset(watch.unmoved),
+        made=tuple((*names[id(module)], name) for module, name in attributes.made()),
+        unsaved=tuple((*names[id(module)], name) for module, name in unsaved),
+    )
+
+
+def _untrained(brain: Any) -> bool:
+    """Return whether a parameter has no gradient that is neither frozen nor off."""
+    off = resting(brain)
+    return any(
+        each.requires_grad and each.grad is None and id(each) not in off
+        for each in brain.modules.parameters()
+    )
+
+
+def resting(brain: Any) -> frozenset[int]:
+    """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
+    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
+    return frozenset(
+        id(parameter)
+        for each in declared
+        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
     )
 
 
@@ -130,6 +164,28 @@ def _evaluation(
     except Exception as error:
         return StepFailure(chain.inside[-1] if chain.inside else (), error)
     return None
+
+
+def _unsaved(brain: Any, batch: Any, attributes: Attributes) -> list[Place]:
+    """Return what the step changed and no checkpoint holds, where an evaluation depends on it."""
+    changed = attributes.changed()
+    if not changed:
+        return []
+    stepped = _losses(brain, batch)
+    with attributes.restored():
+        try:
+            loaded = _losses(brain, batch)
+        except Exception:  # whatever a part raises that lacks what it has learned
+            return changed
+    return [] if torch.allclose(stepped, loaded, rtol=1e-4) else changed
+
+
+@torch.no_grad()
+def _losses(brain: Any, batch: Any) -> Tensor:
+    """Compute the losses of an evaluation, with the same random numbers each time."""
+    torch.manual_seed(0)
+    outputs = brain.compute_forward(batch, Stage.VALID)
+    return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
 def small_batch(planned: PlannedRun) -> Any:

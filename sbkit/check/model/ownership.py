@@ -23,6 +23,8 @@ CHECK = "ownership"
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find what the ModuleList does not own, and what it owns twice."""
+    if "model" in planned.faults:  # nothing is owned, for this one cause
+        return
     for holder, tensors in _unowned_tensors(planned).items():
         learned = any(isinstance(each, nn.Parameter) for _, each in tensors)
         yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
@@ -100,7 +102,8 @@ def _unowned_fix(planned: PlannedRun, holder: Keys) -> str:
             )
         return f"Make `{holder[-1]}` an attribute of {name} that is a torch.nn.Module or Parameter."
     if holder[0] in planned.document.root:
-        return f"Add `!ref <{holder[0]}>` to the list of `model`."
+        key = holder[0]
+        return f"Add `!ref <{key}>` to the list of `model`, or take `{key}` out if nothing uses it."
     return "Declare it in the YAML, and add it to the list of `model`."
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from ruamel.yaml.comments import CommentedMap
 from torch import nn
 
-from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding, cause_of, words_of
 from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
@@ -49,14 +48,6 @@ def measure_front_end(planned: PlannedRun) -> Striding | None:
         planned.parts[NAME] = measure_subsampling(features, front_end, rate)
     measured: Striding = planned.parts[NAME]
     return measured
-
-
-def check_features(planned: PlannedRun) -> tuple[Finding, ...]:
-    """Refuse, as training does, features that are made for another sample rate than the YAML's."""
-    features, rate = planned.hparams.get("compute_features"), planned.knobs.get("sample_rate")
-    if isinstance(features, nn.Module) and rate is not None:
-        require_rate(features, rate)
-    return ()
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
