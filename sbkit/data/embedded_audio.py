@@ -10,7 +10,7 @@ from sbkit.data.audio_cache import default_cache
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 
 EMBEDDED_FOLDER = "embedded"  # of the cache
-LONGEST_NAME = 100  # characters
+LONGEST_NAME = 200  # bytes of at most 255
 
 
 def write_embedded(content: bytes, name: str, source: Path) -> Path:
@@ -25,7 +25,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
     folder = default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
     digest = hashlib.sha256(content).hexdigest()[:16]
     plain = Path(name).name
-    if not plain.isprintable() or not 0 < len(plain) <= LONGEST_NAME:
+    if not plain.isprintable() or plain in ("", "..") or len(os.fsencode(plain)) > LONGEST_NAME:
         plain = digest
     file = folder / digest[:2] / digest / plain
     if not file.is_file():

@@ -1,13 +1,15 @@
 """Hotwords as a user names them: a file or a list, normalized, and what of it can be spelled."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.regular import read_regular
 from sbkit.decoding.hotwords import Spellable
 from sbkit.text.tokenizer import Tokenizer
 
-LARGEST_LIST = 1 << 24  # characters
+LARGEST_LIST = 1 << 24  # bytes
 
 
 def read_hotwords(named: str) -> Iterator[str]:
@@ -16,18 +18,25 @@ def read_hotwords(named: str) -> Iterator[str]:
     Raises:
         SbkitError: the file cannot be read.
     """
-    file = Path(named)
-    if not file.is_file():
+    if not _is_file(named):
         yield from named.split(",")
         return
+    file = Path(os.path.realpath(named))
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_regular(file, largest=LARGEST_LIST, what="`--hotwords`").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise SbkitError(
             f"`--hotwords` must be a UTF-8 text with a phrase on each line, or phrases with commas "
             f"between them, but {file} cannot be read ({error}). Save it as UTF-8."
         ) from error
-    yield from text[:LARGEST_LIST].split("\n")
+    yield from text.split("\n")
+
+
+def _is_file(named: str) -> bool:
+    try:
+        return Path(named).is_file()
+    except OSError:  # a list that is too long for a name
+        return False
 
 
 def normalize_hotwords(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_lines
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import Trained, train
@@ -86,9 +87,9 @@ def ensure_language_models(
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is there that is named as an ARPA file, or begins as one: `\data\`."""
     try:
-        with file.open("rb") as lines:
-            first = next(filter(None, map(bytes.strip, lines)), b"")
-    except OSError:
+        lines = read_lines(file, what="The text of a language model")
+        first = next(filter(None, map(bytes.strip, lines)), b"")
+    except SbkitError:
         return False
     return file.suffix == ".arpa" or first == b"\\data\\"
 

@@ -25,6 +25,8 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
+LONGEST_NUMBER = 9  # digits
+MOST_SAMPLES = 1 << 20  # from one frame to the next, and that a model must have
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 RECORD = "session.record_ep_graph_assignment_info"
 
@@ -72,6 +74,9 @@ class OnnxModel:
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_elsewhere(asked, nodes)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._min_samples = (
+            self.count("min_samples", least=0) if "min_samples" in self.metadata else 0
+        )
 
     @classmethod
     def load(
@@ -98,13 +103,24 @@ class OnnxModel:
         refuse_changed({name: content}, sums, of=folder)
         return cls(content, provider=provider, threads=threads)
 
+    def count(self, name: str, *, least: int) -> int:
+        """Return a number of samples of the metadata; raises SbkitError where it is none."""
+        text = self.metadata.get(name, "")
+        is_number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+        if not is_number or not least <= int(text) <= MOST_SAMPLES:
+            raise SbkitError(
+                f"`{name}` of an ONNX model must be a number from {least} to {MOST_SAMPLES}, but "
+                f"is {text[:60]!r}. Export it again."
+            )
+        return int(text)
+
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
 
         ``audio`` is int16, or floating point between -1 and 1; zero past each length.
         """
         scale = FULL_SCALE if audio.dtype == np.int16 else 1
-        missing = int(self.metadata.get("min_samples", 0)) - audio.shape[1]
+        missing = self._min_samples - audio.shape[1]
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())

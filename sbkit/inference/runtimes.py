@@ -24,7 +24,6 @@ from sbkit.inference.model_thread import Model, ModelThread
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
 
 AUTO = "auto"
-MOST_SAMPLES = 1 << 20  # from one frame to the next
 ON_RECOMPILE = ("error", "fallback")
 
 
@@ -102,6 +101,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             OnnxModel.load(folder, provider=device, precision=wanted.precision, threads=1),
             device=device,
             precision=wanted.precision,
+            vocab_size=read.bundle.require_asr().vocab_size,
         )
 
     return _in_thread(read, make)
@@ -125,25 +125,15 @@ def _require_cuda(wanted: Wanted) -> None:
         )
 
 
-def _whole(text: str) -> int:
-    """Read the samples of a frame from the metadata of an ONNX model."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_SAMPLES):
-        raise SbkitError(
-            f"`samples_per_frame` of an ONNX model must be a number from 1 to {MOST_SAMPLES}, but "
-            f"is {text[:60]!r}. Export it again."
-        )
-    return int(text)
-
-
 class OnnxClips:
     """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
 
     fallbacks = 0  # nothing is compiled
 
-    def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
+    def __init__(self, model: OnnxModel, *, device: str, precision: str, vocab_size: int) -> None:
         """Take a model that was loaded; it says itself where its nodes run."""
-        self._model = model
-        self.samples_per_frame = _whole(model.metadata.get("samples_per_frame", ""))
+        self._model, self._vocab_size = model, vocab_size
+        self.samples_per_frame = model.count("samples_per_frame", least=1)
         self.effective = Effective(
             runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
         )
@@ -155,8 +145,19 @@ class OnnxClips:
         for row, clip in zip(audio, clips, strict=True):
             row[: len(clip)] = clip
         found = self._model.log_probs(audio, lengths)
+        shape = np.shape(found.log_probs)
+        if len(shape) != 3 or shape[2] != self._vocab_size:
+            raise SbkitError(
+                f"An ONNX model must give log-probabilities of {self._vocab_size} tokens, as its "
+                f"bundle has, but gives an array of {shape}. Export it again."
+            )
         rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
-        return [Heard(row[:count]) for row, count in rows]
+        heard = [Heard(row[: max(0, count)]) for row, count in rows]
+        if any(np.isnan(each.log_probs).any() for each in heard):
+            raise SbkitError(
+                "An ONNX model must give log-probabilities, but gives NaN. Export it again."
+            )
+        return heard
 
     def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
         """Run the encoder on several batches; on the CPU at once, each in a thread."""

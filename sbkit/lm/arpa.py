@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_lines
 from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
 
 LN_10 = math.log(10)
@@ -41,28 +41,19 @@ def read_arpa(path: Path) -> NgramModel:
     numbers of n-grams than it says, a value that is no logarithm of a probability, a word that is
     no unigram, an n-gram twice, or one whose first words are none.
     """
-    try:
-        if not path.is_file():
-            raise SbkitError(f"An ARPA file must be a file, but {path} is none. Check its name.")
-        with path.open("rb") as file:
-            return _read(Lines(path, file))
-    except OSError as error:
-        raise SbkitError(
-            f"An ARPA file must be readable, but {path} is not ({error.strerror}). Check its name "
-            "and its rights."
-        ) from error
+    return _read(Lines(path, read_lines(path, what="An ARPA file")))
 
 
 class Lines:
     """The lines of a file, counted, so that a refusal can name the one it means."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self.file = path, file
+    def __init__(self, path: Path, lines: Iterator[bytes]) -> None:
+        self.path, self.lines = path, lines
         self.number = 0  # of the line read last
 
     def take(self) -> bytes:
         """Return the next line that is not blank; raise SbkitError at the end of the file."""
-        for line in self.file:
+        for line in self.lines:
             self.number += 1
             if stripped := line.strip():
                 return stripped
@@ -76,7 +67,7 @@ class Lines:
             count -= len(rows)
 
     def _some(self, count: int) -> Iterator[bytes]:
-        return islice(self.file, min(count, LINES_AT_ONCE))
+        return islice(self.lines, min(count, LINES_AT_ONCE))
 
     def fault(self, must: str, but: str, *, line: int | None = None) -> SbkitError:
         """Return the refusal of a line, by default the one read last."""

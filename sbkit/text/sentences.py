@@ -1,9 +1,11 @@
 """Texts with a sentence on each line."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.regular import read_lines
 from sbkit.text.normalize import normalize
 
 
@@ -14,13 +16,13 @@ def read_sentences(file: Path, language: str) -> Iterator[str]:
         SbkitError: it cannot be read, is not UTF-8, or holds no sentence.
     """
     count = 0
+    decoder = getincrementaldecoder("utf-8-sig")()
     try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for line in lines:
-                if text := normalize(line, language):
-                    count += 1
-                    yield text
-    except (OSError, UnicodeDecodeError) as error:
+        for line in read_lines(file, what="The text of a language model"):
+            if text := normalize(decoder.decode(line), language):
+                count += 1
+                yield text
+    except UnicodeDecodeError as error:
         raise _refusal(file, f"cannot be read ({error})") from error
     if not count:
         raise _refusal(file, "has none")
