@@ -241,6 +241,8 @@ def _as_fields(values: object) -> Mapping[str, str]:
     if not isinstance(values, dict):
         raise ValueError(f"it is {str(values)[:40]}")
     fields = {name.strip(): _as_text(value) for name, value in values.items()}
+    if len(fields) < len(values):
+        raise ValueError("a key is there twice")
     whole = "".join(chain(*fields.items()))
     whole.encode()  # half a surrogate pair has no UTF-8
     if "\0" in whole:

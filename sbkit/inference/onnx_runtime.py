@@ -74,9 +74,8 @@ class OnnxModel:
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_elsewhere(asked, nodes)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        self._min_samples = (
-            self.count("min_samples", least=0) if "min_samples" in self.metadata else 0
-        )
+        needed = {"min_samples": "0", **self.metadata}
+        self._min_samples = read_count(needed, "min_samples", least=0)
 
     @classmethod
     def load(
@@ -103,17 +102,6 @@ class OnnxModel:
         refuse_changed({name: content}, sums, of=folder)
         return cls(content, provider=provider, threads=threads)
 
-    def count(self, name: str, *, least: int) -> int:
-        """Return a number of samples of the metadata; raises SbkitError where it is none."""
-        text = self.metadata.get(name, "")
-        is_number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
-        if not is_number or not least <= int(text) <= MOST_SAMPLES:
-            raise SbkitError(
-                f"`{name}` of an ONNX model must be a number from {least} to {MOST_SAMPLES}, but "
-                f"is {text[:60]!r}. Export it again."
-            )
-        return int(text)
-
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
 
@@ -126,6 +114,18 @@ class OnnxModel:
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
         return LogProbs(found[0], found[1])
+
+
+def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
+    """Read a number of samples from the metadata of a model; raises SbkitError where it is none."""
+    text = metadata.get(name, "")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+    if not is_number or not least <= int(text) <= MOST_SAMPLES:
+        raise SbkitError(
+            f"`{name}` of an ONNX model must be a number from {least} to {MOST_SAMPLES}, but is "
+            f"{text[:60]!r}. Export it again."
+        )
+    return int(text)
 
 
 def import_onnxruntime() -> Any:

@@ -21,7 +21,7 @@ from sbkit.inference.effective import Effective
 from sbkit.inference.heard import Heard
 from sbkit.inference.installed import why_no_cuda
 from sbkit.inference.model_thread import Model, ModelThread
-from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
+from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel, read_count
 
 AUTO = "auto"
 ON_RECOMPILE = ("error", "fallback")
@@ -133,7 +133,7 @@ class OnnxClips:
     def __init__(self, model: OnnxModel, *, device: str, precision: str, vocab_size: int) -> None:
         """Take a model that was loaded; it says itself where its nodes run."""
         self._model, self._vocab_size = model, vocab_size
-        self.samples_per_frame = model.count("samples_per_frame", least=1)
+        self.samples_per_frame = read_count(model.metadata, "samples_per_frame", least=1)
         self.effective = Effective(
             runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
         )

@@ -254,6 +254,7 @@ def test_a_list_is_a_file_or_words_with_commas(tmp_path: Path) -> None:
     file.write_text("new york\n\nzoe\n", encoding="utf-8")
     assert list(read_hotwords(str(file))) == ["new york", "", "zoe", ""]
     assert list(read_hotwords("new york,zoe")) == ["new york", "zoe"]
+    assert len([*read_hotwords(",".join(["new york"] * 100))]) == 100  # too long for a name
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SbkitError, match="must be a UTF-8 text with a phrase on each line"):
         list(read_hotwords(str(file)))

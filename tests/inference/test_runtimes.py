@@ -132,7 +132,7 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
 def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> None:
     model: Any = SimpleNamespace(metadata=said, placement={CPU: 1})
     with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
-        OnnxClips(model, device="cpu", precision="fp32")
+        OnnxClips(model, device="cpu", precision="fp32", vocab_size=5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
