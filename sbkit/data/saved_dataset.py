@@ -2,14 +2,17 @@
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.data.embedded_audio import write_embedded
+from sbkit.data.parquet import ParquetFile
 from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
@@ -40,9 +43,8 @@ def read_saved_dataset(source: Path) -> Table:
         _refuse_strange_files(source)
     datasets.disable_progress_bars()
     try:
-        read = datasets.Dataset.from_parquet if source.is_file() else datasets.load_from_disk
-        dataset = read(str(source)).with_format("arrow")  # as stored: no column is decoded
-        stored = (row for table in dataset.iter(BATCH_ROWS) for row in table.to_pylist())
+        columns, tables = _open(source)
+        stored = (row for table in tables for row in table.to_pylist())
         rows = tuple(
             TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
             for number, row in enumerate(stored, start=1)
@@ -55,7 +57,16 @@ def read_saved_dataset(source: Path) -> Table:
             f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
         ) from error
     within = source / "data" if source.is_dir() else source  # paths are relative to its folder
-    return Table(within, tuple(dataset.column_names), rows)
+    return Table(within, tuple(columns), rows)
+
+
+def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBatch]]:
+    """Return the columns and some rows after the other, as stored: no column is decoded."""
+    if source.is_file():
+        file = ParquetFile(source, size=source.stat().st_size)
+        return file.schema.names, file.batches(BATCH_ROWS)
+    dataset = datasets.load_from_disk(str(source)).with_format("arrow")
+    return dataset.column_names, dataset.iter(BATCH_ROWS)
 
 
 def _refuse_strange_files(source: Path) -> None:
