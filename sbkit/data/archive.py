@@ -59,8 +59,8 @@ def _extract(archive: Path, folder: Path) -> None:
         most = max(LEAST_LIMIT, MOST_TIMES * archive.stat().st_size)
         with archive.open("rb") as packed, _Tar.open(fileobj=packed, mode="r:*", most=most) as tar:
             for member in tar:
-                if member.issparse():
-                    raise tarfile.ReadError("a file in it has holes")
+                if member.issparse() or member.size < 0:
+                    raise tarfile.ReadError("a file in it has holes, or less than no bytes")
                 if member.isfile():
                     _write(tar, member, folder / _inside(member.name, archive))
             while tar.fileobj is not None and tar.fileobj.read(PIECE):

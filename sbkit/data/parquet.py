@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 MOST_TIMES = 100  # the bytes of the file: tables of speech have less than ten
-LEAST_LIMIT = 1 << 26  # bytes that are always allowed
+LEAST_LIMIT = 1 << 24  # bytes that are always allowed
 
 
 class ParquetFile:

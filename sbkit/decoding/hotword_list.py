@@ -10,17 +10,27 @@ from sbkit.decoding.hotwords import Spellable
 from sbkit.text.tokenizer import Tokenizer
 
 LARGEST_LIST = 1 << 24  # bytes
+LONGEST_PHRASE = 1000  # characters
 
 
 def read_hotwords(named: str) -> Iterator[str]:
     """Yield the phrases of a file, one on each line, or of a list with commas.
 
     Raises:
-        SbkitError: the file cannot be read.
+        SbkitError: the file cannot be read, or a phrase is none.
     """
+    for phrase in _read(named):
+        if len(phrase) > LONGEST_PHRASE:
+            raise SbkitError(
+                f"A hotword must have at most {LONGEST_PHRASE} characters, but one has "
+                f"{len(phrase)}: {phrase[:40]}... Write each on a line, or commas between them."
+            )
+        yield phrase
+
+
+def _read(named: str) -> list[str]:
     if not _is_file(named):
-        yield from named.split(",")
-        return
+        return named.split(",")
     file = Path(os.path.realpath(named))
     try:
         text = read_regular(file, largest=LARGEST_LIST, what="`--hotwords`").decode("utf-8-sig")
@@ -29,7 +39,7 @@ def read_hotwords(named: str) -> Iterator[str]:
             f"`--hotwords` must be a UTF-8 text with a phrase on each line, or phrases with commas "
             f"between them, but {file} cannot be read ({error}). Save it as UTF-8."
         ) from error
-    yield from text.split("\n")
+    return text.split("\n")
 
 
 def _is_file(named: str) -> bool:

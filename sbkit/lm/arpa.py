@@ -30,6 +30,7 @@ LN_10 = math.log(10)
 ZERO = -99.0  # log10, by convention that of no probability
 FARTHEST = 1e6  # log10, of anything that was ever estimated
 LINES_AT_ONCE = 1 << 16
+LONGEST_COUNT = 18  # digits; Python refuses to read thousands of them
 
 
 def read_arpa(path: Path) -> NgramModel:
@@ -114,7 +115,8 @@ def _read_counts(lines: Lines) -> list[int]:
     counts = list[int]()
     while (line := lines.take()).startswith(b"ngram "):
         order, _, count = line.removeprefix(b"ngram ").partition(b"=")
-        if order.strip() != b"%d" % (len(counts) + 1) or not count.strip().isdigit():
+        is_count = count.strip().isdigit() and len(count) < LONGEST_COUNT
+        if order.strip() != b"%d" % (len(counts) + 1) or not is_count:
             raise lines.fault('must count its n-grams as in "ngram 1=20"', f"says {_show(line)}")
         counts.append(int(count))
     if not 1 <= len(counts) <= LARGEST_ORDER:

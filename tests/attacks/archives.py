@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sbkit.data.archive import unpack
+from sbkit.base.errors import SbkitError
+from sbkit.data.archive import is_archive, unpack
 from tests.attacks.case import Case, Place
 from tests.attacks.inputs import TRICKS
 from tests.attacks.mutate import mutate_bytes
@@ -41,6 +42,8 @@ def _unpack(write: Callable[[Path], Any], place: Place) -> list[str]:
 
 
 def _read(file: str) -> None:
+    if not is_archive(Path(file)):
+        raise SbkitError("It must be an archive, but is none. Name one.")
     unpack(Path(file))
 
 

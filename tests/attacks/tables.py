@@ -20,6 +20,7 @@ from sbkit.data.storage import Storage
 from sbkit.data.write_shards import write_shards
 from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.lm.arpa import read_arpa
+from sbkit.logs.log import quiet
 from tests.attacks.bundles import KINDS
 from tests.attacks.case import Case, Place
 from tests.attacks.decoders import GOOD, with_models
@@ -289,7 +290,8 @@ def _shards(spoil: Callable[[Path], Any], place: Place) -> list[str]:
     folder = place.folder / "shards"
     options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=1_000_000, seed=1)
     roles = {"train": ("train",), "valid": ("train",), "test": ("train",)}
-    write_shards(Storage.at(str(folder)), options, {"train": manifest}, roles)
+    with quiet():
+        write_shards(Storage.at(str(folder)), options, {"train": manifest}, roles)
     spoil(folder)
     return ["shards", str(folder)]
 

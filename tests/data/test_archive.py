@@ -149,6 +149,6 @@ def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40)}
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(info)
-    with pytest.raises(SbkitError, match="a file in it has holes"):
+    with pytest.raises(SbkitError, match="a file in it has holes, or less"):
         unpack(tmp_path / "a.tar")
     assert tmp_path.joinpath("a.tar").stat().st_size < 1 << 20
