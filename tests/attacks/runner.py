@@ -49,6 +49,7 @@ RESIDENT = 1 << 30  # bytes in memory beyond that
 EXECUTED = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen",
             "pty.spawn", "socket.connect", "socket.getaddrinfo", "socket.bind", "urllib.Request",
             "pickle.find_class", "ctypes.dlopen", "code.__new__", "webbrowser.open")  # fmt: skip
+SHOWN = 300  # characters; more than a pipe holds would block the child
 REFUSED, HARMLESS, ACCEPTED = "refused", "accepted as harmless", "accepted"
 GOOD = (REFUSED, HARMLESS)
 # Packages of which a command may import more than `prepare` did, also before the fork.
@@ -96,7 +97,9 @@ def attack(case: Case, healthy: Place, folder: Path) -> Outcome:
     status, peak = _wait(child)
     with os.fdopen(reading, "rb") as answer:
         told = answer.read()
-    events, outcome, imported = pickle.loads(told) if told else ([], None, [])
+    events, outcome, imported = (
+        pickle.loads(told) if told and status is not None else ([], None, [])
+    )
     outcome = _judge(case, place, status, events, outcome)
     shutil.rmtree(folder, ignore_errors=True)
     if outcome.kind in GOOD and (peak - before) * 1024 > RESIDENT:
@@ -200,8 +203,8 @@ def _run(arguments: list[str]) -> int:
 def _said(text: str) -> Outcome:
     """Look at a refusal: it is there, and it cannot move the cursor."""
     if not text.strip() or _moves_cursor(text):
-        return Outcome("forged", repr(text[:300]))
-    return Outcome(REFUSED, text)
+        return Outcome("forged", repr(text[:SHOWN]))
+    return Outcome(REFUSED, text[:SHOWN])
 
 
 def _moves_cursor(text: str) -> bool:

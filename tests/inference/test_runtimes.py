@@ -23,10 +23,13 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
 
 
+TOKENS = 22  # 18 characters and four special ones
+
+
 class StandInSession:
     """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
 
-    ran_by = CPU
+    ran_by, tokens, value = CPU, TOKENS, 0.0
 
     def __init__(self, content: bytes, options: object, **_: object) -> None:
         assert content == b"graph"
@@ -43,7 +46,8 @@ class StandInSession:
 
     def run(self, names: object, inputs: dict[str, Any]) -> tuple[Any, Any]:
         lengths = inputs["audio_lengths"] // FRAME
-        return np.zeros((len(lengths), lengths.max(), 5), np.float32), lengths
+        shape = (len(lengths), lengths.max(), self.tokens)
+        return np.full(shape, self.value, np.float32), lengths
 
 
 class SessionOptions:
@@ -170,9 +174,24 @@ def test_clips_of_several_lengths_go_through_one_batch(
     stand_in(monkeypatch)
     model = open_model(bundle, Wanted(runtime="onnx", device="cpu", precision="int8")).model
     rows = model.log_probs([np.zeros(count, np.int16) for count in (6400, 1300)])
-    assert [each.shape for each in rows] == [(10, 5), (2, 5)]
+    assert [each.shape for each in rows] == [(10, TOKENS), (2, TOKENS)]
     assert model.samples_per_frame == FRAME
     assert model.effective.precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [("tokens", 5, f"log-probabilities of {TOKENS} tokens"), ("value", np.nan, "gives NaN")],
+)
+def test_an_onnx_model_must_give_log_probabilities(
+    name: str, value: float, says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, name, value)
+    model = open_model(bundle, Wanted(runtime="onnx", device="cpu")).model
+    with pytest.raises(SbkitError, match=says):
+        model.hear([np.zeros(6400, np.int16)])
+    model.close()
 
 
 def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
