@@ -23,6 +23,7 @@ FOLDER = "onnx"  # of a bundle
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
+LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
 LONGEST_NUMBER = 9  # digits
@@ -59,7 +60,7 @@ class OnnxModel:
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
         options.intra_op_num_threads = threads
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
         try:
             self._session = runtime.InferenceSession(
                 content, options, providers=[asked], enable_fallback=0
@@ -72,6 +73,7 @@ class OnnxModel:
         subgraphs = self._session.get_provider_graph_assignment_info()
         nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
+        _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         needed = {"min_samples": "0", **self.metadata}
@@ -153,6 +155,15 @@ def _require_provider(name: str, available: list[str]) -> str:
             "place of onnxruntime."
         )
     return asked
+
+
+def _refuse_loops(nodes: list[tuple[str, str]]) -> None:
+    """Refuse what might never end; the encoders that are exported have none."""
+    if any(kind in LOOPS for _, kind in nodes):
+        raise SbkitError(
+            "An ONNX model must be without loops, which may have no end, but has one. Export it "
+            "again."
+        )
 
 
 def _refuse_elsewhere(asked: str, nodes: list[tuple[str, str]]) -> None:

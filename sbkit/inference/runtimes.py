@@ -24,6 +24,7 @@ from sbkit.inference.model_thread import Model, ModelThread
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel, read_count
 
 AUTO = "auto"
+LARGEST_LOG_PROB = 0.01  # 0 but for rounding
 ON_RECOMPILE = ("error", "fallback")
 
 
@@ -151,11 +152,17 @@ class OnnxClips:
                 f"An ONNX model must give log-probabilities of {self._vocab_size} tokens, as its "
                 f"bundle has, but gives an array of {shape}. Export it again."
             )
-        rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
-        heard = [Heard(row[: max(0, count)]) for row, count in rows]
-        if any(np.isnan(each.log_probs).any() for each in heard):
+        counts = found.lengths.tolist()
+        if not all(0 <= count <= shape[1] for count in counts):
             raise SbkitError(
-                "An ONNX model must give log-probabilities, but gives NaN. Export it again."
+                f"An ONNX model must give numbers of frames from 0 to the {shape[1]} of its "
+                f"log-probabilities, but gives {str(counts)[:60]}. Export it again."
+            )
+        heard = [Heard(row[:n]) for row, n in zip(found.log_probs, counts, strict=True)]
+        if not all((each.log_probs <= LARGEST_LOG_PROB).all() for each in heard):  # NaN neither
+            raise SbkitError(
+                "An ONNX model must give log-probabilities of at most 0, but gives NaN or others. "
+                "Export it again."
             )
         return heard
 

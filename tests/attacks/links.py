@@ -101,7 +101,7 @@ def _trained(link: Callable[[Path, Place], None], place: Place) -> list[str]:
 # -- names ----------------------------------------------------------------------------------------
 
 NAMES = (f"{ESCAPE}gone", "\u202ew", "a\nb: ok", "\x9b2J", "..hidden", "-x", "a" * 240, "\udcff",
-         "\u200b", "con.mp3", "a\tb", "{0}", "%s", "[bold]a[/bold]")  # fmt: skip
+         "\u200b", "con.mp3", "a\tb", "{0}", "%s", "[bold]a")  # fmt: skip
 
 
 def _named(command: str, name: str, place: Place) -> list[str]:

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,22 @@ def _in_child(case: Case, place: Place, writing: int) -> None:
     try:
         arguments = case.prepare(place)
         _limit()
-        sys.addaudithook(lambda event, _: events.append(event) if event in EXECUTED else None)
+        sys.addaudithook(partial(_note, events))
         outcome = _give(arguments)
+        if any(Path(each).is_relative_to(place.folder) for each in sys.path):
+            events.append("a folder of the case is searched for modules")
     except BaseException:
         outcome = Outcome("broken case", traceback.format_exc()[-400:])
     with os.fdopen(writing, "wb") as answer:
         answer.write(pickle.dumps((events, outcome, sorted(sys.modules.keys() - before))))
     os._exit(0)
+
+
+def _note(events: list[str], event: str, details: tuple[Any, ...]) -> None:
+    """Note an event that nothing has a reason to raise, but jinja2 that names a template's line."""
+    of_template = event == "code.__new__" and str(details[1]).endswith(".j2")
+    if event in EXECUTED and not of_template and event not in events:
+        events.append(event)
 
 
 def _limit() -> None:

@@ -181,7 +181,11 @@ def test_clips_of_several_lengths_go_through_one_batch(
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
-    [("tokens", 5, f"log-probabilities of {TOKENS} tokens"), ("value", np.nan, "gives NaN")],
+    [
+        ("tokens", 5, f"log-probabilities of {TOKENS} tokens"),
+        ("value", np.nan, "gives NaN"),
+        ("value", 1.0, "at most 0"),
+    ],
 )
 def test_an_onnx_model_must_give_log_probabilities(
     name: str, value: float, says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
