@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
+from sbkit.base.printable import printable, printable_json
 from sbkit.base.version import __version__
 from sbkit.inference.command import add_options as add_transcribe_options
 from sbkit.inference.command import transcribe as run_transcribe
@@ -311,7 +312,7 @@ def _score(options: argparse.Namespace) -> int:
     )
     own = import_own(options.imports)
     for line in score_model(options.model, options.data, wanted, own=own):
-        print(line, flush=True)
+        print(printable(line), flush=True)
     return 0
 
 
@@ -330,7 +331,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.json:
         print(to_json(comparison_figures(compared, *folders), indent=2))
     else:
-        print("\n".join(describe_comparison(compared, *folders)))
+        print("\n".join(map(printable, describe_comparison(compared, *folders))))
     return 0
 
 
@@ -394,8 +395,10 @@ def _prune_cache(options: argparse.Namespace) -> int:
 def _line(result: "Classification", options: argparse.Namespace) -> str:
     """Write one result, after the file's name where there are several."""
     if options.format == "json":
-        return json.dumps({**asdict(result), "file": str(result.file)}, ensure_ascii=False)
-    return f"{result.file}\t{result}" if len(options.files) > 1 else str(result)
+        plain = {**asdict(result), "file": str(result.file)}
+        return printable_json(json.dumps(plain, ensure_ascii=False))
+    named = len(options.files) > 1
+    return f"{printable(str(result.file))}\t{result}" if named else str(result)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,20 @@
                                                   SPEAKER-CHAPTER.trans.txt    lines "ID WORDS"
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.regular import read_regular
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
 from sbkit.text.languages import language_tags
 
 SUFFIXES = (".flac", ".wav")
+LARGEST = 1 << 28  # bytes of the transcripts of a chapter
 TRANSCRIPTS = "*/*/*.trans.txt"
 PREFIXES = {"train": "train", "valid": "dev", "test": "test"}  # of the split names of each role
 SEXES = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
@@ -123,8 +126,10 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | B
 
 
 def _read_lines(file: Path) -> list[str]:
+    real = Path(os.path.realpath(file))
+    content = read_regular(real, largest=LARGEST, what="A file of transcripts")
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SbkitError(
             f"{file} must be UTF-8 text, but cannot be read as such ({error}). Save it as UTF-8."

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 
 from sbkit.audio.resample import Signal, resample_blocks
-from sbkit.audio.truncation import UNCHECKED, UNKNOWN, is_truncated
+from sbkit.audio.truncation import UNCHECKED, UNKNOWN, holds_several, is_truncated
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -190,6 +190,12 @@ def _mono_blocks(path: Path, file: soundfile.SoundFile, seconds: float) -> Itera
         yield block.mean(axis=1)
     if is_truncated(path, file, total):
         raise _cut_short(path)
+    if holds_several(path, file.format):
+        raise AudioError(
+            "several recordings",
+            f"An audio file must hold one recording, but {path} holds several, of which only the "
+            "first can be read. Join their samples, or give them one by one.",
+        )
     if not total:
         raise AudioError(
             "no samples",

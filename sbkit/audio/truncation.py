@@ -5,6 +5,7 @@ the header declared more. What is decoded here is what the format itself says of
 """
 
 import re
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from soundfile import SoundFile
@@ -14,6 +15,13 @@ STREAMED = 0x7FFF_0000  # a length at or above this was unknown to the program t
 UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at all
 RF64_HEADER = 80  # bytes, the shortest: riff 12, ds64 36, fmt 24, data 8
 LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
+
+# How a file begins that may not begin twice: a FLAC with the size of its first block; in Ogg a
+# page without the mark of a first one, which no page with it follows but that of another recording.
+_FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
+_OGG_PAGE = re.compile(rb"OggS\x00[\x00\x01\x04\x05]")
+_OGG_FIRST_PAGE = re.compile(rb"OggS\x00[\x02\x03\x06\x07]")
+_XING = (13, 21, 36)  # bytes from the first frame's begin to its tag with the number of frames
 
 # Formats of which half a file may look like a whole one: their header declares no length, or in a
 # way of its own, and no corpus of speech is kept in them.
@@ -40,6 +48,28 @@ def is_truncated(path: Path, file: SoundFile, frames_read: int) -> bool:
         or (file.format == "NIST" and _nist_is_truncated(path))
         or (file.format == "RF64" and _rf64_is_truncated(path, file.frames, log))
     )
+
+
+def holds_several(path: Path, kind: str) -> bool:
+    """Return whether recordings were joined byte by byte: libsndfile reads the first in silence.
+
+    Of wav and AIFF it refuses such files itself.
+    """
+    if kind not in ("OGG", "MP3", "FLAC"):
+        return False
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        if kind == "FLAC":
+            return len(_FLAC.findall(content)) > 1
+        if kind == "OGG":
+            page = _OGG_PAGE.search(content)
+            return page is not None and _OGG_FIRST_PAGE.search(content, page.start()) is not None
+        tags = (tag.start() for tag in re.finditer(b"Xing|Info", content))
+        begins = ([content[max(0, tag - gap) : tag] for gap in _XING] for tag in tags)
+        return sum(any(map(_is_mp3_frame, each)) for each in begins) > 1
+
+
+def _is_mp3_frame(content: bytes) -> bool:
+    return len(content) > 1 and content[0] == 0xFF and content[1] >= 0xE0
 
 
 def _ogg_is_truncated(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """The one exception that a user of sbkit is meant to read, and the codes of a command's end."""
 
+from sbkit.base.printable import printable
+
 FAILED = 1  # as Python leaves after a traceback
 BAD_INPUT = 2
 STALLED = 70  # EX_SOFTWARE
@@ -11,5 +13,10 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 class SbkitError(Exception):
     """Tell a user what must hold, what came instead, and what to do.
 
-    Command lines print the message alone, without a traceback, and leave with exit code 2.
+    Command lines print the message alone, without a traceback, and leave with exit code 2. What it
+    quotes of others cannot move the cursor.
     """
+
+    def __str__(self) -> str:
+        """Write the sentence; a name in it with an escape sequence would clear the screen."""
+        return "\n".join(map(printable, super().__str__().split("\n")))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     interrupted = threading.Event()
+    if isinstance(sys.stdout, TextIOWrapper):  # a name of other bytes, a terminal without letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with leaving_when_asked(interrupted), ThreadWaiting():
             code = main() or 0

@@ -32,7 +32,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(f"{start}.{os.getpid()}.tmp")
     with naming(path):
         try:
-            with beside.open("wb") as file:
+            beside.unlink(missing_ok=True)  # of a killed process, or a link to another's file
+            with beside.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

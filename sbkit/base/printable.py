@@ -1,5 +1,6 @@
 """Text of others on a terminal: what would move the cursor or hide letters is written out."""
 
+import json
 import unicodedata
 
 JOINERS = "\u200c\u200d"  # invisible, and part of words in Persian and Hindi
@@ -8,7 +9,16 @@ HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def printable(text: str) -> str:
     r"""Escape control characters, line ends and changes of direction: ESC becomes ``\x1b``."""
-    return "".join(map(_escaped, text))
+    return "".join(_escaped(each) if _is_hidden(each) else each for each in text)
+
+
+def printable_json(text: str) -> str:
+    r"""Escape in JSON what `printable` does, as JSON has it: ESC stays ``\u001b``."""
+    return "".join(json.dumps(each)[1:-1] if _is_hidden(each) else each for each in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in HIDDEN and character not in JOINERS
 
 
 def _escaped(character: str) -> str:

@@ -3,10 +3,12 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 
+LONGEST_LINE = 1 << 24  # bytes
 KINDS = {
     **{stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"},
     **{stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"},
@@ -33,10 +35,7 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
             size = os.fstat(descriptor).st_size
             content = b"" if size > largest else file.read(size)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its name is no name of a file"
-        raise SbkitError(
-            f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
-        ) from error
+        raise _unreadable(what, path, error) from error
     except MemoryError as error:
         raise SbkitError(
             f"{what} must fit into memory, but {path} has {size} bytes. Use a larger machine."
@@ -47,3 +46,32 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
             "what its name says; restore it."
         )
     return content
+
+
+def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
+    """Yield the lines of a file, or of what a link leads to, and no pipe or device.
+
+    ``what`` begins the sentence of a refusal. Raises SbkitError when it is none, or has a line of
+    more than LONGEST_LINE bytes, as a file of zeros has.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise SbkitError(
+                        f"{what} must have lines of less than {LONGEST_LINE} bytes, but {path} has "
+                        "a longer one. Cut it into lines."
+                    )
+                yield line
+    except (OSError, ValueError) as error:
+        raise _unreadable(what, path, error) from error
+
+
+def _unreadable(what: str, path: Path, error: OSError | ValueError) -> SbkitError:
+    why = error.strerror if isinstance(error, OSError) else "its name is no name of a file"
+    return SbkitError(
+        f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
+    )

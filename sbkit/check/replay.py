@@ -30,7 +30,7 @@ from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.plan import Example
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
-from sbkit.train.recipe import refuse_foreign_modules
+from sbkit.train.recipe import load_recipe, refuse_foreign_modules
 from sbkit.train.step import training_loss
 
 REPRODUCED = 1  # exit code
@@ -64,9 +64,11 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
     run_folder = file.resolve().parent.parent
     yaml_file = run_folder / RESOLVED
     refuse_foreign(yaml_file, own=own)
-    refuse_foreign_modules(read_knobs(yaml_file, {}), yaml_file, own)
+    knobs = read_knobs(yaml_file, {})
+    refuse_foreign_modules(knobs, yaml_file, own)
+    recipe = load_recipe(knobs, yaml_file, beside=False) if "recipe" in knobs else None
     here = {"output_folder": str(run_folder)}
-    with PlannedRun(yaml_file, here) as planned:
+    with PlannedRun(yaml_file, here, recipe=recipe) as planned:
         with suppress(MissingPartError):  # a fault of theirs is reported with the batch
             _ = planned.loaders  # while the model is on the CPU, where its stride is measured
         brain = _brain(planned)
@@ -113,7 +115,7 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
         one = trace(brain, batch.take(slice(row, row + 1)), random)
         lost = not _is_finite(whole.losses[row])
         if lost or not one.is_finite:
-            print(f"  {name} ({one_line(batch, row)}): alone, {_words(one)}")
+            print(f"  {printable(name)} ({one_line(batch, row)}): alone, {_words(one)}")
     return True
 
 

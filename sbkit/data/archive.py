@@ -1,12 +1,11 @@
 """A corpus that is still packed: a tar file, unpacked once into the cache, whole or not at all."""
 
 import hashlib
-import lzma
 import os
 import shutil
 import tarfile
-import zlib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
@@ -18,6 +17,9 @@ from sbkit.logs.log import say
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PIECE = 1 << 20  # bytes
+LARGEST_READ = 1 << 24  # bytes; the attributes of a file have some hundred
+MOST_TIMES = 100  # the packed bytes: speech and its tables have less, zeros have a thousand
+LEAST_LIMIT = 1 << 30  # bytes that are always allowed
 
 
 def is_archive(path: Path) -> bool:
@@ -52,14 +54,44 @@ def unpack(archive: Path) -> Path:
 def _extract(archive: Path, folder: Path) -> None:
     """Write what an archive holds into a folder; read it to its end, where its checksum stands."""
     try:
-        with tarfile.open(archive, "r:*") as tar:
+        most = max(LEAST_LIMIT, MOST_TIMES * archive.stat().st_size)
+        with archive.open("rb") as packed, _Tar.open(fileobj=packed, mode="r:*", most=most) as tar:
             for member in tar:
+                if member.issparse() or member.size < 0:
+                    raise tarfile.ReadError("a file in it has holes, or less than no bytes")
                 if member.isfile():
                     _write(tar, member, folder / _inside(member.name, archive))
             while tar.fileobj is not None and tar.fileobj.read(PIECE):
                 pass
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (SbkitError, OSError):
+        raise
+    except Exception as error:  # whatever a damaged archive does to a library, it is the archive's
         raise _damaged(archive, error) from error
+
+
+class _Tar(tarfile.TarFile):
+    """A tar file that is read through `_Unpacked`; ``most`` is its limit."""
+
+    def __init__(self, name: Any, mode: Any, fileobj: Any, *, most: int) -> None:
+        super().__init__(name, mode, _Unpacked(fileobj, most))
+
+
+class _Unpacked:
+    """The content of a packed file, refused where it goes on for more than ``most`` bytes.
+
+    tarfile reads the attributes of a file at once, and as many as their own header says.
+    """
+
+    def __init__(self, file: Any, most: int) -> None:
+        self._file, self._most = file, most
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int) -> bytes:
+        """Read some bytes; raises tarfile.ReadError for too many."""
+        if not 0 <= size <= LARGEST_READ or self.tell() > self._most:
+            raise tarfile.ReadError("it unpacks to more than a corpus can")
+        content: bytes = self._file.read(size)
+        return content
 
 
 def _inside(name: str, archive: Path) -> PurePosixPath:

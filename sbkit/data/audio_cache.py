@@ -40,7 +40,12 @@ def default_cache() -> Path:
     if own := os.environ.get("SBKIT_CACHE"):
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
+    try:
+        return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
+    except RuntimeError as error:  # as in a container whose user has no entry
+        raise SbkitError(
+            "The cache must lie in a folder, but this user has no home. Let SBKIT_CACHE name one."
+        ) from error
 
 
 @dataclass(frozen=True)

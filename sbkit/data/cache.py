@@ -185,10 +185,10 @@ def prune(
         list_entries(cache_folder), older_than=older_than, unused=unused
     ):
         if not dry_run and not remove(entry, cache_folder):
-            print(f"kept {entry.folder}: a process is preparing it")
+            print(f"kept {printable(str(entry.folder))}: a process is preparing it")
             continue
         word = "would remove" if dry_run else "removed"
-        print(f"{word} {entry.folder} ({_megabytes(entry.bytes)}): {reason}")
+        print(f"{word} {printable(str(entry.folder))} ({_megabytes(entry.bytes)}): {reason}")
         removed, freed = removed + 1, freed + entry.bytes
     word = "would be freed" if dry_run else "freed"
     print(f"{_megabytes(freed)} {word}, {_count(removed)}")

@@ -3,14 +3,17 @@
 Each file has lines "KEY VALUE". A command in ``wav.scp`` is refused, never run.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Row
 
+LARGEST = 1 << 31  # bytes
 COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 
 
@@ -57,12 +60,13 @@ def _read_row(
 
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:
+    what = f"The file {file.name} of a data folder of Kaldi"
+    content = read_regular(Path(os.path.realpath(file)), largest=LARGEST, what=what)
     try:
-        lines = file.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = content.decode("utf-8-sig").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
         raise SbkitError(
-            f"A data folder of Kaldi must have {file.name} in UTF-8, but {file} cannot be read "
-            f"({error}). Write it."
+            f"{what} must be UTF-8, but {file} is not ({error}). Write it again."
         ) from error
     split = (line.strip().split(maxsplit=1) for line in lines)
     pairs = [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]

@@ -251,6 +251,8 @@ def split_names(release: Path) -> tuple[str, ...]:
 
 def _lists_clips(tsv: Path) -> bool:
     """Check for a path in the header: ``reported.tsv`` and ``clip_durations.tsv`` have none."""
+    if not tsv.is_file():
+        return False
     with tsv.open("rb") as file:
         header = file.readline(10_000).decode(errors="replace").lower()
     return any(column in header for column in PATH_COLUMNS)

@@ -3,22 +3,25 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
+from sbkit.data.parquet import ParquetFile
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
 BATCH_ROWS = 100  # in memory at a time, with the audio that they hold
 LARGEST = 1 << 26  # bytes of what describes a dataset
-LONGEST_NAME = 100  # characters
+LONGEST_NAME = 200  # bytes of at most 255
 
 
 def is_saved_dataset(source: Path) -> bool:
@@ -44,9 +47,8 @@ def read_saved_dataset(source: Path) -> Table:
         _refuse_strange_files(source)
     datasets.disable_progress_bars()
     try:
-        read = datasets.Dataset.from_parquet if source.is_file() else datasets.load_from_disk
-        dataset = read(str(source)).with_format("arrow")  # as stored: no column is decoded
-        stored = (row for table in dataset.iter(BATCH_ROWS) for row in table.to_pylist())
+        columns, tables = _open(source)
+        stored = (row for table in tables for row in table.to_pylist())
         rows = tuple(
             TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
             for number, row in enumerate(stored, start=1)
@@ -59,7 +61,16 @@ def read_saved_dataset(source: Path) -> Table:
             f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
         ) from error
     within = source / "data" if source.is_dir() else source  # paths are relative to its folder
-    return Table(within, tuple(dataset.column_names), rows)
+    return Table(within, tuple(columns), rows)
+
+
+def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBatch]]:
+    """Return the columns and some rows after the other, as stored: no column is decoded."""
+    if source.is_file():
+        file = ParquetFile(source, size=source.stat().st_size)
+        return file.schema.names, file.batches(BATCH_ROWS)
+    dataset = datasets.load_from_disk(str(source)).with_format("arrow")
+    return dataset.column_names, dataset.iter(BATCH_ROWS)
 
 
 def _refuse_strange_files(source: Path) -> None:
@@ -107,7 +118,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
     folder = default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
     digest = hashlib.sha256(content).hexdigest()[:16]
     plain = Path(name).name
-    if not plain.isprintable() or not 0 < len(plain) <= LONGEST_NAME:
+    if not plain.isprintable() or plain in ("", "..") or len(os.fsencode(plain)) > LONGEST_NAME:
         plain = digest
     file = folder / digest[:2] / digest / plain
     if not file.is_file():

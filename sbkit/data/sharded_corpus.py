@@ -25,11 +25,13 @@ from sbkit.base.printable import printable
 from sbkit.data.audio_store import COLUMNS, PLACE, SHARDED
 from sbkit.data.clips import Clips
 from sbkit.data.manifest import BadRow, Manifest
+from sbkit.data.parquet import ParquetFile
 from sbkit.data.roles import resolve_splits
 from sbkit.data.storage import Storage
 
 INDEX = "sbkit-shards.json"
 FORMAT = 1
+ROWS_AT_ONCE = 1000
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
 OWN = ("id", "sentence", "samples", SHARDED)  # columns of every table; the rest is the corpus's
@@ -115,7 +117,8 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     contents = _read_tables(storage, shards)
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
-            table = pq.read_table(pa.BufferReader(content))
+            file = ParquetFile(pa.BufferReader(content), size=len(content))
+            table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema)
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
             tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))

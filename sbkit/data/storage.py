@@ -4,6 +4,7 @@ What a file system asks for (a key, an endpoint) is fsspec's own business: its c
 its variables (FSSPEC_S3_...) and those of the store itself.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ import fsspec
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_bytes_atomically
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
 
+LARGEST_FILE = 1 << 33  # bytes that are read at once
 LARGEST_TRANSFER = 64  # files or ranges that are asked for at once
 
 
@@ -92,6 +95,9 @@ class Storage:
             MissingFileError: one of them is missing.
             SbkitError: one of them cannot be read.
         """
+        if self.folder is not None:
+            yield from map(_read_here, (self.folder / name for name in names))
+            return
         for start in range(0, len(names), LARGEST_TRANSFER):
             files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
             everything = [None] * len(files)
@@ -128,6 +134,18 @@ class Storage:
         file.unlink()
 
 
+def _read_here(file: Path) -> bytes:
+    """Read a file of this machine, or what a link leads to: no pipe, and no device."""
+    if not os.path.lexists(file):
+        raise _missing(str(file))
+    real = Path(os.path.realpath(file))
+    return read_regular(real, largest=LARGEST_FILE, what="A file of a corpus")
+
+
+def _missing(file: str) -> MissingFileError:
+    return MissingFileError(f"{printable(file)} must be there, but is missing. Put it back.")
+
+
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read parts of files of one file system; an object store is asked for many at once.
 
@@ -160,7 +178,7 @@ def _fetch(
 
 def _require_content(content: object, file: str, size: int | None = None) -> bytes:
     if isinstance(content, FileNotFoundError):
-        raise MissingFileError(f"{printable(file)} must be there, but is missing. Put it back.")
+        raise _missing(file)
     if isinstance(content, BaseException):
         raise _unreachable(file, content) from content
     assert isinstance(content, bytes)

@@ -19,6 +19,7 @@ PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", 
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
+MOST_COLUMNS = 1000  # of JSON Lines, where each row may have others
 DELIMITERS = "\t,;|"
 ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
@@ -95,7 +96,7 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
         near = get_close_matches(named.lower(), lower, n=1, cutoff=0)[0]
         raise SbkitError(
             f"`{knob}` must name a column of {table.file}, but {named!r} is not one of {columns}. "
-            f"Pass --{knob}={lower[near]}, or the one you mean."
+            f"Pass --{knob}={printable(lower[near])}, or the one you mean."
         )
     raise SbkitError(
         f"The first line of {table.file} must name one of the columns {', '.join(usual)}, but "
@@ -185,8 +186,8 @@ def _read_header(file: Path, row: Sequence[str]) -> list[str]:
     twice = [name for name, count in Counter(map(str.lower, header)).items() if name and count > 1]
     if twice:
         raise SbkitError(
-            f"The columns of {file} must have different names, but {twice[0]} comes twice. Rename "
-            "one of them."
+            f"The columns of {file} must have different names, but {printable(twice[0])} comes "
+            "twice. Rename one of them."
         )
     while header and not header[-1]:  # a delimiter at the end of the line
         header.pop()
@@ -213,6 +214,11 @@ def _read_json_lines(file: Path) -> Table:
             names |= dict.fromkeys(row.fields)
         elif row.id == "line 1":
             fault = row.detail
+        if len(names) > MOST_COLUMNS:
+            raise SbkitError(
+                f"The objects of {file} must have at most {MOST_COLUMNS} different keys, but have "
+                "more. Write what differs from row to row as a value."
+            )
     if not names:
         raise SbkitError(
             f"{file} must be JSON Lines, one object on each line, but line 1 is none "
@@ -227,16 +233,30 @@ def _read_objects(file: Path) -> Iterator[TableRow | BadRow]:
             if not line.strip():
                 continue
             try:
-                values = json.loads(line)
+                yield TableRow(number, _as_fields(json.loads(line, object_pairs_hook=_unique)))
             except (ValueError, RecursionError) as error:
                 yield BadRow(f"line {number}", "not a JSON object", str(error))
-                continue
-            if isinstance(values, dict):
-                yield TableRow(
-                    number, {name.strip(): _as_text(value) for name, value in values.items()}
-                )
-            else:
-                yield BadRow(f"line {number}", "not a JSON object", f"it is {line.strip()[:40]}")
+
+
+def _as_fields(values: object) -> Mapping[str, str]:
+    """Make texts of what an object holds; raises ValueError for what is none, or cannot be kept."""
+    if not isinstance(values, dict):
+        raise ValueError(f"it is {str(values)[:40]}")
+    fields = {name.strip(): _as_text(value) for name, value in values.items()}
+    if len(fields) < len(values):
+        raise ValueError("a key is there twice")
+    whole = "".join(chain(*fields.items()))
+    whole.encode()  # half a surrogate pair has no UTF-8
+    if "\0" in whole:
+        raise ValueError("a text holds a zero byte")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is there twice")
+    return values
 
 
 def _as_text(value: object) -> str:

@@ -4,6 +4,7 @@ texts, normalized -> words -> model of words; tokens of the tokenizer -> model o
 """
 
 import hashlib
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_lines
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
@@ -87,9 +89,9 @@ def ensure_language_models(
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is there that is named as an ARPA file, or begins as one: `\data\`."""
     try:
-        with file.open("rb") as lines:
-            first = next(filter(None, map(bytes.strip, lines)), b"")
-    except OSError:
+        lines = read_lines(file, what="The text of a language model")
+        first = next(filter(None, map(bytes.strip, lines)), b"")
+    except SbkitError:
         return False
     return file.suffix == ".arpa" or first == b"\\data\\"
 
@@ -179,13 +181,13 @@ def read_sentences(file: Path, language: str) -> Iterator[str]:
         SbkitError: it cannot be read, is not UTF-8, or holds no sentence.
     """
     count = 0
+    decoder = getincrementaldecoder("utf-8-sig")()
     try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for line in lines:
-                if text := normalize(line, language):
-                    count += 1
-                    yield text
-    except (OSError, UnicodeDecodeError) as error:
+        for line in read_lines(file, what="The text of a language model"):
+            if text := normalize(decoder.decode(line), language):
+                count += 1
+                yield text
+    except UnicodeDecodeError as error:
         raise _no_text(file, f"cannot be read ({error})") from error
     if not count:
         raise _no_text(file, "has none")

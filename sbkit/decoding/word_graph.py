@@ -29,6 +29,7 @@ from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
 
 UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
 LARGEST_COST = 1e6  # of an arc; sums of more are no numbers in float32
+MOST_TOKENS = 2000  # the arcs between 1000 take 0.6 GB while it is made, between 1500 1.4 GB
 BLOW_UP = 10  # times the states before determinization, beyond which it is given up
 BEAM, MOST_ACTIVE = 16.0, 3000  # cost, states of a frame; sherpa-onnx has the same
 
@@ -66,6 +67,11 @@ def make_graph(
             of bearable size.
     """
     fst = require_package("kaldifst", extra="graph")
+    if len(spelling.pieces) > MOST_TOKENS:
+        raise SbkitError(
+            f"A word graph must be of at most {MOST_TOKENS} tokens, because it grows with their "
+            f"square, but this tokenizer has {len(spelling.pieces)}. Take --decoder beam."
+        )
     marks = Marks(*range(len(spelling.pieces) + 1, len(spelling.pieces) + 4))
     lexicon = LexiconArcs(words, spelling, scale, marks)
     lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])

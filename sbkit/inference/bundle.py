@@ -186,12 +186,12 @@ class Bundle:
         spell = partial(normalize, language=self.config.language or "und")
         found = normalize_hotwords(read_hotwords(named), normalize=spell, tokenizer=tokenizer)
         for phrase in found.refused:
-            what = f"the hotword {printable(phrase)[:100]} is left out"
+            what = f"the hotword {printable(phrase[:100])} is left out"
             print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
         if not found.phrases:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "
-                f"{printable(named)[:100]} has none. Correct the list."
+                f"{printable(named[:100])} has none. Correct the list."
             )
         if not separates_words(self.config.language or "und"):
             print(

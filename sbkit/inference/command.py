@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,12 +141,13 @@ class _Writer:
         from sbkit.inference.subtitles import to_srt, to_tsv, to_vtt
 
         if self._format == "json":
-            return json.dumps(asdict(result, dict_factory=_plain), ensure_ascii=False)
+            found = json.dumps(asdict(result, dict_factory=_plain), ensure_ascii=False)
+            return printable_json(found)
         if self._format in ("srt", "vtt", "tsv"):
             write = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[self._format]
             return write(result.words)
         named = self._many and self._out is None
-        return f"{result.file}\t{result}" if named else str(result)
+        return f"{printable(str(result.file))}\t{result}" if named else str(result)
 
 
 def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.printable import printable
 from sbkit.base.provenance import versions
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.base.version import __version__
@@ -37,7 +38,7 @@ class Finding:
 
     def __str__(self) -> str:
         """Write it as a line."""
-        return f"{self.subject}: {self.text}"
+        return printable(f"{self.subject}: {self.text}")
 
 
 def print_findings(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:

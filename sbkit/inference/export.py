@@ -318,7 +318,9 @@ def _described(file: Path) -> dict[str, Any] | None:
         return None
     content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
     try:
-        return dict(json.loads(content).items())
+        described = dict(json.loads(content).items())
+        to_json(described).encode()  # half a surrogate pair cannot be written again
+        return described
     except (ValueError, AttributeError, RecursionError) as error:
         raise SbkitError(
             f"{file} must be what training wrote, but cannot be read. Write it again: "

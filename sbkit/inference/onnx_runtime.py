@@ -25,8 +25,11 @@ FOLDER = "onnx"  # of a bundle
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
+LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
+LONGEST_NUMBER = 9  # digits
+MOST_SAMPLES = 1 << 20  # from one frame to the next, and that a model must have
 RECORD = "session.record_ep_graph_assignment_info"
 
 Floats = npt.NDArray[np.float32]
@@ -58,7 +61,7 @@ class OnnxModel:
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
         options.intra_op_num_threads = threads
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
         try:
             self._session = runtime.InferenceSession(
                 content, options, providers=[asked], enable_fallback=0
@@ -71,8 +74,11 @@ class OnnxModel:
         subgraphs = self._session.get_provider_graph_assignment_info()
         nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
+        _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+        needed = {"min_samples": "0", **self.metadata}
+        self._min_samples = read_count(needed, "min_samples", least=0)
 
     @classmethod
     def load(
@@ -105,12 +111,24 @@ class OnnxModel:
         ``audio`` is int16, or floating point between -1 and 1; zero past each length.
         """
         scale = FULL_SCALE if audio.dtype == np.int16 else 1
-        missing = int(self.metadata.get("min_samples", 0)) - audio.shape[1]
+        missing = self._min_samples - audio.shape[1]
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
         return LogProbs(found[0], found[1])
+
+
+def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
+    """Read a number of samples from the metadata of a model; raises SbkitError where it is none."""
+    text = metadata.get(name, "")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+    if not is_number or not least <= int(text) <= MOST_SAMPLES:
+        raise SbkitError(
+            f"`{name}` of an ONNX model must be a number from {least} to {MOST_SAMPLES}, but is "
+            f"{text[:60]!r}. Export it again."
+        )
+    return int(text)
 
 
 def _require_provider(name: str, available: list[str]) -> str:
@@ -123,6 +141,15 @@ def _require_provider(name: str, available: list[str]) -> str:
             "place of onnxruntime."
         )
     return asked
+
+
+def _refuse_loops(nodes: list[tuple[str, str]]) -> None:
+    """Refuse what might never end; the encoders that are exported have none."""
+    if any(kind in LOOPS for _, kind in nodes):
+        raise SbkitError(
+            "An ONNX model must be without loops, which may have no end, but has one. Export it "
+            "again."
+        )
 
 
 def _refuse_elsewhere(asked: str, nodes: list[tuple[str, str]]) -> None:

@@ -20,10 +20,10 @@ from sbkit.base.provenance import versions
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
 from sbkit.inference.model import Batch, Effective, Heard, Model, ModelThread, run_batches
-from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel
+from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel, read_count
 
 AUTO = "auto"
-MOST_SAMPLES = 1 << 20  # from one frame to the next
+LARGEST_LOG_PROB = 0.01  # 0 but for rounding
 ON_RECOMPILE = ("error", "fallback")
 WHEELS = ("onnxruntime", "onnxruntime-gpu")  # both are imported as onnxruntime
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
@@ -103,6 +103,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             OnnxModel.load(folder, provider=device, precision=wanted.precision, threads=1),
             device=device,
             precision=wanted.precision,
+            vocab_size=read.bundle.require_asr().vocab_size,
         )
 
     return _in_thread(read, make)
@@ -126,25 +127,15 @@ def _require_cuda(wanted: Wanted) -> None:
         )
 
 
-def _whole(text: str) -> int:
-    """Read the samples of a frame from the metadata of an ONNX model."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_SAMPLES):
-        raise SbkitError(
-            f"`samples_per_frame` of an ONNX model must be a number from 1 to {MOST_SAMPLES}, but "
-            f"is {text[:60]!r}. Export it again."
-        )
-    return int(text)
-
-
 class OnnxClips:
     """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
 
     fallbacks = 0  # nothing is compiled
 
-    def __init__(self, model: OnnxModel, *, device: str, precision: str) -> None:
+    def __init__(self, model: OnnxModel, *, device: str, precision: str, vocab_size: int) -> None:
         """Take a model that was loaded; it says itself where its nodes run."""
-        self._model = model
-        self.samples_per_frame = _whole(model.metadata.get("samples_per_frame", ""))
+        self._model, self._vocab_size = model, vocab_size
+        self.samples_per_frame = read_count(model.metadata, "samples_per_frame", least=1)
         self.effective = Effective(
             runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
         )
@@ -156,8 +147,25 @@ class OnnxClips:
         for row, clip in zip(audio, clips, strict=True):
             row[: len(clip)] = clip
         found = self._model.log_probs(audio, lengths)
-        rows = zip(found.log_probs, found.lengths.tolist(), strict=True)
-        return [Heard(row[:count]) for row, count in rows]
+        shape = np.shape(found.log_probs)
+        if len(shape) != 3 or shape[2] != self._vocab_size:
+            raise SbkitError(
+                f"An ONNX model must give log-probabilities of {self._vocab_size} tokens, as its "
+                f"bundle has, but gives an array of {shape}. Export it again."
+            )
+        counts = found.lengths.tolist()
+        if not all(0 <= count <= shape[1] for count in counts):
+            raise SbkitError(
+                f"An ONNX model must give numbers of frames from 0 to the {shape[1]} of its "
+                f"log-probabilities, but gives {str(counts)[:60]}. Export it again."
+            )
+        heard = [Heard(row[:n]) for row, n in zip(found.log_probs, counts, strict=True)]
+        if not all((each.log_probs <= LARGEST_LOG_PROB).all() for each in heard):  # NaN neither
+            raise SbkitError(
+                "An ONNX model must give log-probabilities of at most 0, but gives NaN or others. "
+                "Export it again."
+            )
+        return heard
 
     def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
         """Run the encoder on several batches; on the CPU at once, each in a thread."""

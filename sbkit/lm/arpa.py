@@ -17,19 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.printable import printable
+from sbkit.base.regular import read_lines
 from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
 
 LN_10 = math.log(10)
 ZERO = -99.0  # log10, by convention that of no probability
 FARTHEST = 1e6  # log10, of anything that was ever estimated
 LINES_AT_ONCE = 1 << 16
+LONGEST_COUNT = 18  # digits; Python refuses to read thousands of them
 
 
 def read_arpa(path: Path) -> NgramModel:
@@ -41,28 +42,19 @@ def read_arpa(path: Path) -> NgramModel:
     numbers of n-grams than it says, a value that is no logarithm of a probability, a word that is
     no unigram, an n-gram twice, or one whose first words are none.
     """
-    try:
-        if not path.is_file():
-            raise SbkitError(f"An ARPA file must be a file, but {path} is none. Check its name.")
-        with path.open("rb") as file:
-            return _read(Lines(path, file))
-    except OSError as error:
-        raise SbkitError(
-            f"An ARPA file must be readable, but {path} is not ({error.strerror}). Check its name "
-            "and its rights."
-        ) from error
+    return _read(Lines(path, read_lines(path, what="An ARPA file")))
 
 
 class Lines:
     """The lines of a file, counted, so that a refusal can name the one it means."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self.file = path, file
+    def __init__(self, path: Path, lines: Iterator[bytes]) -> None:
+        self.path, self.lines = path, lines
         self.number = 0  # of the line read last
 
     def take(self) -> bytes:
         """Return the next line that is not blank; raise SbkitError at the end of the file."""
-        for line in self.file:
+        for line in self.lines:
             self.number += 1
             if stripped := line.strip():
                 return stripped
@@ -70,7 +62,7 @@ class Lines:
 
     def take_rows(self, count: int) -> Iterator[list[list[bytes]]]:
         """Yield the fields of so many lines, or fewer at the file's end, a block at a time."""
-        while rows := [each.split() for each in islice(self.file, min(count, LINES_AT_ONCE))]:
+        while rows := [each.split() for each in islice(self.lines, min(count, LINES_AT_ONCE))]:
             yield rows
             self.number += len(rows)
             count -= len(rows)
@@ -120,7 +112,8 @@ def _read_counts(lines: Lines) -> list[int]:
     counts = list[int]()
     while (line := lines.take()).startswith(b"ngram "):
         order, _, count = line.removeprefix(b"ngram ").partition(b"=")
-        if order.strip() != b"%d" % (len(counts) + 1) or not count.strip().isdigit():
+        is_count = count.strip().isdigit() and len(count) < LONGEST_COUNT
+        if order.strip() != b"%d" % (len(counts) + 1) or not is_count:
             raise lines.fault('must count its n-grams as in "ngram 1=20"', f"says {_show(line)}")
         counts.append(int(count))
     if not 1 <= len(counts) <= LARGEST_ORDER:

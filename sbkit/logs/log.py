@@ -192,7 +192,9 @@ def _parse(line: str) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if type(record.get("step")) is int else None
 
 
 def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:

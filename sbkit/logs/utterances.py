@@ -24,6 +24,7 @@ from sbkit.text.wer import ErrorCounts, Scored, score
 from sbkit.text.word import Word
 
 LARGEST = 4 << 30  # bytes; a million long utterances have 1 GB
+LONGEST_TEXT = 1 << 18  # characters; two hours of speech have 100 000, and the time is quadratic
 
 
 def utterances_file(folder: Path, split: str) -> Path:
@@ -89,6 +90,8 @@ def _read_row(row: Mapping[str, Any]) -> Scored:
     if not all(isinstance(each, str) for each in texts):
         raise TypeError(f"the utterance {str(row['id'])[:40]!r} is not made of texts")
     id, reference, hypothesis, speaker = texts
+    if max(len(reference), len(hypothesis)) > LONGEST_TEXT:
+        raise ValueError(f"the utterance {id[:40]!r} has more than {LONGEST_TEXT} characters")
     words = tuple(_read_word(each) for each in row.get("words") or ())
     # Refuses half a surrogate pair, which could not be printed.
     "".join([*texts, *(word.text for word in words)]).encode()

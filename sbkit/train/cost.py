@@ -99,5 +99,10 @@ class CostRecorder:
         return bytes_of(self._model) + optimizer + self._peak if self._peak else None
 
 
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+def _read(file: Path) -> dict[str, Any] | None:
+    """Read a mapping; None where there is none, for it may have been changed by hand."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -51,8 +51,11 @@ class Recipe:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
+def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe:
     """Import the recipe that a YAML names; its own folder is searched last.
+
+    ``beside`` is false for a foreign YAML: of a folder that is searched, whatever is imported from
+    then on, and is not installed, would be run.
 
     Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
@@ -62,7 +65,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it."
         )
-    search_beside(yaml_file)
+    if beside:
+        search_beside(yaml_file)
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute, None)

@@ -30,6 +30,16 @@ class Place:
     def canary(self) -> Path:
         return self.folder / "canary"
 
+    @property
+    def trained(self) -> Path:
+        """Return the folder of a run that was trained for an epoch."""
+        return self.folder / "trained"
+
+    @property
+    def mine(self) -> Path:
+        """Return a folder with `kept.txt`, of which nothing may change."""
+        return self.folder / "mine"
+
     def transcribe(self) -> list[str]:
         return ["transcribe", str(self.bundle), str(self.clip)]
 

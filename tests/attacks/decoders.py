@@ -67,7 +67,7 @@ def _case(name: str, spoil: Callable[[Place], None], *, harmless: bool = False) 
     return Case("bundle decoder", name, prepare, harmless=harmless)
 
 
-def _with_models(folder: Path) -> Path:
+def with_models(folder: Path) -> Path:
     """Train real language models of the bundle's tokenizer."""
     file = folder / "lm.safetensors"
     ensure_language_models(
@@ -80,7 +80,7 @@ def _with_models(folder: Path) -> Path:
 
 
 def _with_decoder(described: Any, spoil: Callable[[Path], Any] | None, place: Place) -> None:
-    file = _with_models(place.bundle)
+    file = with_models(place.bundle)
     if spoil is not None:
         spoil(file)
     edit_config(place.bundle, lambda config: config.update(decoder=described))
@@ -93,7 +93,7 @@ def _with_kind(kind: Callable[[Path], None], place: Place) -> None:
 
 
 def _export(content: bytes, name: str, place: Place) -> list[str]:
-    _with_models(place.run)
+    with_models(place.run)
     (place.run / name).write_bytes(content)
     return place.export()
 

@@ -27,7 +27,7 @@ from tests.attacks.runs import LAUGHS, Call
 
 TINY = ("--device=cpu", "--cnn_channels=8", "--d_model=16", "--nhead=2", "--d_ffn=16",
         "--num_encoder_layers=1", "--batch_seconds=2", "--check=False",
-        "--log_every=1")  # fmt: skip
+        "--log_every=1", "--beam_size=2")  # fmt: skip
 WORDS = ("one", "two", "one two", "two two", "one one", "two one")
 
 

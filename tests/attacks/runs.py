@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -42,9 +43,10 @@ def all_runs() -> Iterator[Case]:
         harmless = name == "meta laughs"  # an alias of a list is that list
         yield Case("export", f"checkpoint {name}", partial(_export, spoil), harmless)
     for name, change in YAMLS.items():
-        yield Case("replay", name, partial(_replay, partial(_with_yaml, change)))
+        spoil = partial(_with_yaml, change)
+        yield Case("replay", name, partial(_replay, spoil), harmless=name in UNUSED)
     for name, spoil in REPLAYED.items():
-        yield Case("replay", name, partial(_replay, spoil))
+        yield Case("replay", name, partial(_replay, spoil), harmless=name in REPLAYABLE)
     for name, make in OUTS.items():
         yield Case("export", f"--out {name}", partial(_export_to, make))
 
@@ -63,9 +65,27 @@ def _replay(spoil: Callable[[Place], Any], place: Place) -> list[str]:
     folder = place.run / "nonfinite"
     folder.mkdir()
     (folder / "1.json").write_text(json.dumps({"what": "loss", "step": 1}))
-    torch.save({"modules": {}, "micro_batches": [{"batch": {}, "random": {}}]}, folder / "1.pt")
+    _pt(_planned(((0,), 16_000)), place)
+    os.environ["SBKIT_CACHE"] = str(place.folder / "cache")
+    (place.folder / "data.csv").write_text("path,text\nclip.wav,hello there\n")
+    yaml = place.run / "hyperparams.yaml"
+    data = ", ".join(f"{name}: {place.folder}/data.csv" for name in ("train", "dev", "test"))
+    text = yaml.read_text()
+    yaml.write_text(re.sub("^manifest:.*$", f"manifest: {{{data}}}", text, flags=re.MULTILINE))
     spoil(place)
     return place.replay()
+
+
+def _planned(*plan: Any) -> Callable[[Place], Any]:
+    """Return what makes the model of a run, and a micro-batch of its data."""
+
+    def make(place: Place) -> Any:
+        weights = torch.load(_checkpoint(place) / "model.ckpt", weights_only=True)
+        batch = {"ids": ["clip"], "plan": [*plan], "random": {"cpu": torch.get_rng_state()}}
+        named = {f"model.{name}": each for name, each in weights.items()}
+        return {"modules": named, "micro_batches": [batch]}
+
+    return make
 
 
 def _with_yaml(change: Callable[[str], str], place: Place) -> None:
@@ -207,26 +227,24 @@ def _kept(name: str, make: Callable[[Path], Any], place: Place) -> None:
     make(file)
 
 
-def _group(utterances: Any) -> Callable[[Place], Any]:
-    one = torch.ones(1, dtype=torch.int64)
-    batch = {
-        "ids": ["a"], "texts": ["a"], "audio": torch.zeros(1, 10), "samples": one * 10,
-        "tokens": torch.ones(1, 1), "token_lengths": one, "weights": one, "seconds": 1.0,
-        "speed_groups": [(100, utterances, 10)],
-    }  # fmt: skip
-    return lambda place: {"modules": {}, "micro_batches": [{"batch": batch, "random": {}}]}
-
-
 REPLAYED: dict[str, Callable[[Place], Any]] = {
     "as it was": lambda place: None,
     "a pickle that runs": partial(_pt, lambda place: Call(place.canary)),
     "a pickle inside": partial(_pt, lambda place: {"modules": {"a": Call(place.canary)}}),
     ".pt a list": partial(_pt, lambda place: []),
     "no micro-batches": partial(_pt, lambda place: {"modules": {}, "micro_batches": []}),
-    "a group of 10**9": partial(_pt, _group(10**9)),
-    "a group of none": partial(_pt, _group(0)),
-    "a group of less": partial(_pt, _group(-1)),
-    "a group of text": partial(_pt, _group("a")),
+    "rows beyond": partial(_pt, _planned(((10**9,), 16_000))),
+    "rows below nothing": partial(_pt, _planned(((-7,), 16_000))),
+    "rows of text": partial(_pt, _planned((("a",), 16_000))),
+    "rows without end": partial(_pt, _planned(((0,) * 10**6, 16_000))),
+    "no rows": partial(_pt, _planned(((), 16_000))),
+    "samples beyond": partial(_pt, _planned(((0,), 10**12))),
+    "samples of text": partial(_pt, _planned(((0,), "a"))),
+    "a speed of nothing": partial(_pt, _planned(((0,), 16_000, 0))),
+    "a speed beyond": partial(_pt, _planned(((0,), 16_000, 10**9))),
+    "examples without end": partial(_pt, _planned(*[((0,), 16_000)] * 10**5)),
+    "a plan of texts": partial(_pt, _planned("a", "b")),
+    "no plan": partial(_pt, _planned()),
     "json list": partial(_json, b"[]"),
     "json deep": partial(_json, b"[" * 100_000),
     "json text": partial(_json, b"\xff"),
@@ -238,6 +256,9 @@ REPLAYED: dict[str, Callable[[Place], Any]] = {
     ".pt missing": partial(_kept, "1.pt", lambda file: None),
     "no YAML": lambda place: (place.run / "hyperparams.yaml").unlink(),
 }
+
+
+REPLAYABLE = ("as it was", "samples beyond")
 
 
 def _export_to(make: Callable[[Path], Any], place: Place) -> list[str]:

@@ -285,3 +285,24 @@ def test_half_an_hour_of_stereo_is_read_in_little_memory(tmp_path: Path) -> None
     count, kilobytes = map(int, done.stdout.split())
     assert count == seconds * SAMPLE_RATE
     assert kilobytes < 400_000  # of which 58 MB are the samples; all at once they took 3.4 GB
+
+
+@pytest.mark.parametrize("suffix", ["ogg", "opus", "mp3", "flac"])
+def test_recordings_joined_byte_by_byte_are_refused(suffix: str, tmp_path: Path) -> None:
+    contents = []
+    for rate, channels in ((16_000, 1), (44_100, 2)):
+        file = tmp_path / f"{rate}.{suffix}"
+        noise = np.random.default_rng(rate).integers(-3000, 3000, (rate, channels))
+        soundfile.write(
+            file,
+            noise.astype(np.int16),
+            rate if suffix != "opus" else 48_000,
+            format="OGG" if suffix == "opus" else suffix.upper(),
+            subtype="OPUS" if suffix == "opus" else None,
+        )
+        assert len(read_audio(file)) > 0
+        contents.append(file.read_bytes())
+    (tmp_path / f"joined.{suffix}").write_bytes(b"".join(contents))
+    with pytest.raises(AudioError, match="must hold one recording") as refused:
+        read_audio(tmp_path / f"joined.{suffix}")
+    assert refused.value.reason == "several recordings"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sbkit.base.errors import INTERRUPTED
+from sbkit.base.errors import INTERRUPTED, SbkitError
 from sbkit.base.exit import run_main
 
 
@@ -36,3 +36,8 @@ def test_an_error_without_an_interrupt_is_raised() -> None:
 
     with pytest.raises(RecursionError):
         run_main(command)
+
+
+def test_no_name_in_an_error_moves_the_cursor() -> None:
+    error = SbkitError("It must be one, but \x1b[2J\x9b2J\u202eno \udcff is two.\nTake one.")
+    assert str(error) == "It must be one, but \\x1b[2J\\x9b2J\\u202eno \\udcff is two.\nTake one."

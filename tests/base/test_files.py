@@ -29,6 +29,15 @@ def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) 
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_a_link_in_the_place_of_what_is_written_beside_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    beside = tmp_path / f".a.txt.{os.getpid()}.tmp"
+    beside.symlink_to(tmp_path / "mine.txt")
+    write_text_atomically(tmp_path / "a.txt", "new")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "a.txt").read_text() == "new" and not beside.exists()
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights.bin"
     write_bytes_atomically(path, b"old")

@@ -111,3 +111,44 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(SbkitError, match="must be room to unpack .* SBKIT_CACHE"):
         unpack(archive)
+
+
+def packed(file: Path, *members: tuple[str, int, bytes]) -> Path:
+    """Write members of so many zeros each, and of a kind."""
+    with tarfile.open(file, "w:gz") as tar:
+        for name, size, kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = size, kind
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    return file
+
+
+BOMBS = {
+    "a file": [("a.wav", 1 << 21, tarfile.REGTYPE)],
+    "attributes": [("a.wav", 1 << 25, tarfile.XHDTYPE)],
+    "a long name": [("a.wav", 1 << 25, tarfile.GNUTYPE_LONGNAME)],
+    "what is skipped": [("a.wav", 1 << 21, tarfile.DIRTYPE), ("b.wav", 1, tarfile.REGTYPE)],
+}
+
+
+@pytest.mark.parametrize("members", BOMBS.values(), ids=BOMBS.keys())
+def test_zeros_without_end_are_not_unpacked(
+    members: list[tuple[str, int, bytes]],
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sbkit.data.archive.LEAST_LIMIT", 1 << 20)
+    with pytest.raises(SbkitError, match="unpacks to more than a corpus can"):
+        unpack(packed(tmp_path / "a.tar.gz", *members))
+    assert not [each for each in cache.rglob("*") if each.is_file()]
+
+
+def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("a.wav")
+    info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40)}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(SbkitError, match="a file in it has holes, or less"):
+        unpack(tmp_path / "a.tar")
+    assert tmp_path.joinpath("a.tar").stat().st_size < 1 << 20

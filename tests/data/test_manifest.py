@@ -8,6 +8,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, check_locale
 from sbkit.data.release import read_release
+from sbkit.data.tables import read_table
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -144,3 +145,27 @@ def test_the_language_is_held_against_the_locale_column() -> None:
     assert note == "1 row has another locale than sv (of 3; most often fi)"
     with pytest.raises(SbkitError, match=r"is en where 2 of 3 rows have the locale de\. Pass --l"):
         check_locale(locales("de", "de", "en"), "en")
+
+
+BAD_OBJECTS = {
+    '{"path": "a.wav", "text": "a", "text": "b"}': "a key is there twice",
+    '{"path": "a.wav", "text": "a", "text ": "b"}': "a key is there twice",
+    '{"path": "\\ud800.wav", "text": "a"}': "surrogates not allowed",
+    '{"path": "\\u0000.wav", "text": "a"}': "a text holds a zero byte",
+    '["a.wav", "a"]': "it is ['a.wav', 'a']",
+}
+
+
+@pytest.mark.parametrize("line", BAD_OBJECTS)
+def test_an_object_that_cannot_be_kept_is_a_bad_row(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(f'{{"path": "b.wav", "text": "b"}}\n{line}\n')
+    (_, bad) = read_table(file).rows
+    assert isinstance(bad, BadRow) and BAD_OBJECTS[line] in bad.detail
+
+
+def test_objects_of_too_many_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(f'{{"path": "b.wav", "k{n}": "b"}}\n' for n in range(1001)))
+    with pytest.raises(SbkitError, match="at most 1000 different keys"):
+        read_table(file)

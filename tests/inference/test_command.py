@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -113,3 +114,15 @@ def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
 def test_what_cannot_be_written_is_told_first(arguments: list[str], says: str) -> None:
     with pytest.raises(SbkitError, match=says):
         run(["transcribe", "model", *arguments])
+
+
+def test_no_name_moves_the_cursor(talks: Path, capsys: Captured) -> None:
+    (talks / "strange").mkdir()
+    for name in ("\x1b[2J\u202e", "\udcff"):
+        shutil.copy(talks / "talks/a.wav", talks / f"strange/{name}.wav")
+    assert run(["transcribe", "model", "strange"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["strange/\\x1b[2J\\u202e.wav\ta fox", "strange/\\udcff.wav\ta fox"]
+    assert run(["transcribe", "model", "strange", "--format", "json"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii() and json.loads(out.splitlines()[0])["file"] == "strange/\x1b[2J\u202e.wav"

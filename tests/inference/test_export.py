@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import export_run
+from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.place import refuse_occupied, replacing
 from tests.inference.bundles import ROOT, make_run
 
@@ -170,3 +172,11 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     with pytest.raises(SbkitError, match="exported with `--import my_heads`"):
         load_bundle(tmp_path / "bundle")
     assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"
+
+
+def test_the_folder_of_a_run_is_no_place_for_modules(tmp_path: Path) -> None:
+    gone = {"train": "gone.csv", "dev": "gone.csv", "test": "gone.csv"}
+    run = make_run(tmp_path / "run", manifest=gone)
+    with pytest.raises(SbkitError, match=r"gone.csv is missing"):
+        find_held_out(run, own=frozenset())
+    assert str(run.resolve()) not in sys.path

@@ -24,10 +24,13 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
 
 
+TOKENS = 22  # 18 characters and four special ones
+
+
 class StandInSession:
     """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
 
-    ran_by = CPU
+    ran_by, tokens, value = CPU, TOKENS, 0.0
 
     def __init__(self, content: bytes, options: object, **_: object) -> None:
         assert content == b"graph"
@@ -44,7 +47,8 @@ class StandInSession:
 
     def run(self, names: object, inputs: dict[str, Any]) -> tuple[Any, Any]:
         lengths = inputs["audio_lengths"] // FRAME
-        return np.zeros((len(lengths), lengths.max(), 5), np.float32), lengths
+        shape = (len(lengths), lengths.max(), self.tokens)
+        return np.full(shape, self.value, np.float32), lengths
 
 
 class SessionOptions:
@@ -133,7 +137,7 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
 def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> None:
     model: Any = SimpleNamespace(metadata=said, placement={CPU: 1})
     with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
-        OnnxClips(model, device="cpu", precision="fp32")
+        OnnxClips(model, device="cpu", precision="fp32", vocab_size=5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -171,9 +175,28 @@ def test_clips_of_several_lengths_go_through_one_batch(
     stand_in(monkeypatch)
     model = open_model(bundle, Wanted(runtime="onnx", device="cpu", precision="int8")).model
     rows = model.hear([np.zeros(count, np.int16) for count in (6400, 1300)])
-    assert [each.log_probs.shape for each in rows] == [(10, 5), (2, 5)]
+    assert [each.log_probs.shape for each in rows] == [(10, TOKENS), (2, TOKENS)]
     assert model.samples_per_frame == FRAME
     assert model.effective.precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tokens", 5, f"log-probabilities of {TOKENS} tokens"),
+        ("value", np.nan, "gives NaN"),
+        ("value", 1.0, "at most 0"),
+    ],
+)
+def test_an_onnx_model_must_give_log_probabilities(
+    name: str, value: float, says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, name, value)
+    model = open_model(bundle, Wanted(runtime="onnx", device="cpu")).model
+    with pytest.raises(SbkitError, match=says):
+        model.hear([np.zeros(6400, np.int16)])
+    model.close()
 
 
 def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(

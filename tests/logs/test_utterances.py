@@ -87,3 +87,10 @@ def test_the_hash_is_of_ids_and_references_alone() -> None:
     assert hash_references([SET[0], score("a", SET[1].reference, "other")]) == expected
     assert hash_references([SET[0], score("a", "naïve да", "")]) != expected
     assert hash_references([SET[0], score("c", SET[1].reference, "")]) != expected
+
+
+def test_a_text_that_takes_hours_to_align_is_refused(tmp_path: Path) -> None:
+    row = {"id": "a", "reference": "x" * (1 << 18), "hypothesis": "y" * (1 + (1 << 18))}
+    (tmp_path / "utterances_a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(SbkitError, match="'a' has more than 262144 characters"):
+        read_utterances(tmp_path / "utterances_a.jsonl")

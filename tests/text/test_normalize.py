@@ -105,3 +105,9 @@ def test_dropped_symbols_are_counted() -> None:
     note = "normalization dropped 1 symbol (1 €). Write in words those that are read aloud"
     assert describe_dropped(["1 €"], "en") == note
     assert describe_dropped(['"Yes," she said - twice.'], "en") is None
+
+
+def test_marks_without_end_take_no_time() -> None:
+    marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING DOT BELOW}"
+    assert normalize(f"a{marks * 100_000} b", "und") == normalize(f"a{marks * 15} b", "und")
+    assert normalize(f"ti{marks}ng", "vi") == normalize(f"ti{marks[::-1]}ng", "vi")

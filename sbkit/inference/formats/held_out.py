@@ -42,7 +42,7 @@ def find_held_out(run: Path, *, own: frozenset[str]) -> HeldOut:
     """
     knobs = read_knobs(run / RESOLVED, {})
     refuse_foreign_modules(knobs, run / RESOLVED, own)
-    sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
+    sets = load_recipe(knobs, run / RESOLVED, beside=False).prepare_splits(knobs).test
     if not sets:
         raise SbkitError(f"A run must have test sets to be compared on, but {run} has none.")
     tested = read_summary(run).get("test", {})

@@ -1,0 +1,32 @@
+"""Parquet files, in which a few bytes may stand for a million equal rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MOST_TIMES = 100  # the bytes of the file: tables of speech have less than ten
+LEAST_LIMIT = 1 << 24  # bytes that are always allowed
+
+
+class ParquetFile:
+    """A file, by its path or its bytes, of which no more is read than could have been written.
+
+    Attributes:
+        schema: its columns.
+    """
+
+    def __init__(self, source: Any, *, size: int) -> None:
+        """Open it; ``size`` is in bytes. Raises pyarrow.ArrowException or OSError for damage."""
+        self._file, self._most = pq.ParquetFile(source), max(LEAST_LIMIT, MOST_TIMES * size)
+        self.schema: pa.Schema = self._file.schema_arrow
+
+    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield so many rows at a time; raises ValueError for more than the file can mean."""
+        total = 0
+        for batch in self._file.iter_batches(rows):
+            total += batch.nbytes
+            if total > self._most:
+                raise ValueError(f"it unpacks to more than {self._most} bytes")
+            yield batch
