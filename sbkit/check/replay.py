@@ -202,6 +202,13 @@ def _brain(planned: PlannedRun) -> Any:
                 "Replay files of runs of train.py."
             ),
         ) from error
+    except SbkitError:
+        raise
+    except Exception as error:
+        raise SbkitError(
+            "The hyperparams.yaml of a run must have all that its recipe needs, but with it "
+            f"{type(error).__name__} was raised ({printable(str(error))[:200]}). Put it back."
+        ) from error
 
 
 def placement_here(planned: PlannedRun) -> Placement:

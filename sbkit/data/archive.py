@@ -55,7 +55,8 @@ def _extract(archive: Path, folder: Path) -> None:
     """Write what an archive holds into a folder; read it to its end, where its checksum stands."""
     try:
         most = max(LEAST_LIMIT, MOST_TIMES * archive.stat().st_size)
-        with archive.open("rb") as packed, _Tar.open(fileobj=packed, mode="r:*", most=most) as tar:
+        how: Any = {"mode": "r:*", "most": most}
+        with archive.open("rb") as packed, _Tar.open(fileobj=packed, **how) as tar:
             for member in tar:
                 if member.issparse() or member.size < 0:
                     raise tarfile.ReadError("a file in it has holes, or less than no bytes")
@@ -73,7 +74,8 @@ class _Tar(tarfile.TarFile):
     """A tar file that is read through `_Unpacked`; ``most`` is its limit."""
 
     def __init__(self, name: Any, mode: Any, fileobj: Any, *, most: int) -> None:
-        super().__init__(name, mode, _Unpacked(fileobj, most))
+        content: Any = _Unpacked(fileobj, most)
+        super().__init__(name, mode, content)
 
 
 class _Unpacked:
