@@ -40,6 +40,7 @@ from sbkit.train.cost import PREDICTION
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 RESOLVED, CHECKPOINTS = "hyperparams.yaml", "checkpoints"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+HEADS = ("ctc_lin", "label_lin")  # of the models that a bundle may hold
 SHOWN = 3
 
 
@@ -70,6 +71,17 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not {"model", FEATURES} <= {*planned.document.root}:
+        return
+    if not {*HEADS} & {*planned.document.root}:
+        yield planned.finding(
+            EXPORT,
+            "model",
+            declared="a model must have one of the heads "
+            f"{' and '.join(f'`{name}`' for name in HEADS)} to be exported",
+            effect="this one has none: it trains, and `sbkit export` does not know its task",
+            fix="Load its checkpoints in a program of yours.",
+            stops=False,
+        )
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
         return  # what does not run cannot be exported either, and is reported
