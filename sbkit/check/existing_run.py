@@ -41,6 +41,7 @@ from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+HEADS = ("ctc_lin", "label_lin")  # of the models that a bundle may hold
 SHOWN = 3
 
 
@@ -79,6 +80,17 @@ def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not {"model", FEATURES} <= {*planned.document.root}:
+        return
+    if not {*HEADS} & {*planned.document.root}:
+        yield planned.finding(
+            EXPORT,
+            "model",
+            declared="a model must have one of the heads "
+            f"{' and '.join(f'`{name}`' for name in HEADS)} to be exported",
+            effect="this one has none: it trains, and `sbkit export` does not know its task",
+            fix="Load its checkpoints in a program of yours.",
+            stops=False,
+        )
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
         return  # what does not run cannot be exported either, and is reported

@@ -82,8 +82,20 @@ def ensure_language_models(
             trained = train(map(split, sentences), order=order)
             models[name] = trained.model
             said.append(describe_model(name, order, trained))
+    if WORDS in models:  # before the ones that the run has are replaced
+        _require_spelled(models[WORDS], Spelling.of(tokenizer))
     save(models, file, metadata=about)
     return said
+
+
+def _require_spelled(words: NgramModel, spelling: Spelling) -> None:
+    """Refuse a model of words of which the tokens of the recognizer spell none."""
+    known = words.words[len(SPECIAL) :]
+    if not any(spelling.letters(word) for word in known):
+        raise SbkitError(
+            "A language model must be of words that the recognizer's tokens spell, but of its "
+            f"{len(known)} words they spell none. Train it on a text in the letters of train."
+        )
 
 
 def is_arpa(file: Path) -> bool:

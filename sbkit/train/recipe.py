@@ -73,7 +73,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
     except ImportError as error:
         raise SbkitError(
             f"`recipe` in {yaml_file} must name something importable, but {name} is not "
-            f"({error}). Correct the name, or put its file beside the YAML."
+            f"({error}). Correct the name, put its file beside the YAML, or add its folder to "
+            "PYTHONPATH."
         ) from error
     except Exception as error:  # a module of the user's may fail in any way
         raise SbkitError(
