@@ -1,4 +1,4 @@
-"""What the ranks of a test do: `torchrun -m tests.ranks SCENARIO FOLDER ...`.
+"""What the ranks of a test do: `python -m tests.ranks SCENARIO FOLDER ...`.
 
 Each scenario runs the real train.py, several times where one group of processes can serve.
 """

@@ -1,9 +1,7 @@
 """Several processes are as exact as one, and none of them is left behind."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.logs.log import read_log
+from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json
@@ -32,16 +31,9 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
 def start(
     world_size: int, scenario: str, folder: Path, arguments: list[str], workplace: Workplace
 ) -> subprocess.CompletedProcess[str]:
-    """Run a scenario of tests/ranks.py under torchrun."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.ranks", scenario, str(folder), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(workplace.cache)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    """Run a scenario of tests/ranks.py."""
+    command = ["-m", "tests.ranks", scenario, folder, *arguments]
+    return processes.run(command, ranks=world_size, SBKIT_CACHE=workplace.cache)
 
 
 def without_folder(arguments: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.attacks.audio import all_audio
 from tests.attacks.bundles import all_bundles
-from tests.attacks.case import Case
+from tests.attacks.case import Case, Place
 from tests.attacks.decoders import all_decoders
 from tests.attacks.inputs import all_inputs
 from tests.attacks.resumes import all_resumes
@@ -34,9 +34,9 @@ def all_cases() -> list[Case]:
     ]
 
 
-def try_all(cases: Sequence[Case], folder: Path) -> list[tuple[Case, Outcome]]:
-    """Attack with each case in a process of its own."""
-    healthy = prepare(folder)
+def try_all(cases: Sequence[Case], healthy: Place) -> list[tuple[Case, Outcome]]:
+    """Attack copies of what `prepare` made, with each case in a process of its own."""
+    folder = healthy.folder.parent
     return [(case, attack(case, healthy, folder / f"case{n}")) for n, case in enumerate(cases)]
 
 
@@ -58,4 +58,4 @@ if __name__ == "__main__":
     wanted = sys.argv[1:]
     chosen = [case for case in all_cases() if not wanted or case.group.startswith(tuple(wanted))]
     with tempfile.TemporaryDirectory() as temporary:
-        sys.exit(report(try_all(chosen, Path(temporary))))
+        sys.exit(report(try_all(chosen, prepare(Path(temporary)))))
