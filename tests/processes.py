@@ -104,7 +104,7 @@ def run(
     """Run a command to its end, on several ranks if need be.
 
     As under torchrun, the others are asked to leave when one has failed. Gives the code of one that
-    failed first, and what each has written, one after another.
+    failed first, and what each has written; the first rank has the last word.
     """
     port = _free_port()
     places = [
@@ -120,7 +120,7 @@ def run(
     finally:
         for each in started:
             each.kill()
-    written = [each.communicate() for each in started]
+    written = [each.communicate() for each in reversed(started)]
     out, error = ("".join(each) for each in zip(*written, strict=True))
     return subprocess.CompletedProcess(words, code, out, error)
 

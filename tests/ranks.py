@@ -22,7 +22,7 @@ import train
 from recipes.asr.brain import AsrBrain
 from sbkit.distributed.ranks import process_group, rank, world_size
 
-ACCUMULATIONS = (1, 2, 4)
+ACCUMULATIONS = (1, 4)
 
 
 def run(*arguments: str) -> None:

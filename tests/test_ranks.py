@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # Plain gradient descent shows a gradient of the wrong scale; AdamW would not. What a rank draws for
 # itself is off, what the plan of an epoch draws (joins, speeds) is on.
 PLAIN = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--log_every=1", "--check=false")
-SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=4", "--average_checkpoints=1")
+SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
     for world_size in (2, 3):
         done = start(world_size, "exact", tmp_path, [str(one), *arguments], workplace)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("train: 16 utterances") == 4
+        assert done.stdout.count("train: 16 utterances") == len(ACCUMULATIONS) + 1
 
     wanted = flat(last_parameters(one))
     steps = losses(one)
-    assert len(steps) >= 20
+    assert len(steps) >= 10
     for world_size in (1, 2, 3):
         for accumulation in ACCUMULATIONS:
             run = tmp_path / f"{world_size}x{accumulation}"
