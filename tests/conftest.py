@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,36 @@ from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.audio_cache import default_cache
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort for several workers: first the tests of several processes, all for one of them.
+    """Sort for several workers, so that none ends late.
 
-    Each of those keeps two cores busy. Then come the modules with the most long tests, so that no
-    worker ends late.
+    First come the modules with tests of several processes, which one worker runs, then those with
+    the most long tests.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    for item in items:
-        if item.get_closest_marker("ddp"):
-            item.add_marker(pytest.mark.xdist_group("ddp"))
+    together = {item.path for item in items if item.get_closest_marker("ddp")}
     long = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (not item.get_closest_marker("ddp"), -long[item.path]))
+    items.sort(key=lambda item: (item.path not in together, -long[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the rest of a module in one worker, for its fixtures."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Keep a module in one worker, for its fixtures.
 
-    class Scheduling(LoadGroupScheduling):
+    And all that have tests of several processes, each of which keeps two cores busy.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def scope_of(file: str) -> str:
+        return "ddp" if "mark.ddp" in (config.rootpath / file).read_text() else file
+
+    class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
+            return scope_of(nodeid.partition("::")[0])
 
-    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True, scope="session")
