@@ -33,7 +33,6 @@ from tests.processes import Process
 from tests.runs import (
     ROOT,
     TORCHRUN,
-    TWO_PROCESSES,
     Workplace,
     last_parameters,
     make_workplace,
@@ -479,7 +478,7 @@ def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
 def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> None:
     """The decoder that is not run has no gradient for DDP to wait for."""
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")
-    done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
+    done = workplace.train_forked(tmp_path, *options, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "no gradient" not in done.stdout  # what the YAML turns off needs no note
     log = (tmp_path / "train.log").read_text()
