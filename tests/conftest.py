@@ -6,7 +6,9 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -16,25 +18,37 @@ from torch import Tensor
 from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.data.audio_cache import default_cache
 
-LONG = ("slow", "ddp")
 
-
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules with the most long tests to the front, so that no worker ends late.
+    """Sort for several workers, so that none ends late.
 
-    Those with tests of several processes wait for one another (`_one_group_at_a_time`): between
-    two of them come two others, for the other worker.
+    First come the modules with tests of several processes, which one worker runs, then those with
+    the most long tests.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    long = Counter(item.path for item in items if any(map(item.get_closest_marker, LONG)))
-    paths = sorted(dict.fromkeys(item.path for item in items), key=lambda path: -long[path])
-    waiting = {item.path for item in items if item.get_closest_marker("ddp")}
-    places = {path: 3 * n for n, path in enumerate(each for each in paths if each in waiting)}
-    others = (each for each in paths if each not in waiting)
-    places |= {path: 3 * (n // 2) + 1 + n % 2 for n, path in enumerate(others)}
-    items.sort(key=lambda item: places[item.path])
+    together = {item.path for item in items if item.get_closest_marker("ddp")}
+    long = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (item.path not in together, -long[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep a module in one worker, for its fixtures.
+
+    And all that have tests of several processes, each of which keeps two cores busy.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def scope_of(file: str) -> str:
+        return "ddp" if "mark.ddp" in (config.rootpath / file).read_text() else file
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid.partition("::")[0])
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -60,16 +74,6 @@ def locked(file: Path) -> Iterator[None]:
     """Wait until no other worker holds the lock ``file``, and hold it."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _one_group_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run tests of several processes one after another: one of them keeps two cores busy."""
-    if request.node.get_closest_marker("ddp") is None:
-        yield
-        return
-    with locked(request.getfixturevalue("shared_folder") / "ddp.lock"):
         yield
 
 

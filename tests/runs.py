@@ -20,12 +20,12 @@ import torch
 import train
 from sbkit.base.exit import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
+from tests import processes
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[1]
-PYTHON = ("train.py",)
 PORT = 29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # one for each worker
-TORCHRUN = ("-m", "torch.distributed.run", f"--master_port={PORT}", "train.py")
-TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py")
+TORCHRUN = ("-m", "torch.distributed.run", f"--master_port={PORT}")
+TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",
@@ -57,31 +57,33 @@ class Workplace:
         folders = (f"--data_folder={self.release}", f"--output_folder={output}")
         return [yaml, *folders, *TINY, *options]
 
-    def start(
-        self, output: Path, *options: str, launcher: tuple[str, ...] = PYTHON, **more: Any
-    ) -> subprocess.Popen[str]:
-        """Start the real command from the root of the checkout."""
-        return subprocess.Popen(
-            [sys.executable, *launcher, *self.arguments(output, *options, **more)],
+    def command(self, output: Path, *options: str, **more: Any) -> list[str]:
+        """Write the command after ``python``."""
+        return ["train.py", *self.arguments(output, *options, **more)]
+
+    def train(
+        self, output: Path, *options: str, launcher: tuple[str, ...] = (), **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the real command to its end, from the root of the checkout."""
+        return subprocess.run(
+            [sys.executable, *launcher, *self.command(output, *options, **more)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(self.cache)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            timeout=240,
         )
 
-    def train(self, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run the real command to its end."""
-        process = self.start(*arguments, **options)
-        try:
-            stdout, stderr = process.communicate(timeout=240)
-        finally:
-            process.kill()
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    def train_forked(
+        self, output: Path, *options: str, ranks: int = 1, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command in processes of their own that need not import anything."""
+        command = self.command(output, *options, **more)
+        return processes.run(command, ranks=ranks, SBKIT_CACHE=self.cache)
 
     def train_here(self, output: Path, *options: str, **more: Any) -> int:
         """Run the command in this process, which spares its imports; give its exit code."""
-        arguments = ["train.py", *self.arguments(output, *options, **more)]
+        arguments = self.command(output, *options, **more)
         cache = {"SBKIT_CACHE": str(self.cache)}
         with (
             patch.object(sys, "argv", arguments),

@@ -151,11 +151,22 @@ def test_a_part_that_the_model_does_not_own(
 )
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_under_torchrun(option: str, sentence: str, workplace: Workplace, tmp_path: Path) -> None:
-    """Torchrun adds a report of its own; the sentence stands before it, and once."""
-    done = workplace.train(tmp_path, option, launcher=TWO_PROCESSES)
-    assert done.returncode != 0
+def test_one_of_two_ranks_says_it(
+    option: str, sentence: str, workplace: Workplace, tmp_path: Path
+) -> None:
+    done = workplace.train_forked(tmp_path, option, ranks=2)
+    assert done.returncode == BAD_INPUT
     assert len(re.findall(f"^{re.escape(sentence)}", done.stderr, re.M)) == 1
+    assert 'train.py", line' not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_under_torchrun(workplace: Workplace, tmp_path: Path) -> None:
+    """Torchrun adds a report of its own; the sentence stands before it, and once."""
+    done = workplace.train(tmp_path, "--precision=fp16", launcher=TWO_PROCESSES)
+    assert done.returncode != 0
+    assert len(re.findall("^`precision` on cpu must be", done.stderr, re.M)) == 1
     assert 'train.py", line' not in done.stderr
 
 

@@ -17,6 +17,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.logs.log import Record, read_log
+from tests import processes
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace
 
 LAUNCH = ROOT / "tools" / "launch"
@@ -243,8 +244,9 @@ def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None
 def undisturbed(workplace: Workplace, yaml: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two ranks that nothing disturbed."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
-        assert job.end() == 0, job.output.read_text()
+    command = ["train.py", *training(workplace, run, yaml)]
+    done = processes.run(command, ranks=2, SBKIT_CACHE=workplace.cache)
+    assert done.returncode == 0, done.stderr
     return run
 
 

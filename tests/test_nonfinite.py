@@ -148,7 +148,7 @@ def test_the_command_in_a_record_works_from_anywhere(
 ) -> None:
     options = ("--number_of_epochs=1", NO_CHECK)
     run = Path(os.path.relpath(tmp_path / "run", ROOT))
-    assert workplace.train(run, *options, yaml=fragile).returncode == 0
+    assert workplace.train_forked(run, *options, yaml=fragile).returncode == 0
     command = read_json(next((tmp_path / "run" / "nonfinite").glob("*.json")))["replay"]
     elsewhere = tmp_path.joinpath(*ROOT.parts[1:])  # deeper than where the run was started
     elsewhere.mkdir(parents=True)

@@ -1,6 +1,5 @@
 """A user's own parts and recipe, in files beside a YAML that lies outside of the checkout."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import train
 from sbkit.base.errors import BAD_INPUT
 from sbkit.base.exit import run_main
+from tests import processes
 from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
 
 MODELS = '''
@@ -102,19 +102,7 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "SBKIT_CACHE": str(workplace.cache),
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    return processes.run(command, cwd=cwd, timeout=200, SBKIT_CACHE=workplace.cache)
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
 """The proof that a killed run goes on to the same digits, in short; and that it sees others."""
 
 import json
-import os
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ import torch
 
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.staging import UNFINISHED
-from tests.runs import ROOT, TINY, make_workplace
-from tools.prove_resume import Kill, differences, examine, judge, parse
+from tests.processes import Process
+from tests.runs import TINY, make_workplace
+from tools.prove_resume import Kill, Training, differences, examine, judge, main, parse
 
 EPOCH_ENDS = (3, 6)
 STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
@@ -92,7 +92,10 @@ def test_what_follows_the_yaml_is_train_pys() -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_twice_ends_as_one_that_was_not(
-    asterisk_english: Path, tmp_path: Path
+    asterisk_english: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The seed's moments are late in a run, so that none is trained for nothing."""
     workplace = make_workplace(asterisk_english, tmp_path)
@@ -102,15 +105,16 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(
         *TINY,
         "--number_of_epochs=2",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.prove_resume", "--kills=2", "--seed=729", *knobs],
-        cwd=ROOT,
-        env={**os.environ, "SBKIT_CACHE": str(workplace.cache), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kills in" in done.stdout
-    assert "bit for bit" in done.stdout
+
+    def start(training: Training, run: Path) -> Process:
+        command = ["train.py", *training.arguments, f"--output_folder={run}"]
+        return Process(command, SBKIT_CACHE=workplace.cache)
+
+    monkeypatch.setattr(Training, "start", start)
+    monkeypatch.setattr(sys, "argv", ["prove_resume", "--kills=2", "--seed=729", *knobs])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "2 kills in" in said
+    assert "bit for bit" in said
     assert not list(tmp_path.glob("prove_resume_*"))

@@ -1,9 +1,7 @@
 """Several processes are as exact as one, and none of them is left behind."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.logs.log import read_log
+from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # Plain gradient descent shows a gradient of the wrong scale; AdamW would not. What a rank draws for
 # itself is off, what the plan of an epoch draws (joins, speeds) is on.
 PLAIN = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--log_every=1", "--check=false")
-SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=4", "--average_checkpoints=1")
+SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +31,9 @@ def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) 
 def start(
     world_size: int, scenario: str, folder: Path, arguments: list[str], workplace: Workplace
 ) -> subprocess.CompletedProcess[str]:
-    """Run a scenario of tests/ranks.py under torchrun."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.ranks", scenario, str(folder), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(workplace.cache)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    """Run a scenario of tests/ranks.py."""
+    command = ["-m", "tests.ranks", scenario, folder, *arguments]
+    return processes.run(command, ranks=world_size, SBKIT_CACHE=workplace.cache)
 
 
 def without_folder(arguments: list[str]) -> list[str]:
@@ -65,11 +57,11 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
     for world_size in (2, 3):
         done = start(world_size, "exact", tmp_path, [str(one), *arguments], workplace)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("train: 16 utterances") == 4
+        assert done.stdout.count("train: 16 utterances") == len(ACCUMULATIONS) + 1
 
     wanted = flat(last_parameters(one))
     steps = losses(one)
-    assert len(steps) >= 20
+    assert len(steps) >= 10
     for world_size in (1, 2, 3):
         for accumulation in ACCUMULATIONS:
             run = tmp_path / f"{world_size}x{accumulation}"

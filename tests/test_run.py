@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +29,10 @@ from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
+from tests.processes import Process
 from tests.runs import (
-    PYTHON,
     ROOT,
     TORCHRUN,
-    TWO_PROCESSES,
     Workplace,
     last_parameters,
     make_workplace,
@@ -176,7 +174,7 @@ def train_seconds(workplace: Workplace) -> float:
 def test_the_same_command_again_does_not_train_again(finished: Path, workplace: Workplace) -> None:
     log, summary = read_log(finished / "train_log.jsonl"), read_json(finished / "summary.json")
     scored = (finished / "wer_test.txt").read_text(encoding="utf-8")
-    done = workplace.train(finished, launcher=PYTHON)
+    done = workplace.train_forked(finished)
     assert done.returncode == 0, done.stderr
     again = read_json(finished / "summary.json")
     for name in ("test", "parameters", "train_seconds", "audio_seconds"):
@@ -193,13 +191,14 @@ def test_a_killed_run_resumes_to_the_same_digits(
     yaml, run = tmp_path / "own.yaml", tmp_path / "run"
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
     yaml.write_text(re.sub(r"(?m)^(ckpt_interval_minutes:) 15", rf"\1 {minutes}", text))
-    kill_in_second_epoch(workplace.start(run, yaml=str(yaml)), run)
+    command = workplace.command(run, yaml=str(yaml))
+    kill_in_second_epoch(Process(command, SBKIT_CACHE=workplace.cache), run)
     assert len(figures(run, "epoch")) == 1
     last = Checkpointer(run / "checkpoints").find_checkpoint()
     assert last is not None
     assert last.meta["end-of-epoch"] is (minutes == 15)
 
-    done = workplace.train(run, yaml=str(yaml))
+    done = workplace.train_forked(run, yaml=str(yaml))
     assert done.returncode == 0, done.stderr
     for kind in ("step", "epoch", "test"):
         assert figures(run, kind) == figures(finished, kind)
@@ -210,14 +209,13 @@ def test_a_killed_run_resumes_to_the_same_digits(
     assert scores[0] == scores[1]
 
 
-def kill_in_second_epoch(process: subprocess.Popen[str], run: Path) -> None:
+def kill_in_second_epoch(process: Process, run: Path) -> None:
     """Kill a run as soon as it has logged two steps of its second epoch."""
     while process.poll() is None:
         if sum(each["epoch"] == 2 for each in figures(run, "step")) >= 2:
             process.kill()
         time.sleep(0.002)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
 
 
 # -- a run that learns ---------------------------------------------------------------------------
@@ -480,7 +478,7 @@ def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
 def test_two_processes_train_pure_ctc(workplace: Workplace, tmp_path: Path) -> None:
     """The decoder that is not run has no gradient for DDP to wait for."""
     options = ("--ctc_weight=1.0", "--number_of_epochs=2")
-    done = workplace.train(tmp_path, *options, launcher=TWO_PROCESSES)
+    done = workplace.train_forked(tmp_path, *options, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "no gradient" not in done.stdout  # what the YAML turns off needs no note
     log = (tmp_path / "train.log").read_text()

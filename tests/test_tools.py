@@ -21,16 +21,14 @@ IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
     options = [option for option in TINY if "batch_seconds" not in option]
     command = [ROOT / "tools/demo", f"--output_folder={tmp_path / 'run'}", *options]
-    for words in ("epoch 1/1", "run folder:"):  # the second time nothing is trained again
-        done = subprocess.run(
-            [*command, "--number_of_epochs=1"], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert words in done.stdout
-        assert "test WER" in done.stdout
-        assert "held-out clip:" in done.stdout
-        assert f"{tmp_path}/run/bundle/model.safetensors" in done.stdout
-    assert "epoch 1/1" not in done.stdout
+    done = subprocess.run(
+        [*command, "--number_of_epochs=1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 1/1" in done.stdout
+    assert "test WER" in done.stdout
+    assert "held-out clip:" in done.stdout
+    assert f"{tmp_path}/run/bundle/model.safetensors" in done.stdout
 
 
 def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.attacks.archives import all_archives
 from tests.attacks.audio import all_audio
 from tests.attacks.bundles import all_bundles
-from tests.attacks.case import Case
+from tests.attacks.case import Case, Place
 from tests.attacks.decoders import all_decoders
 from tests.attacks.inputs import all_inputs
 from tests.attacks.links import all_links
@@ -47,9 +47,9 @@ def all_cases() -> list[Case]:
     return sorted(cases, key=lambda case: case.group)
 
 
-def try_all(cases: Iterable[Case], folder: Path) -> Iterator[tuple[Case, Outcome]]:
-    """Attack with each case in a process of its own, and yield what it came to."""
-    healthy = prepare(folder)
+def try_all(cases: Iterable[Case], healthy: Place) -> Iterator[tuple[Case, Outcome]]:
+    """Attack copies of what `prepare` made, each case in a process of its own; yield outcomes."""
+    folder = healthy.folder.parent
     for number, case in enumerate(cases):
         yield case, attack(case, healthy, folder / f"case{number}")
 
@@ -85,4 +85,4 @@ if __name__ == "__main__":
     wanted = sys.argv[1:]
     chosen = [case for case in all_cases() if not wanted or case.group.startswith(tuple(wanted))]
     with tempfile.TemporaryDirectory() as temporary:
-        sys.exit(report(try_all(chosen, Path(temporary))))
+        sys.exit(report(try_all(chosen, prepare(Path(temporary)))))

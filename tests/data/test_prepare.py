@@ -2,9 +2,6 @@
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ from sbkit.data.manifest import BadRow, Manifest
 from sbkit.data.plan import Example
 from sbkit.data.prepare import PreparedSplit, prepare_split
 from sbkit.data.splits import Excluded
+from tests.processes import Process
 from tests.shortage import largest_file
 
 
@@ -411,9 +409,8 @@ print(prepared.fingerprint)
 """
 
 
-def start(folder: Path, count: int, delay: float, block: int = 1000) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PREPARE, *map(str, (folder, count, delay, block))]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def start(folder: Path, count: int, delay: float, block: int = 1000) -> Process:
+    return Process(["-c", PREPARE, folder, count, delay, block])
 
 
 def test_a_killed_preparation_goes_on_and_leaves_nothing(
@@ -424,8 +421,8 @@ def test_a_killed_preparation_goes_on_and_leaves_nothing(
     deadline = time.monotonic() + 60
     while len(list((tmp_path / "cache").rglob("*.ok"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
     assert list((tmp_path / "cache").rglob("*.tmp"))
     before = len(shards_of(tmp_path))
     assert_holds(prepare(tmp_path, clips), clips)

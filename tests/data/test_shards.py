@@ -5,8 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +41,8 @@ from sbkit.data.storage import Storage
 from sbkit.data.streamed_split import StreamedSplit, streamed_files
 from sbkit.data.write_shards import NewShard, share, write_shards
 from sbkit.logs.log import read_log
-from tests.runs import ROOT, TWO_PROCESSES, make_workplace
+from tests import processes
+from tests.runs import ROOT, make_workplace
 from tests.shortage import largest_file
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
@@ -235,7 +234,7 @@ def test_two_processes_train_from_shards_as_one_does(
     still = ("--dropout=0.0", "--time_masks=0", "--freq_masks=0", "--check=False")
     options = (*still, f"--data_folder={shards}", "--shuffle_shards=2", "--number_of_epochs=1")
     assert workplace.train_here(tmp_path / "one", *options) == 0
-    done = workplace.train(tmp_path / "two", *options, "--num_workers=1", launcher=TWO_PROCESSES)
+    done = workplace.train_forked(tmp_path / "two", *options, "--num_workers=1", ranks=2)
     assert done.returncode == 0, done.stderr
     one, two = (
         [each["loss"] for each in read_log(tmp_path / run / "train_log.jsonl") if "loss" in each]
@@ -321,12 +320,7 @@ def test_who_is_killed_loses_the_shard_at_hand(tmp_path: Path, decoded: list[str
     clips = make_clips(tmp_path / "clips")
     stamps = [clip.path.stat() for clip in clips]
     target = tmp_path / "shards"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "clips"), str(target)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
+    done = processes.run(["-c", KILLED, tmp_path / "clips", target], timeout=120)
     assert done.returncode == -signal.SIGKILL
     for clip, stamp in zip(clips, stamps, strict=True):
         os.utime(clip.path, ns=(stamp.st_atime_ns, clip.path.stat().st_mtime_ns))

@@ -1,9 +1,6 @@
 """Ranks: alone everything is quiet, together they agree."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from sbkit.distributed.ranks import (
     sum_over_ranks,
     world_size,
 )
+from tests import processes
 
 TWO_RANKS = """
 import json, sys, time
@@ -64,15 +62,7 @@ def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
 
 @pytest.mark.ddp
 def test_two_ranks_wait_fail_share_and_add(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "ranks.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = processes.run(["-c", TWO_RANKS, tmp_path], ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     both = {
         "found": True,

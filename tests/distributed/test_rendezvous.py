@@ -1,18 +1,15 @@
 """What torchrun says of a process is believed only if it makes sense; nobody waits for ever."""
 
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.distributed.rendezvous import Place, is_alone, read_place
+from tests.processes import Process
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **HERE}
@@ -98,7 +95,7 @@ def silent_port() -> Iterator[str]:
         yield str(silent.getsockname()[1])
 
 
-Come = Callable[..., subprocess.Popen[str]]
+Come = Callable[..., Process]
 
 
 @pytest.fixture
@@ -106,22 +103,16 @@ def come(port: str) -> Iterator[Come]:
     """Let a process come to the meeting; whoever is still there at the end is killed."""
     with ExitStack() as stack:
 
-        def come(*, patience: float = 2, **place: str) -> subprocess.Popen[str]:
+        def come(*, patience: float = 2, **place: str) -> Process:
             own = {"MASTER_PORT": port, "SBKIT_RENDEZVOUS_SECONDS": str(patience)}
-            process = subprocess.Popen(
-                [sys.executable, "-c", JOIN],
-                env={**os.environ, **RANK_1, **own, "PYTHONPATH": str(Path.cwd()), **place},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
+            process = Process(["-c", JOIN], **{**RANK_1, **own, **place})
             stack.callback(process.kill)
             return process
 
         yield come
 
 
-def sentence_of(process: subprocess.Popen[str]) -> str:
+def sentence_of(process: Process) -> str:
     """Wait for a process that is refused, and give what it says."""
     _, error = process.communicate(timeout=60)
     assert process.returncode == BAD_INPUT, error

@@ -1,6 +1,5 @@
 """A compiled model compiles before the first clip and never again, in the thread that it is in."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +15,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
 from sbkit.inference.compiled import Compilation, ShapeTable, own_cuda_graphs
 from sbkit.inference.model import ModelThread
-from tests.inference.bundles import ROOT, make_bundle
+from tests import processes
+from tests.inference.bundles import make_bundle
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 TABLE = ShapeTable(clips=(1, 3), seconds=(0.5, 1.0))
@@ -125,9 +125,7 @@ print("the same", flush=True)
 
 @pytest.mark.slow
 def test_a_real_compiler_gives_the_same(bundle: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REAL, str(bundle)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = processes.run(["-c", REAL, bundle])
     assert "the same" in done.stdout, done.stderr
 
 

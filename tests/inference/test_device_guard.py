@@ -1,9 +1,6 @@
 """A thread may trace and end: who traces next is not hurt."""
 
-import subprocess
-import sys
-
-from tests.runs import ROOT
+from tests import processes
 
 TRACED_BY_A_THREAD_THAT_ENDS = """
 import threading
@@ -27,11 +24,5 @@ print("survived")
 
 def test_a_thread_that_traced_may_end() -> None:
     """Without the keeper this ended in a segmentation fault, three times out of three."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED_BY_A_THREAD_THAT_ENDS],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    done = processes.run(["-c", TRACED_BY_A_THREAD_THAT_ENDS])
     assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
 from sbkit.logs.accuracy_report import Answer
 from sbkit.logs.log import read_log
+from tests import processes
 from tests.runs import ROOT, last_parameters, one_thread, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
@@ -152,28 +152,15 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     assert [each["file"] for each in found] == clips
     assert all(each["label"] in ("quick", "slow") for each in found)
     assert all(0.5 <= each["probability"] <= 1 for each in found)
-    done = subprocess.run(
-        [sys.executable, "-m", "sbkit", "transcribe", str(tmp_path / "bundle"), clips[0]],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == BAD_INPUT
-    assert "Use: sbkit classify" in done.stderr
+    with pytest.raises(SbkitError, match="Use: sbkit classify"):
+        sbkit(["transcribe", str(tmp_path / "bundle"), clips[0]])
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes_train_it(release: Path, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py")
-    done = subprocess.run(
-        [sys.executable, *launcher, *command(release, tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(release.parent / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    words = ["train.py", *command(release, tmp_path)]
+    done = processes.run(words, ranks=2, SBKIT_CACHE=release.parent / "cache")
     assert done.returncode == 0, done.stderr
     assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"]
 

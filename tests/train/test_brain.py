@@ -1,8 +1,6 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
 from sbkit.train import optimizer_step
 from sbkit.train.brain import Brain
+from tests import processes
 
 
 class LineBrain(Brain):
@@ -250,9 +249,7 @@ Hanging(hparams=hparams, run_opts={"device": "cpu"}).fit(range(1), [])
 
 
 def test_a_run_that_hangs_before_its_first_step_is_ended_too(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING, str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
+    done = processes.run(["-c", HANGING, tmp_path], timeout=60)
     assert done.returncode == STALLED
     assert "in on_fit_start" in done.stderr
 

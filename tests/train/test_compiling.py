@@ -1,7 +1,6 @@
 """Compiled blocks train as the others do, and are compiled once."""
 
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.models.transformer import Transformer
 from sbkit.train import compiling
 from sbkit.train.brain import Brain
+from tests.processes import CONTEXT
 from tests.train.test_speechbrain_ways import brain_of
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     plain, before = train()
     assert before[-1] == 0
     # In a process of its own: what is forked after it, as by tests/attacks, cannot train.
-    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+    with ProcessPoolExecutor(1, CONTEXT) as fresh:
         compiled, graphs = fresh.submit(train, compile=True).result()
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert plain[-1] < plain[0]

@@ -1,15 +1,12 @@
 """On two ranks: parts of a model that take turns, and loaders that are SpeechBrain's."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import ROOT
+from tests import processes
 from tests.train import splitting
 from tests.train.sharing import train
 
@@ -18,15 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
 def tell(module: str, *arguments: str) -> tuple[list[str], Any]:
     """Run a module on two ranks, and give the lines that it said and what it tells."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, "-m", module, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = processes.run(["-m", module, *arguments], ranks=2, timeout=120)
     assert done.returncode == 0, done.stderr
     *said, answer = done.stdout.splitlines()
     return said, json.loads(answer)

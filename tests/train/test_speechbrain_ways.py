@@ -4,9 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from torch import nn
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
+from tests import processes
 
 OPTIONS = {  # what becomes of each
     **dict.fromkeys(("test_only", "debug", "debug_batches", "debug_epochs"), "kept"),
@@ -278,16 +276,8 @@ main()
 
 
 @pytest.mark.ddp
-def test_a_step_of_its_own_is_shared_among_processes_as_in_speechbrain(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "ranks.py")],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_a_step_of_its_own_is_shared_among_processes_as_in_speechbrain() -> None:
+    done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     (one, wanted), (two, _) = json.loads(done.stdout.splitlines()[-1])
     assert one == two == wanted

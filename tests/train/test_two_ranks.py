@@ -1,16 +1,13 @@
 """What two ranks add up is what one process computes alone."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from sbkit.train.optimizer_step import normalize_by_tokens
+from tests import processes
 
 SHARES = [[3, 1], [7, 2, 5]]  # labels of each utterance, by rank: unequal in number and in size
 TWO_RANKS = f"""
@@ -54,16 +51,8 @@ main()
 
 
 @pytest.mark.ddp
-def test_gradient_norm_and_figures_are_those_of_one_process(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "ranks.py")],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_gradient_norm_and_figures_are_those_of_one_process() -> None:
+    done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
     assert first == second

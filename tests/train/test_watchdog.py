@@ -1,8 +1,6 @@
 """A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -19,6 +17,7 @@ from sbkit.train.watchdog import (
     read_beats,
     words_of_ranks,
 )
+from tests import processes
 
 HANGING = """
 import sys, time
@@ -44,9 +43,7 @@ HOLDING = "import re; re.match('(a+)+b', 'a' * 60)"
 @pytest.mark.parametrize("how", [ASLEEP, HOLDING], ids=["asleep", "holding the interpreter"])
 def test_a_rank_that_hangs_is_named_and_ended(how: str, tmp_path: Path) -> None:
     code = HANGING.format(how=how)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
+    done = processes.run(["-c", code, tmp_path], timeout=60)
     assert done.returncode == (STALLED if how == ASLEEP else 1)
     assert "in hang" in done.stderr
     if how == ASLEEP:

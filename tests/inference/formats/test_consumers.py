@@ -179,10 +179,15 @@ def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: 
     assert [each.split() for each in words] == [text.split() for text in expected]
 
 
-def test_all_of_them_are_timed_in_turns(folder: Path, asterisk_english: Path) -> None:
+def test_all_of_them_are_timed_in_turns(
+    folder: Path, asterisk_english: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "clips").symlink_to(asterisk_english / "clips")
+    lines = (asterisk_english / "test.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "test.tsv").write_text("".join(lines[:9]))
     command = [sys.executable, "-m", "tools.bench_transcribe", folder]
     done = subprocess.run(
-        [*command, asterisk_english / "test.tsv", "--rounds=1"],
+        [*command, tmp_path / "test.tsv", "--rounds=1"],
         capture_output=True,
         text=True,
         check=False,
@@ -192,8 +197,8 @@ def test_all_of_them_are_timed_in_turns(folder: Path, asterisk_english: Path) ->
     lines = done.stdout.splitlines()
     assert len(lines) == 2 * len(SIDES)
     for name, line in zip(SIDES, lines[len(SIDES) :], strict=True):
-        assert re.fullmatch(rf"{name} +\d+ RTFx +\d+\.\d\d x .* \d+ of 65 clips .*", line)
-        assert name == "onnx-int8" or ", 0 of 65 clips with other words" in line
+        assert re.fullmatch(rf"{name} +\d+ RTFx +\d+\.\d\d x .* \d+ of 8 clips .*", line)
+        assert name == "onnx-int8" or ", 0 of 8 clips with other words" in line
 
 
 def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
