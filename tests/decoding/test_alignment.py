@@ -1,4 +1,4 @@
-"""The alignment is the best of all; words have its frames, and reach into the pauses around them."""
+"""The alignment is the best of all; words have its frames, and reach into pauses around them."""
 
 import itertools
 from collections.abc import Sequence
