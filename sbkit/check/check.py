@@ -30,6 +30,7 @@ from sbkit.train.run import Run
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
+    check_front_end,
     check_ranges,
     check_ownership,
     check_groups,
@@ -51,12 +52,6 @@ CHECKS: tuple[Check, ...] = (
     check_export,
 )  # in the order in which their findings are reported
 
-OF_A_STEP: tuple[Check, ...] = (
-    *(check_ownership, check_groups, check_shares, check_alignment, check_shapes, check_state),
-    *(check_features, check_causality, check_unused, check_cost, check_export),
-)  # these need a front-end that runs
-FED = {"loaders", "brain", "dry_run"}  # parts that do
-
 PLACE = re.compile(r"[^\s(]+\.yaml:\d+")
 KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
@@ -66,12 +61,7 @@ def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> 
     for name in PARTS:
         with suppress(MissingPartError):
             getattr(planned, name)
-    first = list(_run(check_front_end, planned))
-    if any(finding.stops for finding in first):  # what it feeds cannot run, for this one cause
-        checks = [check for check in checks if check not in OF_A_STEP]
-        for name in FED & planned.faults.keys():
-            del planned.faults[name]
-    found = [*first, *(finding for check in checks for finding in _run(check, planned))]
+    found = [finding for check in checks for finding in _run(check, planned)]
     faults = [
         from_error(error, name, planned)
         for name, error in planned.faults.items()
