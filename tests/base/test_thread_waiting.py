@@ -50,6 +50,16 @@ def test_what_the_user_has_set_is_left_alone(
     assert describe_waiting(1) == "one thread"
 
 
+def test_a_container_with_fewer_cores_has_fewer_threads(variables: pytest.MonkeyPatch) -> None:
+    variables.setattr("sbkit.base.thread_waiting.affine_cores", lambda: 8)
+    variables.setattr("sbkit.base.thread_waiting.usable_cores", lambda: 2)
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    variables.setenv("OMP_NUM_THREADS", "3")
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
 class Recorded:
     def __init__(self) -> None:
         self.calls: list[str] = []
