@@ -51,6 +51,16 @@ def test_what_the_user_has_set_is_left_alone(
     assert describe_waiting(1) == "one thread"
 
 
+def test_a_container_with_fewer_cores_has_fewer_threads(variables: pytest.MonkeyPatch) -> None:
+    variables.setattr("sbkit.base.thread_waiting.affine_cores", lambda: 8)
+    variables.setattr("sbkit.base.thread_waiting.usable_cores", lambda: 2)
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    variables.setenv("OMP_NUM_THREADS", "3")
+    prepare_waiting()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
 def test_threads_sleep_at_once_and_spin_again_after_a_while_of_quiet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

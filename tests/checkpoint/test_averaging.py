@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import FILE, sizes_of
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from tests.checkpoint.saves import checkpointer, line, save
 
 KEYS = {"min_key": "CER"}
@@ -35,6 +36,24 @@ class Scored:
         averaged = self.checkpointer.load_average(count, self.score, **KEYS)
         assert averaged is not None
         return len(averaged.checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("meta", "best"),
+    [
+        ([{"TER": 3, RANKED_BY: {"min_key": "TER"}}, {"TER": 2, RANKED_BY: {"min_key": "TER"}}], 1),
+        ([{"F1": 3, RANKED_BY: {"max_key": "F1"}}, {"F1": 2, RANKED_BY: {"max_key": "F1"}}], 0),
+        ([{"CER": 3, RANKED_BY: "nonsense"}, {"CER": 2}], 1),
+        ([{"accuracy": 0.3}, {"accuracy": 0.2}], 0),
+    ],
+)
+def test_the_best_is_found_by_the_metric_that_ranked_it(
+    tmp_path: Path, meta: list[dict[str, Any]], best: int
+) -> None:
+    for number, each in enumerate(meta):
+        checkpointer(tmp_path, line(float(number))).save_checkpoint(meta=each)
+    (found,) = Checkpointer(tmp_path).find_averaged()
+    assert meta[best].items() <= found.meta.items()
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ class NoEncoder(nn.Module):
     [
         (NoEncoder(), r"must have encode\(x, lengths\) .* takes \(query, key, value\)"),
         (nn.LSTM(MELS, 4), "must take the batch first"),
+        (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "must take the batch first"),
         (FRONT_ENDS["unpadded"], r"it makes a tensor of shape \(2, 9, 20\) of x"),
     ],
 )

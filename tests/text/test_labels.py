@@ -1,0 +1,18 @@
+"""The classes of a training set are two or more."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.text.labels import ensure_labels
+
+
+@pytest.mark.parametrize(("names", "words"), [(["en"] * 3, "is en"), ([], "is missing")])
+def test_one_class_is_refused_and_nothing_is_written(
+    names: list[str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SbkitError, match=f"two classes or more, but every label in it {words}"):
+        ensure_labels(tmp_path / "labels.txt", names)
+    assert not (tmp_path / "labels.txt").exists()
+    assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]

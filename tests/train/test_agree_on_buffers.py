@@ -1,0 +1,52 @@
+"""Ranks agree on their buffers, of whatever type, before these are used in common or saved."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TWO_RANKS = """
+import json
+import torch
+from torch import nn
+from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
+from sbkit.train.step import agree_on_buffers
+
+with process_group(torch.device("cpu")):
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Module())
+    mine = float(rank() + 1)
+    model[0].running_mean.fill_(mine)
+    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+    for number, kind in enumerate(kinds):
+        model[1].register_buffer(f"b{number}", torch.full((2, 3), mine - 1).to(kind).T)
+    model[1].register_buffer("empty", torch.zeros(0))
+    model[1].register_buffer("count", torch.tensor(rank() + 7))
+    agree_on_buffers(model)
+    ours = {name: str(each.tolist()) for name, each in model.named_buffers()}
+    everyone = gather_over_ranks(ours)
+    if rank() == 0:
+        print(json.dumps(everyone))
+"""
+
+
+@pytest.mark.ddp
+def test_statistics_are_averaged_and_all_others_are_those_of_rank_0(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "ranks.py")],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first == second
+    assert first["0.running_mean"] == "[1.5, 1.5]"
+    assert first["1.count"] == "7"
+    assert first["1.b0"] == first["1.b1"] == "[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]"
+    assert first["1.b3"] == "[[False, False], [False, False], [False, False]]"
