@@ -21,8 +21,13 @@ class Snapshot:
     writes: int
     values: Tensor
 
+    @classmethod
+    def of(cls, module: nn.Module, name: str, tensor: Tensor) -> "Snapshot":
+        """Copy a tensor as it is now."""
+        return cls(module, name, tensor, tensor._version, tensor.clone())
+
     def written(self) -> Tensor | None:
-        """Return the tensor if the step may have written to it, or put another in its place."""
+        """Return the tensor if it may have been written to since, or replaced by another."""
         now = getattr(self.module, self.name, None)
         is_same = now is self.tensor and self.tensor._version == self.writes
         is_seen = not isinstance(self.module, _NormBase)  # torch does not count its own writes
@@ -33,40 +38,38 @@ class RunningStatistics:
     """Restore the buffers that a skipped step wrote to, such as those of batch normalization.
 
     Otherwise a batch that is not finite would stay in them for ever. The host does not wait to know
-    whether the step was skipped, so all are copied before it; they are small beside the parameters.
+    whether the step was skipped, so each is copied before the step, unless it still is what it was.
     """
 
     def __init__(self, modules: nn.Module) -> None:
         self._modules = modules
-        self._places: list[tuple[nn.Module, str]] = []
-        self._before: list[Snapshot] = []
+        self._before: list[Snapshot] | None = None
 
     @torch.no_grad()
     def save(self) -> None:
         """Save them, before the first micro-batch of a step."""
-        self._places = self._places or list(_places_of(self._modules))
-        held = [(module, name, getattr(module, name, None)) for module, name in self._places]
-        self._before = [
-            Snapshot(module, name, tensor, tensor._version, tensor.clone())
-            for module, name, tensor in held
-            if isinstance(tensor, Tensor)
-        ]
+        if self._before is None:
+            self._before = [Snapshot.of(*place) for place in _buffers_of(self._modules)]
+        for number, before in enumerate(self._before):
+            now = before.written()
+            if now is not None:
+                self._before[number] = Snapshot.of(before.module, before.name, now)
 
     @torch.no_grad()
     def restore(self, skipped: Tensor) -> None:
         """Undo what the step wrote, where ``skipped`` () is true."""
-        for before in self._before:
+        for before in self._before or ():
             now = before.written()
             if now is not None and before.values.shape == now.shape:
                 now.copy_(torch.where(skipped, before.values.to(now.dtype), now))
 
 
-def _places_of(modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules that hold tensors which are none of their parameters, and the names."""
+def _buffers_of(modules: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield the tensors of modules that are none of their parameters, and where they are held."""
     for module in modules.modules():
         for name, value in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(value, Tensor):
-                yield module, name
+                yield module, name, value
 
 
 @contextmanager
