@@ -89,7 +89,10 @@ def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
 
     Raises SbkitError when the data are others now.
     """
-    loader = planned.loaders.train
+    try:
+        loader = planned.loaders.train
+    except MissingPartError as error:
+        raise next(iter(planned.faults.values())) from error
     try:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]
         batch: Batch = loader.collate_fn(loader.dataset.__getitems__(examples))
