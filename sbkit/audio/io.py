@@ -3,6 +3,7 @@
 file -> blocks (S, channels) float32 -> (S,) mono -> resampled -> int16
 """
 
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def stream_audio(
     path = Path(path)
     _check_file(path)
     try:
-        with _Reader(path) as file:
+        with _Reader(os.fsencode(path)) as file:  # a name of other bytes than UTF-8, too
             _check_header(path, file)
             blocks = _mono_blocks(path, file, block_seconds)
             yield from map(_to_int16, resample_blocks(blocks, file.samplerate, sample_rate))
@@ -90,7 +91,7 @@ def declared_seconds(path: Path | str) -> float:
     """Return how long a file says that it is, 0 where it cannot be read; for a progress bar."""
     try:
         _check_file(Path(path))
-        info = soundfile.info(path)
+        info = soundfile.info(os.fsencode(path))
     except (AudioError, OSError, RuntimeError):
         return 0.0
     return float(info.duration) if info.frames < UNKNOWN else 0.0

@@ -87,7 +87,10 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
 
 def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
     """Make a micro-batch again, of the run's own data; raises SbkitError where they are others."""
-    loader = planned.loaders.train
+    try:
+        loader = planned.loaders.train
+    except MissingPartError as error:
+        raise next(iter(planned.faults.values())) from error
     try:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]
         batch: Batch = loader.collate_fn(loader.dataset.__getitems__(examples))

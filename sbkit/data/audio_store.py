@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import soundfile
 
-from sbkit.audio.io import Samples, read_audio
+from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.storage import ByteRange, read_ranges
 
@@ -103,22 +103,20 @@ def read_stored(row: Mapping[str, Any]) -> bytes:
         SbkitError: the clip is not as long as it was when it was prepared, or cannot be read.
     """
     column = stored_column(list(row))
-    audio: bytes = row[column]
-    what = "prepared audio"
+    stored: bytes = row[column]
+    if column == COLUMNS["pcm"]:
+        return stored
     if column == COLUMNS["flac"]:
-        audio = _as_bytes(soundfile.read(io.BytesIO(audio), dtype="int16")[0])
-    elif column == COLUMNS["none"]:
-        rate, _, path = audio.partition(b" ")
+        samples, _ = soundfile.read(io.BytesIO(stored), dtype="int16")
+        what = "prepared audio"
+    else:
+        rate, _, path = stored.partition(b" ")
         what = os.fsdecode(path)
-        audio = _as_bytes(read_audio(what, int(rate)))
-    if len(audio) != 2 * row["samples"]:
+        samples = read_audio(what, int(rate))
+    if len(samples) != row["samples"]:
         raise SbkitError(
             f"A clip must be as long as when it was prepared ({row['samples']} samples), but "
-            f"{row['id']} has {len(audio) // 2} in {what}. Start the run again: it prepares what "
-            "is new."
+            f"{row['id']} has {len(samples)} in {what}. Start the run again: it prepares what is "
+            "new."
         )
-    return audio
-
-
-def _as_bytes(samples: Samples) -> bytes:
-    return samples.astype("<i2", copy=False).tobytes()
+    return bytes(samples.astype("<i2", copy=False).tobytes())

@@ -31,7 +31,7 @@ from sbkit.data.storage import Storage
 
 INDEX = "sbkit-shards.json"
 FORMAT = 1
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 200
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
 OWN = ("id", "sentence", "samples", SHARDED)  # columns of every table; the rest is the corpus's
@@ -118,7 +118,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
             file = ParquetFile(pa.BufferReader(content), size=len(content))
-            table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema)
+            table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema).combine_chunks()
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
             tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))

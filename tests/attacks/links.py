@@ -14,7 +14,6 @@ OF_RUNS = (
     "left_out.tsv", "prediction.json", "decoder.json", "confidence.json", "lm.safetensors",
     "train_curves.svg", "train_curves.png", "checkpoints/averaged.json", "accuracy_test.json",
 )  # fmt: skip
-FOLDERS = ("tensorboard", "checkpoints", "nonfinite")
 OF_SCORES = ("scores.json", "report.html", "utterances_data.jsonl", "wer_data.txt")
 
 
@@ -24,8 +23,6 @@ def all_links() -> Iterator[Case]:
         for kind in ("link", "temporary"):
             called = f"run {name} {kind}"
             yield Case("link", called, partial(_resumed, _LINKED[kind], name), harmless=True)
-    for name in FOLDERS:
-        yield Case("link", f"run {name}", partial(_resumed, _link_folder, name), harmless=True)
     for name in OF_SCORES:
         for kind, link in _LINKED.items():
             yield Case("link", f"scores {name} {kind}", partial(_scored, link, name), harmless=True)
@@ -52,12 +49,6 @@ def _link_temporary(file: Path, place: Place) -> None:
 
 
 _LINKED: dict[str, Callable[[Path, Place], None]] = {"link": _link, "temporary": _link_temporary}
-
-
-def _link_folder(file: Path, place: Place) -> None:
-    if file.is_dir():
-        file.rename(place.folder / f"old-{file.name}")
-    file.symlink_to(place.mine)
 
 
 def _resumed(link: Callable[[Path, Place], None], name: str, place: Place) -> list[str]:

@@ -127,8 +127,8 @@ def _judge(
         return Outcome("hang", f"longer than {SECONDS} s")
     if outcome is None:
         return Outcome("crash", f"status {status}")
-    kept = {each.name: each.read_text() for each in place.mine.iterdir()}
-    if kept != {"kept.txt": "kept"}:
+    kept = {each.name: each.read_bytes() for each in place.mine.iterdir()}
+    if kept != {"kept.txt": b"kept"}:
         return Outcome("LOSS", f"{list(kept.items())!r:.200}")
     if outcome.kind == ACCEPTED:
         return Outcome(HARMLESS) if case.harmless else outcome

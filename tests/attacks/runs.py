@@ -67,7 +67,7 @@ def _replay(spoil: Callable[[Place], Any], place: Place) -> list[str]:
     (folder / "1.json").write_text(json.dumps({"what": "loss", "step": 1}))
     _pt(_planned(((0,), 16_000)), place)
     os.environ["SBKIT_CACHE"] = str(place.folder / "cache")
-    (place.folder / "data.csv").write_text("path,text\nclip.wav,hello there\n")
+    (place.folder / "data.csv").write_text("path,text\nclip.wav,fox\n")
     yaml = place.run / "hyperparams.yaml"
     data = ", ".join(f"{name}: {place.folder}/data.csv" for name in ("train", "dev", "test"))
     text = yaml.read_text()

@@ -153,9 +153,9 @@ def test_no_part_of_a_file_passes_for_the_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="must be a file, but"):
+    with pytest.raises(SbkitError, match="An ARPA file must be readable, but"):
         read_arpa(tmp_path)
-    with pytest.raises(SbkitError, match="must be a file, but"):
+    with pytest.raises(SbkitError, match="An ARPA file must be readable, but"):
         read_arpa(tmp_path / "none.arpa")
 
 

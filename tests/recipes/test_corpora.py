@@ -162,7 +162,7 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit runs none"),
-        ({"wav": "u1 a.wav\n"}, "must have text in UTF-8"),
+        ({"wav": "u1 a.wav\n"}, "The file text of a data folder of Kaldi must be readable"),
         ({"wav": "u1 a.wav", "text": "u1 hi\nu2 hm\nu1 no"}, "lines 1 and 3 are both of u1"),
         ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "segments cuts them"),
     ],
