@@ -130,7 +130,6 @@ def _wait_for(started: Sequence[Process], end: float) -> int:
     while None in (codes := [each.poll() for each in started]):
         if not failed and any(codes):
             failed = next(filter(None, codes))
-            time.sleep(1)  # for one that has to say why, while the machine is busy
             for each in started:
                 each.terminate()
         assert time.monotonic() < end, [each.args for each in started]
