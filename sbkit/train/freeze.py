@@ -86,7 +86,7 @@ def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict
 
 def _modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
     parts, model = part_names(hparams), hparams["model"]
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
         if name:
             yield to_part_name(f"{name}.", parts).rstrip("."), module
 
@@ -94,7 +94,8 @@ def _modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
 def _parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.Parameter]:
     """List the parameters at or below a path; a module may have none."""
     parts = part_names(hparams)
-    named = {to_part_name(name, parts): each for name, each in hparams["model"].named_parameters()}
+    parameters = hparams["model"].named_parameters(remove_duplicate=False)
+    named = {to_part_name(name, parts): each for name, each in parameters}
     modules = [name for name, _ in _modules(hparams)]
     if path not in modules and path not in named:
         raise SbkitError(

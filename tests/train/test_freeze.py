@@ -56,6 +56,13 @@ def test_a_layer_of_a_part_can_be_frozen() -> None:
     assert same == {"0.0.weight", "0.0.bias", "1.bias"}
 
 
+def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None:
+    hparams = parts()
+    hparams["CNN"].append(hparams["head"])
+    Frozen(["head"], hparams)
+    assert not hparams["head"].weight.requires_grad
+
+
 def test_frozen_parts_compute_as_in_inference() -> None:
     hparams = parts()
     frozen = Frozen(["CNN"], hparams)
