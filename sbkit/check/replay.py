@@ -34,6 +34,7 @@ from sbkit.train.recipe import load_recipe, refuse_foreign_modules
 from sbkit.train.step import training_loss
 
 REPRODUCED = 1  # exit code
+MOST_EXAMPLES = 4096  # of a micro-batch
 LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
 # What another kind of JSON or of a pickle, or a part of one, ends in.
 UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
@@ -254,6 +255,8 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
         ]
         for each in micro_batches:
             check_torch_state(each["random"])
+            if len(each["plan"]) > MOST_EXAMPLES:
+                raise ValueError(f"a batch has more than {MOST_EXAMPLES} examples")
         if not micro_batches:
             raise ValueError("it holds no micro-batch")
         what, step = printable(str(record["what"])), int(record["step"])
