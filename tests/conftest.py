@@ -32,21 +32,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in together, -long[item.path]))
 
 
+@cache
+def scope_of(file: Path) -> str:
+    """Name what one worker runs: a module, or all that have tests of several processes."""
+    return "ddp" if "mark.ddp" in file.read_text() else str(file)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep a module in one worker, for its fixtures.
+    """Keep a module in one worker, for its fixtures, and those with tests of several processes.
 
-    And all that have tests of several processes, each of which keeps two cores busy.
+    Each of these keeps two cores busy.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    @cache
-    def scope_of(file: str) -> str:
-        return "ddp" if "mark.ddp" in (config.rootpath / file).read_text() else file
-
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid.partition("::")[0])
+            return scope_of(config.rootpath / nodeid.partition("::")[0])
 
     return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 

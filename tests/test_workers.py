@@ -1,4 +1,4 @@
-"""What lets two workers run the tests: which module comes first, and who waits for whom."""
+"""What lets two workers run the tests: which module comes first, and which go together."""
 
 import fcntl
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import locked, pytest_collection_modifyitems
+from tests.conftest import locked, pytest_collection_modifyitems, scope_of
 
 
 def item(module: str, name: str, *markers: str) -> Any:
@@ -25,7 +25,7 @@ def test_long_modules_come_first_and_a_module_keeps_its_order(
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     pytest_collection_modifyitems(items)
     names = " ".join(f"{each.path}{each.name}" for each in items)
-    assert names == "c1 c2 c3 a1 d1 b1"  # two others between those that wait for one another
+    assert names == "c1 c2 c3 b1 a1 d1"
 
 
 def test_one_process_keeps_the_order_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,10 +35,12 @@ def test_one_process_keeps_the_order_of_the_files(monkeypatch: pytest.MonkeyPatc
     assert [str(each.path) for each in items] == ["a", "b"]
 
 
-@pytest.mark.ddp
-def test_a_test_of_several_processes_has_the_machine_to_itself(shared_folder: Path) -> None:
-    with (shared_folder / "ddp.lock").open("w") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def test_one_worker_runs_all_modules_with_tests_of_several_processes(tmp_path: Path) -> None:
+    one, two, three = (tmp_path / name for name in ("one.py", "two.py", "three.py"))
+    one.write_text("@pytest.mark.ddp")
+    two.write_text("pytestmark = pytest.mark.ddp")
+    three.write_text("@pytest.mark.slow")
+    assert scope_of(one) == scope_of(two) != scope_of(three)
 
 
 def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
