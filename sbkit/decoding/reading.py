@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
 MANY_FRAMES = 5000  # that were decoded, 200 s; a process takes half a second to start
+MOST_PROCESSES = 16  # each of which has the language models and what it remembers, 0.13 GB here
 
 _own: ClipReader  # of a process that decodes
 
@@ -42,7 +43,7 @@ class Reading:
 
     def __init__(self, reader: ClipReader, *, processes: int) -> None:
         """Take a reader; processes: as many as there may be."""
-        self.reader, self._count = reader, processes
+        self.reader, self._count = reader, min(processes, MOST_PROCESSES)
         self._starting = threading.Lock()
         self._processes: ProcessPoolExecutor | None = None
         self._frames = 0
