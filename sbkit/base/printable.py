@@ -22,6 +22,4 @@ def _is_hidden(character: str) -> bool:
 
 
 def _escaped(character: str) -> str:
-    if unicodedata.category(character) not in HIDDEN or character in JOINERS:
-        return character
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
