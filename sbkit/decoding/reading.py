@@ -5,6 +5,7 @@ audio per second, whatever else the machine has.
 """
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ class Reading:
         """End the processes."""
         with self._starting:
             if self._processes is not None:
-                self._processes.shutdown(kill_workers=True)
+                self._end()
                 self._processes = None
 
     def _is_slow(self) -> bool:
@@ -89,9 +90,10 @@ class Reading:
 
         with self._starting:
             if self._processes is None:
-                self._processes = ProcessPoolExecutor(
-                    self._count, initializer=_keep, initargs=(self.reader,)
-                )
+                made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.reader,))
+                # Also for who never closes it: at the interpreter's own end loky's fails aloud.
+                self._end = weakref.finalize(self, made.shutdown, kill_workers=True)
+                self._processes = made
             return self._processes
 
 

@@ -1,7 +1,10 @@
 """Many clips are decoded by several processes, with the words and times of one."""
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from sbkit.decoding.reading import HeardClip, Reading
 from sbkit.decoding.word_reader import WordReader
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.decoding.spoken import spoken
+from tests.runs import ROOT
 
 TEXTS = ["call the north office", "the north is cold", "send me to the office"] * 3
 STEP = 640  # samples of a frame
@@ -78,6 +82,35 @@ def test_a_process_that_is_killed_is_said(reader: ClipReader, several: None) -> 
             many.read(clips, times=True)
     assert len(many.read(clips, times=True)) == len(TEXTS)
     many.close()
+
+
+NEVER_CLOSED = """
+import builtins
+import pickle
+import sys
+from pathlib import Path
+from sbkit.decoding import reading
+reading.MANY_FRAMES = 0
+reader, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
+many = builtins.many = reading.Reading(reader, processes=2)  # there until the very end
+print(len(many.read(clips, times=False)))
+"""
+
+
+def test_a_program_needs_no_main_block_and_need_not_close_it(
+    reader: ClipReader, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(NEVER_CLOSED)
+    (tmp_path / "reader").write_bytes(pickle.dumps((reader, clips_of(reader))))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
 
 
 def test_a_greedy_reader_needs_no_processes(reader: ClipReader, several: None) -> None:
