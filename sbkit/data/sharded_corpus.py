@@ -108,6 +108,11 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"--sample_rate={index.sample_rate}, or prepare shards at that rate."
         )
     shards = index.splits[split]
+    if not shards:
+        raise SbkitError(
+            f"The split {printable(split)} must have a shard, but the index in "
+            f"{printable(storage.url)} lists none. Prepare the shards again."
+        )
     for name, state in missing_shards(storage, shards)[:1]:
         raise SbkitError(
             f"{printable(storage.file(name))} must be as it was written, but {state}. Copy it "

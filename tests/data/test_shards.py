@@ -461,6 +461,12 @@ def rename_column(folder: Path) -> None:
     index.write_text(index.read_text().replace(before, after))
 
 
+def list_none(index: Path) -> None:
+    values = json.loads(index.read_text())
+    values["splits"]["train"] = []
+    index.write_text(json.dumps(values))
+
+
 FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow must be as it was written, but is missing": lambda f: one(f, "train*.arrow").unlink(),
     r"parquet must be as it was written, but is missing": lambda f: one(f, "*.parquet").unlink(),
@@ -470,6 +476,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow must hold what was prepared, but is damaged": lambda f: spoil(one(f, "train*.arrow")),
     r"parquet must have the checksum that the index has": lambda f: spoil(one(f, "t*.parquet")),
     r"must be the index that `sbkit prepare --shards` writes": lambda f: cut_short(f / INDEX),
+    r"The split train must have a shard, but the index": lambda f: list_none(f / INDEX),
     r"must have the same columns, but train.* and train.* differ in age, years": rename_column,
 }
 
