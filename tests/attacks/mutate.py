@@ -77,7 +77,7 @@ def mutate_json(content: bytes, seed: int) -> bytes:
     for each in random.integers(0, len(places), 1 + seed % 2):
         holder, key = places[each]
         if seed % 9 == 8 and key != "":
-            holder.pop(key) if isinstance(holder, dict) else holder.clear()
+            holder.pop(key, None) if isinstance(holder, dict) else holder.clear()
         else:
             try:
                 holder[key] = VALUES[int(random.integers(0, len(VALUES)))]
