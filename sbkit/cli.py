@@ -318,20 +318,16 @@ def _score(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
+    from sbkit.inference import compare_report as report
     from sbkit.inference.compare import compare_runs
-    from sbkit.inference.compare_report import (
-        comparison_figures,
-        describe_comparison,
-        write_comparison,
-    )
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
     if options.html is not None:
-        write_comparison(options.html, compared, *folders)
+        report.write_comparison(options.html, compared, *folders)
     if options.json:
-        print(to_json(comparison_figures(compared, *folders), indent=2))
+        print(to_json(report.comparison_figures(compared, *folders), indent=2))
     else:
-        print("\n".join(map(printable, describe_comparison(compared, *folders))))
+        print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
     return 0
 
 
@@ -360,14 +356,8 @@ def _classify(options: argparse.Namespace) -> int:
 def _train_lm(options: argparse.Namespace) -> int:
     from sbkit.decoding.language_models import train_texts
 
-    said = train_texts(
-        options.texts,
-        order=options.order,
-        language=options.language,
-        tokenizer=options.tokenizer,
-        out=options.out,
-    )
-    print(said)
+    wanted = {name: getattr(options, name) for name in ("order", "language", "tokenizer", "out")}
+    print(train_texts(options.texts, **wanted))
     return 0
 
 

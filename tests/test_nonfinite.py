@@ -117,6 +117,9 @@ def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> N
     [
         (lambda saved: saved["micro_batches"][0].pop("plan"), "'plan'"),
         (lambda saved: saved["micro_batches"][0].update(plan=[[[10**6], 1, 100, 1]]), "made again"),
+        (lambda saved: saved["micro_batches"][0].update(plan=[[[0], "a"]]), "of whole numbers"),
+        (lambda saved: saved["micro_batches"][0].update(plan=[[[0] * 10**4, 1]]), "8192 rows"),
+        (lambda saved: saved["micro_batches"][0].update(plan=[[[0], 1, 10**9]]), "its speeds are"),
         (lambda saved: saved["micro_batches"][0].update(plan=3), "What is replayed must be"),
         (lambda saved: saved["micro_batches"][0].update(ids=["x"]), "cannot be made again (its"),
         (lambda saved: saved["micro_batches"][0].update(random={}), "What is replayed must be"),

@@ -29,12 +29,11 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else all ``train-*``, ``dev-*``
-    and ``test-*`` that are there.
+    """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*.
 
     Raises:
         SbkitError: ``data_folder`` has no split of this layout, or not the one named.
-    """  # noqa: D205
+    """
     there = _split_names(_find(knobs))
     own = {
         role: [split for split in there if split.startswith(prefix)]

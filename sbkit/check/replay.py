@@ -28,6 +28,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.plan import Example
+from sbkit.data.sampler import to_percents
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.recipe import load_recipe, refuse_foreign_modules
@@ -35,6 +36,7 @@ from sbkit.train.step import training_loss
 
 REPRODUCED = 1  # exit code
 MOST_EXAMPLES = 4096  # of a micro-batch
+MOST_ROWS = 2 * MOST_EXAMPLES  # some are joined
 LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
 # What another kind of JSON or of a pickle, or a part of one, ends in.
 UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
@@ -94,12 +96,28 @@ def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
         raise next(iter(planned.faults.values())) from error
     try:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]
+        _refuse_plan(examples, to_percents(planned.knobs.get("speeds", [1.0])))
         batch: Batch = loader.collate_fn(loader.dataset.__getitems__(examples))
     except (*UNREADABLE, SbkitError) as error:
         raise _other_data(micro_batch["ids"], f"{type(error).__name__}: {error}") from error
     if batch.ids != micro_batch["ids"]:
         raise _other_data(micro_batch["ids"], f"its rows are {', '.join(batch.ids[:3])} now")
     return batch
+
+
+def _refuse_plan(examples: Sequence[Example], percents: Sequence[int]) -> None:
+    """Refuse what no training plans; raises ValueError, as the data do where they are others."""
+    numbers = [
+        number
+        for each in examples
+        for number in (*each.rows, each.samples, each.percent, each.weight)
+    ]
+    if not all(type(each) is int for each in numbers):
+        raise ValueError("its plan is not of whole numbers")
+    if sum(len(each.rows) for each in examples) > MOST_ROWS:
+        raise ValueError(f"it has more than {MOST_ROWS} rows")
+    if not {each.percent for each in examples} <= {*percents}:
+        raise ValueError("its speeds are not those of the run")
 
 
 def _other_data(ids: Sequence[str], why: str) -> SbkitError:

@@ -79,7 +79,7 @@ class Reading:
                 self._processes = None
 
     def _is_slow(self) -> bool:
-        """Tell a search in Python alone; a graph is searched in C++, attention needs the model."""
+        """Return whether it searches in Python, without the model that attention needs."""
         decoder = self.reader.decoder
         return decoder is not None and decoder.kind == KINDS[0] and decoder.attention is None
 

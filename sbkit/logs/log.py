@@ -19,6 +19,8 @@ from sbkit.logs.events import EventFile
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+TEXTS = ("kind", "split")  # of a record; all else are numbers, or null
+LARGEST = 1e18  # of them
 
 Record = dict[str, Any]  # a line of the log, as JSON gives it
 
@@ -116,7 +118,7 @@ class FinalFigures(Figures):
 
 
 def read_log(path: Path) -> list[Record]:
-    """Read a run's records in order, past the line that a killed run left half written.
+    """Read a run's records in order, past what is none, as a line that a killed run half wrote.
 
     A missing file is an empty log. Raises OSError for a pipe, a device or a folder.
     """
@@ -192,9 +194,20 @@ def _parse(line: str) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+    if not isinstance(record, dict) or not all(_is_figure(*each) for each in record.items()):
         return None
-    return record if type(record.get("step")) is int else None
+    texts = TEXTS if record.get("kind") == FinalFigures.kind else TEXTS[:1]
+    is_whole = all(isinstance(record.get(name), str) for name in texts)
+    is_placed = all(type(record.get(name)) is int for name in ("step", "epoch"))
+    return record if is_whole and is_placed else None
+
+
+def _is_figure(name: str, value: object) -> bool:
+    """Check that a value can be drawn, and written again; of no other a record was made."""
+    if isinstance(value, str):
+        return name in TEXTS and value.isprintable()
+    is_number = isinstance(value, int | float) and abs(value) <= LARGEST
+    return name.isprintable() and (value is None or is_number)
 
 
 def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:

@@ -129,6 +129,31 @@ def test_a_line_of_brackets_is_no_record(tmp_path: Path) -> None:
     assert read_log(tmp_path / "train_log.jsonl") == []
 
 
+PLACE = '"step": 10, "epoch": 1'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"kind": "step", {PLACE}, "loss": [1]}}',
+        f'{{"kind": "step", {PLACE}, "loss": "low"}}',
+        f'{{"kind": "step", {PLACE}, "loss": 1{400 * "0"}}}',
+        f'{{"kind": "step", {PLACE}, "\\ud800": 1}}',
+        f'{{"kind": "\\ud800", {PLACE}}}',
+        f'{{"kind": "test", {PLACE}, "CER": 0.1}}',
+        '{"kind": "epoch", "step": 10, "loss": 1.0}',
+    ],
+)
+def test_what_no_run_logs_is_no_record(line: str, tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(step_figures(10))
+    log.close()
+    path = tmp_path / "train_log.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    assert [record["loss"] for record in read_log(path)] == [2.0]
+    RunLog(tmp_path, resume_step=10).close()
+
+
 def test_a_name_that_is_quoted_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     say("CKPT+\x1b[2J is damaged.\nAnother line")
     assert capsys.readouterr().out == "CKPT+\\x1b[2J is damaged.\nAnother line\n"
