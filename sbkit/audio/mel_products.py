@@ -57,16 +57,17 @@ class MelProducts:
         """Compute the energies of all whole windows."""
         shift, row, count = self._shift // self._row, self._row, len(self._window)
         frames = (audio.shape[1] - self._samples) // self._shift + 1
-        places = torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)  # (T, Q)
+        places = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
         more = row - audio.shape[1] % row  # never 0, for which a tracer would make a rule
         sums = nn.functional.pad(audio, (0, more)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums[:, places].sum(-1) / self._samples  # (B, T)
+        means = sums.index_select(1, places).reshape(-1, frames, count).sum(-1) / self._samples
         # The first sample of a window has none before it; it counts nothing, its weight is zero.
         emphasized = audio[:, 1:] - self._preemphasis * audio[:, :-1]
         emphasized = nn.functional.pad(emphasized, (1, more))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        windows = rows[:, places] - ((1 - self._preemphasis) * means)[..., None, None]
-        windows = windows * self._window  # (B, T, Q, P)
+        windows = rows.index_select(1, places).reshape(-1, frames, count, row)  # (B, T, Q, P)
+        windows = windows - ((1 - self._preemphasis) * means)[..., None, None]
+        windows = windows * self._window
         spectra = torch.matmul(self._of_rows, windows)  # (B, T, 2K, P)
         spectra = spectra.reshape(-1, len(self._of_columns), 2 * row).transpose(0, 1)
         spectra = torch.matmul(spectra, self._of_columns)  # (K, B * T, 2P)
