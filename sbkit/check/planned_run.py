@@ -137,7 +137,8 @@ class PlannedRun:
     def labels(self) -> Any:
         """Open what turns labels into ids; one that is made stays in the folder of the check."""
         self.run.splits, _ = self.splits, self.recipe
-        return self.run.labels
+        with quiet():  # training will say it of its own
+            return self.run.labels
 
     @Part
     def hparams(self) -> dict[str, Any]:
