@@ -229,7 +229,7 @@ def _brain(planned: PlannedRun) -> Any:
     except Exception as error:
         raise SbkitError(
             "The hyperparams.yaml of a run must have all that its recipe needs, but with it "
-            f"{type(error).__name__} was raised ({printable(str(error))[:200]}). Put it back."
+            f"{type(error).__name__} was raised ({str(error)[:200]}). Put it back."
         ) from error
 
 
@@ -284,7 +284,7 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
 
 
 def _unreadable(file: Path, error: Exception) -> SbkitError:
-    why = printable(str(error).partition("\n")[0].partition(". ")[0])  # torch's go on to bad advice
+    why = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
     return SbkitError(
         f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
         f".pt beside it, but {file} is not ({why or type(error).__name__}). Name such a file; the "

@@ -16,7 +16,6 @@ import datasets
 import fsspec
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import read_rows, with_language
 from sbkit.data.shard_units import ShardOptions, Unit
@@ -142,6 +141,6 @@ def _reading(file: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SbkitError(
-            f"{printable(file)} must be a file that `datasets` can stream, but fails "
-            f"({type(error).__name__}: {printable(str(error))[:200]}). Correct it."
+            f"{file} must be a file that `datasets` can stream, but fails ({type(error).__name__}: "
+            f"{str(error)[:200]}). Correct it."
         ) from error

@@ -166,7 +166,6 @@ def write_comparison(file: Path, compared: RunComparison, a: Path, b: Path) -> N
         )
     except (TypeError, ValueError, KeyError, AttributeError, TemplateError) as error:
         raise SbkitError(
-            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but "
-            f"one is not ({printable(str(error))[:200]}). Score again: sbkit score RUN DATA "
-            "--out DIR."
+            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but one "
+            f"is not ({str(error)[:200]}). Score again: sbkit score RUN DATA --out DIR."
         ) from error

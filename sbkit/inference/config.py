@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
@@ -90,8 +89,8 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     missing = [name for name in config.model if name not in config.parts]
     if missing:
         raise SbkitError(
-            f"`model` in {of} must name parts that are there, but has {printable(missing[0])}. "
-            "Export it again."
+            f"`model` in {of} must name parts that are there, but has {missing[0]}. Export it "
+            "again."
         )
     if config.is_asr and config.tokenizer is None:
         raise SbkitError(
@@ -127,8 +126,8 @@ class _Fields:
         if not (name in self._values and (fits(value) or (value is None and default == (None,)))):
             came = repr(value)[:60] if name in self._values else "missing"
             raise SbkitError(
-                f"`{name}` in {self._of} must be {what}, but is {printable(came)}. Export it again "
-                "with this version of sbkit."
+                f"`{name}` in {self._of} must be {what}, but is {came}. Export it again with this "
+                "version of sbkit."
             )
         return value
 
@@ -138,7 +137,7 @@ def _parse(content: bytes, of: str) -> dict[str, Any]:
         values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
         _refuse_bomb(values)
     except (ValueError, RecursionError) as error:
-        why = "it is too deep" if isinstance(error, RecursionError) else printable(str(error))
+        why = "it is too deep" if isinstance(error, RecursionError) else str(error)
         raise SbkitError(
             f"{of} must be JSON, but cannot be read ({why}). Export it again."
         ) from error

@@ -21,7 +21,6 @@ from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.printable import printable
 from sbkit.base.provenance import versions
 from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
@@ -175,7 +174,7 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoi
         except (TypeError, ValueError, AttributeError) as error:
             raise SbkitError(
                 f"Checkpoints must be ranked by numbers, but in {folder} one has something else "
-                f"({printable(str(error))[:200]}). Move that one away."
+                f"({str(error)[:200]}). Move that one away."
             ) from error
     if not best:
         raise SbkitError(
@@ -190,8 +189,8 @@ def _weights_of(best: Sequence[Checkpoint], run: Path) -> dict[str, Tensor]:
     strange = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if strange:
         raise SbkitError(
-            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} "
-            f"`{printable(str(strange[0]))}` is none. Restore an earlier one."
+            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} `{strange[0]}` "
+            "is none. Restore an earlier one."
         )
     refuse_unusable(weights, of=str(run / "checkpoints"))
     return {name: value.clone() for name, value in weights.items()}
@@ -220,8 +219,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
     node = root["model"]
     if find(tag_of(node).removeprefix("!new:")) is not ModuleList:
         raise SbkitError(
-            f"`model` must be a torch.nn.ModuleList, but is {printable(tag_of(node)) or 'a list'}. "
-            "Write `model: !new:torch.nn.ModuleList`."
+            f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'a list'}. Write "
+            "`model: !new:torch.nn.ModuleList`."
         )
     by_node = {id(value): name for name, value in root.items() if tag_of(value)}
     owned = [by_node.get(id(each), "another part") for each in listed_nodes(node)]
@@ -236,9 +235,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
             return owned, name
     raise SbkitError(
         "`model` must be a list of the parts of a model, such as `CNN`, `Transformer` and "
-        "`ctc_lin`, each under a key of its own, but is one of "
-        f"{printable(', '.join(owned)) or 'none'}. Take out what is not used, or put what is into "
-        "one of them."
+        f"`ctc_lin`, each under a key of its own, but is one of {', '.join(owned) or 'none'}. Take "
+        "out what is not used, or put what is into one of them."
     )
 
 
@@ -268,8 +266,7 @@ def _sample_rate(root: CommentedMap, run: Path) -> int:
     rate = root.get("sample_rate", SAMPLE_RATE)
     if isinstance(rate, bool) or not isinstance(rate, int):
         raise SbkitError(
-            f"`sample_rate` must be a whole number, but {run / RESOLVED} has "
-            f"{printable(str(rate))}. Correct it."
+            f"`sample_rate` must be a whole number, but {run / RESOLVED} has {rate}. Correct it."
         )
     return int(rate)
 

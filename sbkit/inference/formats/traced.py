@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.compiled import keep_device_guard
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
@@ -75,7 +74,7 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
             raise SbkitError(
                 "A model must be made of operations that torch.export can trace for any batch and "
                 f"length to have this format, but it raised {type(error).__name__} "
-                f"({printable(str(error))[:300]}). Leave the format out, or change that part."
+                f"({str(error)[:300]}). Leave the format out, or change that part."
             ) from error
     for graph in program.graph_module.modules():  # one in the other, as with autocast
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
