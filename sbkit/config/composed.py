@@ -21,7 +21,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
 from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
-from sbkit.config.references import key_parts
+from sbkit.config.references import REFERENCE, key_parts
 from sbkit.config.tuples import TUPLE
 
 LARGEST = 1 << 18  # bytes; SpeechBrain's largest is 30 kB
@@ -30,7 +30,6 @@ LONGEST = 10_000  # characters that references may make of one text
 MOST = 100_000  # nodes that references and aliases may make of one file
 MOST_FILES = 50
 ROUNDS = 50  # of references that lead to references
-REFERENCE = re.compile(r"<([^>]*)>")
 STANDARD = "tag:yaml.org,2002:"
 PLAIN = {f"{STANDARD}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 

@@ -6,12 +6,13 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 import hashlib
 import inspect
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
@@ -26,6 +27,7 @@ from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
@@ -61,7 +63,6 @@ IN_BUNDLE = (
     "utterances",
 )  # of decoder.json
 LARGEST_DESCRIPTION = 1 << 16  # bytes
-RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
@@ -126,19 +127,19 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     for part in described["parts"].values():
         refuse_unlisted(part, own=own)
     best = best_checkpoints(run / "checkpoints", tokenizer)
-    decoder = _decoder_of(run)
-    config = (
-        _config(run, root, tokenizer, labels, best)
-        | described
-        | {"imports": _imports(described, own)}
-        | {"decoder": None if decoder is None else decoder.described}
-        | {"confidence": _described(run / CONFIDENCE_FILE)}
-    )
+    decoder = _described(run / DECODER_FILE)  # that the test was run with
+    config = _config(run, root, tokenizer, labels, best) | described
+    config |= {
+        "imports": _imports(described, own),
+        "decoder": decoder and {name: decoder[name] for name in IN_BUNDLE if name in decoder},
+        "confidence": _described(run / CONFIDENCE_FILE),
+    }
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
     if decoder is not None:
-        contents[LANGUAGE_MODELS] = decoder.language_models
+        models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
+        contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
     contents[WEIGHTS] = save(_weights_of(best, run))
     return contents, config
 
@@ -283,35 +284,15 @@ def _imports(described: dict[str, Any], own: frozenset[str]) -> list[str]:
 
 def _tokenizer_of(run: Path) -> Tokenizer | None:
     file = run / TOKENIZER
-    if not file.exists() and not file.is_symlink():
+    if not os.path.lexists(file):
         return None
     content = read_regular(file, largest=LARGEST_MODEL, what="The run's tokenizer")
     return Tokenizer(model_file=file, content=content)
 
 
-class _Decoder(NamedTuple):
-    """What `decoder.json` of a run says, and the bytes of its language models."""
-
-    described: dict[str, Any]
-    language_models: bytes
-
-
-def _decoder_of(run: Path) -> _Decoder | None:
-    """Read the decoder that the test was run with; None for a run without one."""
-    described = _described(run / DECODER_FILE)
-    if described is None:
-        return None
-    return _Decoder(
-        {name: described[name] for name in IN_BUNDLE if name in described},
-        read_regular(
-            run / LANGUAGE_MODELS, largest=LARGEST_LANGUAGE_MODEL, what="The run's decoder"
-        ),
-    )
-
-
 def _described(file: Path) -> dict[str, Any] | None:
     """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
-    if not file.exists() and not file.is_symlink():
+    if not os.path.lexists(file):
         return None
     content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
     try:
@@ -327,7 +308,7 @@ def _described(file: Path) -> dict[str, Any] | None:
 
 def _labels_of(run: Path) -> ClassLabels | None:
     file = run / LABELS
-    return ClassLabels(file=file) if file.exists() or file.is_symlink() else None
+    return ClassLabels(file=file) if os.path.lexists(file) else None
 
 
 def _require_run(run: Path) -> None:

@@ -96,8 +96,7 @@ class _Flattened:
 
 def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
     """List the kind and the name of everything that plain data would build."""
-    if _kind_of(plain) is not None:
-        kind = _kind_of(plain) or ""
+    if (kind := _kind_of(plain)) is not None:
         yield kind, plain[kind]
         plain = plain[ARGUMENTS]
     below = plain.values() if isinstance(plain, dict) else plain

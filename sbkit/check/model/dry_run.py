@@ -123,12 +123,7 @@ def _untrained(brain: Any) -> bool:
 
 def resting(brain: Any) -> frozenset[int]:
     """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
-    return frozenset(
-        id(parameter)
-        for each in declared
-        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
-    )
+    return frozenset(id(each) for part in brain.resting for each in part.parameters())
 
 
 def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> StepFailure | None:

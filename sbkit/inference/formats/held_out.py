@@ -10,6 +10,7 @@ import datasets
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.inference.whole_clips import WholeClips, read_whole_clips
 from sbkit.logs.utterances import hash_pairs
@@ -17,7 +18,6 @@ from sbkit.train.cost import SUMMARY
 from sbkit.train.recipe import load_recipe, refuse_foreign_modules
 
 LARGEST_SUMMARY = 1 << 24  # bytes
-RESOLVED = "hyperparams.yaml"
 
 
 @dataclass(frozen=True)

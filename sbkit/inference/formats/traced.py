@@ -26,37 +26,30 @@ from sbkit.models.asr import AsrModel
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
 
-class WaveformModel(nn.Module):
-    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
-
-    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
-    changes no digit.
-    """
+class FeatureModel(nn.Module):
+    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
     def __init__(self, model: AsrModel) -> None:
         super().__init__()
         self.parts = model.model  # owns every parameter
         self._model = model
 
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
-        features, frames = self._model.features(audio * FULL_SCALE, audio_lengths)
-        states, frames = self._model.encode(features, frames)
-        return self._model.ctc_log_probs(states), frames
-
-
-class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
-
-    def __init__(self, model: AsrModel) -> None:
-        super().__init__()
-        self.parts = model.model
-        self._model = model
-
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
         states, frames = self._model.encode(x, x_lens)
         return self._model.ctc_log_probs(states), frames
+
+
+class WaveformModel(FeatureModel):
+    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
+
+    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
+    changes no digit.
+    """
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame."""
+        return super().forward(*self._model.features(audio * FULL_SCALE, audio_lengths))
 
 
 def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
