@@ -34,8 +34,8 @@ class BundleConfig:
     the transcripts, which says how those to compare with are normalized; decoder: its kind, beam
     size, weights, how the attention decoder takes part, and what they reached on the validation
     set; None for greedy decoding; confidence: by decoder, what turns features of words into
-    probabilities; a decoder may have none; word_offsets: from the frames of
-    tokens to when words are said.
+    probabilities; a decoder may have none; word_offsets: from the frames of tokens to when words
+    are said.
     """
 
     model_class: str
