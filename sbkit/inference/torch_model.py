@@ -5,6 +5,7 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -161,17 +162,15 @@ class TorchModel:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
-        modules = [each for each in self.network.model.modules() if isinstance(each, MATRICES)]
-        hooks = [each.register_forward_hook(note) for each in modules]
         silence = [np.zeros(self._rate, np.int16)]
-        try:
+        with ExitStack() as hooks:
+            for each in self.network.model.modules():
+                if isinstance(each, MATRICES):
+                    hooks.enter_context(each.register_forward_hook(note))
             if self._counts is None:
                 self.probabilities(silence)
             else:
                 self._score(*self._as_batch(silence))
-        finally:
-            for hook in hooks:
-                hook.remove()
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         places = {each.device for each in tensors}
         devices = sorted("mps" if each.type == "mps" else str(each) for each in places)

@@ -1,7 +1,10 @@
 """Over the micro-batches of an epoch: how many there are, which is the last, how far it is."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Any
+
+END = object()
 
 
 def mark_last(
@@ -16,13 +19,8 @@ def mark_last(
         for number, batch in enumerate(batches, done + 1):
             yield batch, number == count
         return
-    before: list[Any] = []
-    for batch in batches:
-        if before:
-            yield before.pop(), False
-        before.append(batch)
-    for batch in before:
-        yield batch, True
+    for batch, after in pairwise(chain(batches, [END])):
+        yield batch, after is END
 
 
 def length_of(batches: Any) -> int | None:

@@ -6,7 +6,7 @@ It leaves gradients, buffers, modes and random numbers as they were.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,12 +219,8 @@ class ShapeTracer:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow every module that is called."""
-        with ExitStack() as stack:
-            for handle in (
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave),
-            ):
-                stack.callback(handle.remove)
+        entering = register_module_forward_pre_hook(self._enter)
+        with entering, register_module_forward_hook(self._leave):
             yield
 
     def give_way(self) -> bool:
