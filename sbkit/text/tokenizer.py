@@ -55,12 +55,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text; special tokens leave no trace."""
-        special = {
-            self.vocabulary.blank,
-            self.vocabulary.unk,
-            self.vocabulary.bos,
-            self.vocabulary.eos,
-        }
+        special = self.vocabulary.special
         text: str = self._pieces.decode([label for label in ids if label not in special])
         return " ".join(text.split())
 
