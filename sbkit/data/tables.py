@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import unique_keys
 from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
@@ -232,7 +233,8 @@ def _read_objects(file: Path) -> Iterator[TableRow | BadRow]:
             if not line.strip():
                 continue
             try:
-                yield TableRow(number, _as_fields(json.loads(line, object_pairs_hook=_unique)))
+                values = json.loads(line, object_pairs_hook=unique_keys)
+                yield TableRow(number, _as_fields(values))
             except (ValueError, RecursionError) as error:
                 yield BadRow(f"line {number}", "not a JSON object", str(error))
 
@@ -249,13 +251,6 @@ def _as_fields(values: object) -> Mapping[str, str]:
     if "\0" in whole:
         raise ValueError("a text holds a zero byte")
     return fields
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
 
 
 def _as_text(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import unique_keys
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
@@ -134,7 +135,7 @@ class _Fields:
 
 def _parse(content: bytes, of: str) -> dict[str, Any]:
     try:
-        values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
+        values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=unique_keys)
         _refuse_bomb(values)
     except (ValueError, RecursionError) as error:
         why = "it is too deep" if isinstance(error, RecursionError) else str(error)
@@ -165,13 +166,6 @@ def _is_rate(value: Any) -> bool:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
 
 
 def _tuple(value: list[str] | None) -> tuple[str, ...] | None:
