@@ -52,16 +52,10 @@ from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = (
-    "kind",
-    "beam_size",
-    "weights",
-    "attention",
-    "chosen_on",
-    "CER",
-    "WER",
-    "utterances",
-)  # of decoder.json
+IN_BUNDLE = (  # of decoder.json
+    *("kind", "beam_size", "weights", "attention"),
+    *("chosen_on", "CER", "WER", "utterances"),
+)
 LARGEST_DESCRIPTION = 1 << 16  # bytes
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments

@@ -18,7 +18,6 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
@@ -151,4 +150,4 @@ def _of(names: tuple[str, ...]) -> str:
     if not names:
         return "."
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f": {', '.join(map(printable, names[:SHOWN]))}{more}."
+    return f": {', '.join(names[:SHOWN])}{more}."
