@@ -1,10 +1,9 @@
 """Over the micro-batches of an epoch: how many there are, which is the last, how far it is."""
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
 from typing import Any
 
-END = object()
+from sbkit.base.look_ahead import with_last
 
 
 def mark_last(
@@ -16,11 +15,9 @@ def mark_last(
     that saves its place would be one too far.
     """
     if count is not None:
-        for number, batch in enumerate(batches, done + 1):
-            yield batch, number == count
+        yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
         return
-    for batch, after in pairwise(chain(batches, [END])):
-        yield batch, after is END
+    yield from with_last(batches)
 
 
 def length_of(batches: Any) -> int | None:
