@@ -108,11 +108,8 @@ class SpecAugment(nn.Module):
         freq_width: int = 27,
     ) -> None:
         super().__init__()
-        self.time_masks, self.time_width, self.max_time_fraction = (
-            time_masks,
-            time_width,
-            max_time_fraction,
-        )
+        self.time_masks, self.time_width = time_masks, time_width
+        self.max_time_fraction = max_time_fraction
         self.freq_masks, self.freq_width = freq_masks, freq_width
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.base.look_ahead import with_last
+
 if TYPE_CHECKING:
     from torchaudio.transforms import Resample
 
@@ -36,7 +38,7 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
     context = (resampler.width // old + 2) * old
     held = np.empty(0, np.float32)
     skipped = 0  # samples at the start of what is held that only lead in
-    for block, is_last in _with_last(blocks):
+    for block, is_last in with_last(blocks):
         held = np.concatenate([held, block]) if held.size else block
         end = len(held) if is_last else (len(held) - context) // old * old
         if end <= skipped:
@@ -45,16 +47,6 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
         yield resampled[skipped // old * new : -(-end * new // old)]
         kept = max(0, end - context)
         held, skipped = held[kept:], end - kept
-
-
-def _with_last(blocks: Iterable[Signal]) -> Iterator[tuple[Signal, bool]]:
-    """Yield each block, and whether it is the last one."""
-    blocks = iter(blocks)
-    block = next(blocks, None)
-    while block is not None:
-        following = next(blocks, None)
-        yield block, following is None
-        block = following
 
 
 @cache

@@ -19,4 +19,4 @@ class SbkitError(Exception):
 
     def __str__(self) -> str:
         """Write the sentence; a name in it with an escape sequence would clear the screen."""
-        return "\n".join(map(printable, super().__str__().split("\n")))
+        return printable(super().__str__())

@@ -18,10 +18,10 @@ SHOWN = 5  # ids in a sentence; more of them go into a file
 class Finding:
     """One difference between what is declared and what would take effect.
 
-    where: FILE:LINE; declared, effect: the halves of a sentence that ", but " joins,
-    the first empty where there is only one; stops: the run
-    is not started (an error; otherwise a note); utterances: those that it is about; cause: the
-    Python error that it comes from, if any: two findings of one cause are reported once.
+    where: FILE:LINE; declared, effect: the halves of a sentence that ", but " joins, the first
+    empty where there is only one; stops: the run is not started (an error; otherwise a note);
+    utterances: those that it is about; cause: the Python error that it comes from, if any: two
+    findings of one cause are reported once.
     """
 
     check: str

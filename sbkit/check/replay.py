@@ -170,16 +170,13 @@ def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
 def _watched(modules: nn.Module, found: Trace) -> Iterator[None]:
     """Note the first module whose output, and the first whose gradient, is not finite."""
 
-    def watch(name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            if found.forward is None and not _all_finite(output):
-                found.forward = f"the output of {name}"
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    hooked: Any = tensor
-                    hooked.register_hook(partial(look_back, name))
-
-        return look
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if found.forward is None and not _all_finite(output):
+            found.forward = f"the output of {name}"
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                hooked: Any = tensor
+                hooked.register_hook(partial(look_back, name))
 
     def look_back(name: str, gradient: Tensor) -> None:
         if found.backward is None and not _all_finite(gradient):
@@ -188,7 +185,7 @@ def _watched(modules: nn.Module, found: Trace) -> Iterator[None]:
     with ExitStack() as hooks:
         for name, module in modules.named_modules():
             if not any(module.children()):
-                hooks.callback(module.register_forward_hook(watch(name)).remove)
+                hooks.enter_context(module.register_forward_hook(partial(look, name)))
         yield
 
 
@@ -229,7 +226,7 @@ def _brain(planned: PlannedRun) -> Any:
     except Exception as error:
         raise SbkitError(
             "The hyperparams.yaml of a run must have all that its recipe needs, but with it "
-            f"{type(error).__name__} was raised ({printable(str(error))[:200]}). Put it back."
+            f"{type(error).__name__} was raised ({str(error)[:200]}). Put it back."
         ) from error
 
 
@@ -284,7 +281,7 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
 
 
 def _unreadable(file: Path, error: Exception) -> SbkitError:
-    why = printable(str(error).partition("\n")[0].partition(". ")[0])  # torch's go on to bad advice
+    why = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
     return SbkitError(
         f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
         f".pt beside it, but {file} is not ({why or type(error).__name__}). Name such a file; the "

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 
 SHOWN = 3  # tensors that differ
 
@@ -25,16 +24,16 @@ def refuse_unusable(
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
             raise SbkitError(
-                f"Weights must be plain tensors, but {printable(name)} in {of} is {kind}. Restore "
-                "an earlier checkpoint."
+                f"Weights must be plain tensors, but {name} in {of} is {kind}. Restore an earlier "
+                "checkpoint."
             )
         finite = value.isfinite() if name in parameters else ~value.isnan()
         if not bool(finite.all()):
             count = value.numel() - int(finite.sum())
             raise SbkitError(
-                f"Weights must be finite, but {printable(name)} in {of} holds {count} of "
-                f"{value.numel()} that {'is' if count == 1 else 'are'} not. Restore an earlier "
-                "checkpoint, or train again with a lower `lr`."
+                f"Weights must be finite, but {name} in {of} holds {count} of {value.numel()} that "
+                f"{'is' if count == 1 else 'are'} not. Restore an earlier checkpoint, or train "
+                "again with a lower `lr`."
             )
 
 
@@ -50,7 +49,7 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
         if size_in(saved, key) != size_in(wanted, key)
     ]
     if differences:
-        shown = printable("; ".join(differences[:SHOWN]))
+        shown = "; ".join(differences[:SHOWN])
         count = (
             "1 tensor differs" if len(differences) == 1 else f"{len(differences)} tensors differ"
         )

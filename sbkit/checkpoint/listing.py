@@ -60,9 +60,7 @@ def by_number(
 ) -> dict[str, Any]:
     """Return options that make `find_checkpoints` rank by a number of the meta file.
 
-    It passes over checkpoints without one.
-
-    NaN, as of a validation set without labels, ranks last.
+    It passes over checkpoints without one; NaN, as of a validation set without labels, ranks last.
     """
     key = max_key or min_key
     if key is None or (max_key and min_key):

@@ -19,10 +19,9 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
-from sbkit.config.references import key_parts
+from sbkit.config.references import REFERENCE, key_parts
 from sbkit.config.tuples import TUPLE
 
 LARGEST = 1 << 18  # bytes; SpeechBrain's largest is 30 kB
@@ -31,7 +30,6 @@ LONGEST = 10_000  # characters that references may make of one text
 MOST = 100_000  # nodes that references and aliases may make of one file
 MOST_FILES = 50
 ROUNDS = 50  # of references that lead to references
-REFERENCE = re.compile(r"<([^>]*)>")
 STANDARD = "tag:yaml.org,2002:"
 PLAIN = {f"{STANDARD}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
@@ -147,7 +145,7 @@ def compose(path: Path) -> Node:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         problem = getattr(error, "problem", None) or type(error).__name__
         raise SbkitError(
-            f"{path}:{line} must be valid YAML, but {printable(str(problem))}. Correct that line."
+            f"{path}:{line} must be valid YAML, but {problem}. Correct that line."
         ) from error
     if root is None:
         raise SbkitError(f"{path} must hold YAML, but is empty. Name another file.")
@@ -258,7 +256,7 @@ def _text(path: Path) -> str:
         return read_regular(path.resolve(), largest=LARGEST, what="Foreign YAML").decode()
     except (OSError, RuntimeError) as error:  # a loop of links
         raise SbkitError(
-            f"The YAML must be a file, but {printable(str(path))} is a link to itself. Restore it."
+            f"The YAML must be a file, but {path} is a link to itself. Restore it."
         ) from error
     except UnicodeDecodeError as error:
         raise SbkitError(

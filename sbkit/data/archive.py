@@ -9,7 +9,6 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
-from sbkit.base.printable import printable
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
 from sbkit.data.fill import DISK_FULL
 from sbkit.data.shard import CORPUS_FILE, write_sealed
@@ -41,7 +40,7 @@ def unpack(archive: Path) -> Path:
     key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
     folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
-        say(f"unpacking {printable(str(archive))} into {folder}, once")
+        say(f"unpacking {archive} into {folder}, once")
         try:
             with building(folder) as beside:
                 _extract(archive, beside)
@@ -101,8 +100,8 @@ def _inside(name: str, archive: Path) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise SbkitError(
-            f"{printable(str(archive))} must hold files of its own folder, but names "
-            f"{printable(name)[:200]!r}. Pack the corpus again."
+            f"{archive} must hold files of its own folder, but names {name[:200]!r}. Pack the "
+            "corpus again."
         )
     return path
 
@@ -118,17 +117,16 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> None:
 def _unusable(archive: Path, folder: Path, error: OSError) -> SbkitError:
     if error.errno in DISK_FULL:
         return SbkitError(
-            f"There must be room to unpack {printable(str(archive))} into {folder.parent}, but "
-            f"there is none ({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
+            f"There must be room to unpack {archive} into {folder.parent}, but there is none "
+            f"({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
         )
     return _damaged(archive, error)
 
 
 def _damaged(archive: Path, error: Exception) -> SbkitError:
-    reason = printable(str(error) or type(error).__name__)[:200]
+    reason = (str(error) or type(error).__name__)[:200]
     return SbkitError(
-        f"{printable(str(archive))} must be a whole tar file, but cannot be unpacked ({reason}). "
-        "Download it again."
+        f"{archive} must be a whole tar file, but cannot be unpacked ({reason}). Download it again."
     )
 
 

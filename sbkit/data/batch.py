@@ -29,15 +29,8 @@ from sbkit.decoding.spelling import SPACE
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
-OWN = (
-    "id",
-    "text",
-    "samples",
-    "percent",
-    "weight",
-    *COLUMNS.values(),
-    SHARDED,
-)  # the rest are columns
+# Of a row; the rest are columns of the manifest.
+OWN = ("id", "text", "samples", "percent", "weight", *COLUMNS.values(), SHARDED)
 
 
 @dataclass(frozen=True, kw_only=True)

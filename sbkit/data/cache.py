@@ -103,7 +103,7 @@ def find_prunable(
     for entry in entries:
         days = (time.time() - entry.last_used) / DAY
         if unused and entry.is_orphan:
-            chosen.append((entry, f"{printable(str(entry.corpus))} is gone"))
+            chosen.append((entry, f"{entry.corpus} is gone"))
         elif older_than is not None and days > older_than:
             chosen.append((entry, f"not used for {days:.0f} days"))
     return chosen
@@ -155,15 +155,11 @@ def _row(entry: Entry) -> str:
     day = datetime.fromtimestamp(entry.last_used).date().isoformat()
     clips = "" if entry.clips is None else str(entry.clips)
     hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
-    what = (
-        f"unknown ({printable(str(entry.folder))})"
-        if entry.corpus is None
-        else printable(str(entry.corpus))
-    )
+    what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)
     note = " (gone)" if entry.is_orphan else ""
     rate = entry.sample_rate or ""
     size = _megabytes(entry.bytes)
-    return f"{day:10}  {size:>9}  {clips:>8}  {hours:>7}  {rate:>5}  {what}{note}"
+    return printable(f"{day:10}  {size:>9}  {clips:>8}  {hours:>7}  {rate:>5}  {what}{note}")
 
 
 def _megabytes(count: int) -> str:
@@ -185,10 +181,10 @@ def prune(
         list_entries(cache_folder), older_than=older_than, unused=unused
     ):
         if not dry_run and not remove(entry, cache_folder):
-            print(f"kept {printable(str(entry.folder))}: a process is preparing it")
+            print(printable(f"kept {entry.folder}: a process is preparing it"))
             continue
         word = "would remove" if dry_run else "removed"
-        print(f"{word} {printable(str(entry.folder))} ({_megabytes(entry.bytes)}): {reason}")
+        print(printable(f"{word} {entry.folder} ({_megabytes(entry.bytes)}): {reason}"))
         removed, freed = removed + 1, freed + entry.bytes
     word = "would be freed" if dry_run else "freed"
     print(f"{_megabytes(freed)} {word}, {_count(removed)}")

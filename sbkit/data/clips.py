@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -65,8 +66,8 @@ class Clips(Sequence[Clip]):
         """Arrange clips in columns, unless they are."""
         if isinstance(clips, Clips):
             return clips
-        own, columns = list[pa.Table](), list[pa.Table]()
-        for some in _runs(clips):
+        own, columns, left = list[pa.Table](), list[pa.Table](), iter(clips)
+        while some := list(islice(left, ROWS_AT_ONCE)):
             own.append(
                 pa.table(
                     {
@@ -140,17 +141,6 @@ class Clips(Sequence[Clip]):
         return len(self) == len(other) and all(
             one == another for one, another in zip(self, other, strict=True)
         )
-
-
-def _runs(clips: Iterable[Clip]) -> Iterator[list[Clip]]:
-    some: list[Clip] = []
-    for clip in clips:
-        some.append(clip)
-        if len(some) == ROWS_AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
 
 
 def _objects(own: pa.Table, columns: pa.Table) -> Iterator[Clip]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Row
@@ -80,7 +79,7 @@ def _refuse_second_line(file: Path, pairs: list[tuple[str, str]]) -> None:
         if key and first.setdefault(key, number) != number:
             raise SbkitError(
                 f"Each line of {file} must be of another utterance, but lines {first[key]} and "
-                f"{number} are both of {printable(key)}. Remove one of them."
+                f"{number} are both of {key}. Remove one of them."
             )
 
 

@@ -1,6 +1,6 @@
 """Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -74,18 +74,14 @@ def _read_source(
     rows = _read(source, path_column, text_column)
     if text_column is not False:
         rows = require_transcripts(rows, source, text_column or "text")
-    return map(_named_by(source), rows) if several else rows
+    return (_named(row, source.name) for row in rows) if several else rows
 
 
-def _named_by(source: Path) -> Callable[[Row | BadRow], Row | BadRow]:
-    """Return what adds to rows the file they are from."""
-
-    def name(row: Row | BadRow) -> Row | BadRow:
-        if isinstance(row, BadRow):
-            return replace(row, id=f"{source.name} {row.id}")
-        return replace(row, where=f"{source.name} {row.where}")
-
-    return name
+def _named(row: Row | BadRow, file: str) -> Row | BadRow:
+    """Add to a row the file that it is from."""
+    if isinstance(row, BadRow):
+        return replace(row, id=f"{file} {row.id}")
+    return replace(row, where=f"{file} {row.where}")
 
 
 def with_language(row: Row | BadRow, language: str) -> Row | BadRow:

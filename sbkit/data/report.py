@@ -52,7 +52,7 @@ def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[
 
 def _measure(split: datasets.Dataset, sample_rate: int) -> dict[str, Any]:
     samples = sample_counts(split)
-    counts = _characters(split)
+    counts = count_characters(split)
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
@@ -101,8 +101,8 @@ def _words(split: datasets.Dataset) -> int:
     return sum(len(text.split()) for texts in _texts(split) for text in texts)
 
 
-def _characters(split: datasets.Dataset) -> Counter[str]:
-    """Count characters, ten times as fast as `Counter` does."""
+def count_characters(split: datasets.Dataset) -> Counter[str]:
+    """Count the characters of the texts of a split, ten times as fast as `Counter` does."""
     total = np.zeros(0x110000, dtype=np.int64)
     for texts in _texts(split):
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
 from sbkit.data.parquet import ParquetFile
@@ -57,8 +56,8 @@ def read_saved_dataset(source: Path) -> Table:
         raise
     except Exception as error:  # damage, or types that are none, end in errors of many kinds
         raise SbkitError(
-            f"{source} must be a dataset that `datasets` reads, but fails "
-            f"({type(error).__name__}: {printable(str(error))[:200]}). Save it again."
+            f"{source} must be a dataset that `datasets` reads, but fails ({type(error).__name__}: "
+            f"{str(error)[:200]}). Save it again."
         ) from error
     within = source / "data" if source.is_dir() else source  # paths are relative to its folder
     return Table(within, tuple(columns), rows)
@@ -92,7 +91,7 @@ def _refuse_strange_files(source: Path) -> None:
         if name not in files:
             raise SbkitError(
                 f"A saved dataset must consist of files in its folder, but {source} names "
-                f"{printable(name)[:200]}, which is none. Save it again."
+                f"{name[:200]}, which is none. Save it again."
             )
 
 

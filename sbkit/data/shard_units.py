@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def manifest_units(manifest: Manifest, options: ShardOptions) -> list[Unit]:
         bad = manifest.bad_rows if number == 0 else ()
         some = _take(clips, chosen)
         key = options.key(bad, *_content(some, [facts[row] for row in chosen.tolist()]))
-        units.append(Unit(key, _Listed(some, bad), cut=False))
+        units.append(Unit(key, partial(_rows, some, bad), cut=False))
     return units
 
 
@@ -79,15 +80,9 @@ def _content(clips: Clips, facts: Sequence[tuple[int, int]]) -> Iterator[object]
     yield from zip(clips.ids, clips.paths, facts, clips.sentences, *values, strict=True)
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """Clips, behind the rows that are none."""
-
-    clips: Clips
-    bad: Sequence[BadRow]
-
-    def __call__(self, start: int) -> Iterator[Row | BadRow]:
-        return islice(chain(self.bad, (Row(clip.id, clip) for clip in self.clips)), start, None)
+def _rows(clips: Clips, bad: Sequence[BadRow], start: int) -> Iterator[Row | BadRow]:
+    """Yield clips, behind the rows that are none, from a number of rows on."""
+    return islice(chain(bad, (Row(clip.id, clip) for clip in clips)), start, None)
 
 
 def _take(clips: Clips, rows: npt.NDArray[np.int64]) -> Clips:

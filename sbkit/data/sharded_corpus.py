@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.data.audio_store import COLUMNS, PLACE, SHARDED
 from sbkit.data.clips import Clips
 from sbkit.data.manifest import BadRow, Manifest
@@ -103,20 +102,20 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
         raise SbkitError(
-            f"`sample_rate` must be that of the shards in {printable(storage.url)} "
-            f"({index.sample_rate} Hz), but is {knobs['sample_rate']}. Pass "
-            f"--sample_rate={index.sample_rate}, or prepare shards at that rate."
+            f"`sample_rate` must be that of the shards in {storage.url} ({index.sample_rate} Hz), "
+            f"but is {knobs['sample_rate']}. Pass --sample_rate={index.sample_rate}, or prepare "
+            "shards at that rate."
         )
     shards = index.splits[split]
     if not shards:
         raise SbkitError(
-            f"The split {printable(split)} must have a shard, but the index in "
-            f"{printable(storage.url)} lists none. Prepare the shards again."
+            f"The split {split} must have a shard, but the index in {storage.url} lists none. "
+            "Prepare the shards again."
         )
     for name, state in missing_shards(storage, shards)[:1]:
         raise SbkitError(
-            f"{printable(storage.file(name))} must be as it was written, but {state}. Copy it "
-            "again, or prepare the shards again: only what is missing is written."
+            f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
+            "prepare the shards again: only what is missing is written."
         )
     tables, bad = list[pa.Table](), list[BadRow]()
     contents = _read_tables(storage, shards)
@@ -153,8 +152,8 @@ def read_index(storage: Storage) -> Index:
             raise ValueError("impossible values")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SbkitError(
-            f"{printable(storage.file(INDEX))} must be the index that `sbkit prepare --shards` "
-            f"writes, but is not ({printable(str(error))[:100]}). Run that again."
+            f"{storage.file(INDEX)} must be the index that `sbkit prepare --shards` writes, but is "
+            f"not ({str(error)[:100]}). Run that again."
         ) from error
     return index
 
@@ -190,9 +189,9 @@ def require_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
         here = sorted(set(columns[first]) ^ set(columns[other]))
         if here:
             raise SbkitError(
-                f"All parts of a split must have the same columns, but {printable(first)} and "
-                f"{printable(other)} differ in {printable(', '.join(here))}. Give all of them the "
-                "same, and prepare again; shards of what did not change stay."
+                f"All parts of a split must have the same columns, but {first} and {other} differ "
+                f"in {', '.join(here)}. Give all of them the same, and prepare again; shards of "
+                "what did not change stay."
             )
 
 
@@ -217,7 +216,7 @@ def _of_a_table(shard: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
         raise SbkitError(
             f"The table of {shard} (.parquet) must be as it was written, but is damaged "
-            f"({printable(str(error))[:100]}). Remove it, and prepare again."
+            f"({str(error)[:100]}). Remove it, and prepare again."
         ) from error
 
 
@@ -226,9 +225,9 @@ def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
     for shard, content in zip(shards, contents, strict=True):
         if hashlib.sha256(content).hexdigest() != shard.table_sha256:
             raise SbkitError(
-                f"{printable(storage.file(shard.name))}.parquet must have the checksum that the "
-                f"index has of it, but is damaged. Copy it again, or remove it and prepare the "
-                "shards again: only what is missing is written."
+                f"{storage.file(shard.name)}.parquet must have the checksum that the index has of "
+                "it, but is damaged. Copy it again, or remove it and prepare the shards again: "
+                "only what is missing is written."
             )
         yield content
 

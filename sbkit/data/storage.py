@@ -15,7 +15,6 @@ import fsspec
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_bytes_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 
 LARGEST_FILE = 1 << 33  # bytes that are read at once
@@ -143,7 +142,7 @@ def _read_here(file: Path) -> bytes:
 
 
 def _missing(file: str) -> MissingFileError:
-    return MissingFileError(f"{printable(file)} must be there, but is missing. Put it back.")
+    return MissingFileError(f"{file} must be there, but is missing. Put it back.")
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -184,8 +183,8 @@ def _require_content(content: object, file: str, size: int | None = None) -> byt
     assert isinstance(content, bytes)
     if size is not None and len(content) != size:
         raise SbkitError(
-            f"{printable(file)} must be whole, but is cut short. Copy it again, or remove it and "
-            "prepare the shards again."
+            f"{file} must be whole, but is cut short. Copy it again, or remove it and prepare the "
+            "shards again."
         )
     return content
 
@@ -199,9 +198,8 @@ def _file_system(url: str) -> tuple[Any, str]:
         system, path = fsspec.url_to_fs(url)
     except (ValueError, ImportError) as error:
         raise SbkitError(
-            f"{printable(url)} must be of a protocol that fsspec reads here, but is not "
-            f"({printable(str(error))}). Install what it needs (s3fs for s3, gcsfs for gs), or "
-            "name a folder."
+            f"{url} must be of a protocol that fsspec reads here, but is not ({error}). Install "
+            "what it needs (s3fs for s3, gcsfs for gs), or name a folder."
         ) from error
     return system, str(path)
 
@@ -225,6 +223,6 @@ def _reaching(url: str) -> Iterator[None]:
 def _unreachable(url: str, error: BaseException) -> SbkitError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return SbkitError(
-        f"{printable(url)} must be reachable, but is not: {type(error).__name__}, "
-        f"{printable(reason)[:200]}. Check the name, the rights and the network."
+        f"{url} must be reachable, but is not: {type(error).__name__}, {reason[:200]}. Check the "
+        "name, the rights and the network."
     )

@@ -16,7 +16,6 @@ import datasets
 import fsspec
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import read_rows, with_language
 from sbkit.data.shard_units import ShardOptions, Unit
@@ -52,7 +51,7 @@ class StreamedSplit:
         def rows(start: int) -> Iterator[Row | BadRow]:
             require_same_columns({self.files[0]: columns, file: self._columns(file)})
             shuffled = _open(file).shuffle(seed=options.seed, buffer_size=SHUFFLED)
-            content = _Rows(file, shuffled.skip(start), self.path_column, scratch)
+            content = _rows(file, shuffled.skip(start), self.path_column, scratch)
             table = Table(_parent(file) / "rows", columns, content)
             for row in read_rows(table, self.path_column, self.text_column):
                 yield with_language(row, self.language)
@@ -76,51 +75,47 @@ def streamed_files(source: str) -> list[str]:
     return Storage.at(source).list_files(list(BUILDERS))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one file as those of a table, with files in the place of audio."""
+def _rows(
+    file: str, dataset: datasets.IterableDataset, path_column: str | None, scratch: Path
+) -> Iterator[TableRow]:
+    """Yield the rows of a file as those of a table, with files in the place of audio."""
+    name = ""
+    rows = iter(dataset)
+    for number in count(1):
+        with _reading(file):
+            row: dict[str, Any] | None = next(rows, None)
+        if row is None:
+            return
+        name = name or find_column(
+            Table(Path(file), tuple(row), ()), path_column, PATH_COLUMNS, "path_column"
+        )
+        path = _to_path(row.pop(name), file, scratch)
+        fields = {key: "" if value is None else str(value) for key, value in row.items()}
+        yield TableRow(number, {**fields, name: path})
 
-    file: str
-    dataset: Any
-    path_column: str | None
-    scratch: Path
 
-    def __iter__(self) -> Iterator[TableRow]:
-        name = ""
-        rows = iter(self.dataset)
-        for number in count(1):
-            with _reading(self.file):
-                row: dict[str, Any] | None = next(rows, None)
-            if row is None:
-                return
-            table = Table(Path(self.file), tuple(row), ())
-            name = name or find_column(table, self.path_column, PATH_COLUMNS, "path_column")
-            path = self._to_path(row.pop(name))
-            fields = {key: "" if value is None else str(value) for key, value in row.items()}
-            yield TableRow(number, {**fields, name: path})
-
-    def _to_path(self, audio: object) -> str:
-        """Return the path of a clip: its own, or that of a file made of its bytes."""
-        content = None
-        path = audio
-        if isinstance(audio, Mapping):
-            content, path = audio.get("bytes"), audio.get("path")
-        elif isinstance(audio, bytes):
-            content, path = audio, None
-        path = str(path or "")
-        if content is None:
-            if not path or "://" not in self.file:
-                return path
-            url = path if "://" in path else f"{self.file.rpartition('/')[0]}/{path}"
-            try:
-                (content,) = Storage.at(url.rpartition("/")[0]).read([url.rpartition("/")[2]])
-            except MissingFileError:
-                return path.rpartition("://")[2]  # which is not here either, and is left out
-        folder = self.scratch / uuid4().hex
-        folder.mkdir()
-        place = folder / (Path(path).name or hashlib.sha256(content).hexdigest()[:16])
-        place.write_bytes(content)
-        return str(place)
+def _to_path(audio: object, file: str, scratch: Path) -> str:
+    """Return the path of a clip: its own, or that of a file made of its bytes."""
+    content = None
+    path = audio
+    if isinstance(audio, Mapping):
+        content, path = audio.get("bytes"), audio.get("path")
+    elif isinstance(audio, bytes):
+        content, path = audio, None
+    path = str(path or "")
+    if content is None:
+        if not path or "://" not in file:
+            return path
+        url = path if "://" in path else f"{file.rpartition('/')[0]}/{path}"
+        folder, _, name = url.rpartition("/")
+        try:
+            (content,) = Storage.at(folder).read([name])
+        except MissingFileError:
+            return path.rpartition("://")[2]  # which is not here either, and is left out
+    place = scratch / uuid4().hex / (Path(path).name or hashlib.sha256(content).hexdigest()[:16])
+    place.parent.mkdir()
+    place.write_bytes(content)
+    return str(place)
 
 
 def _parent(file: str) -> Path:
@@ -142,6 +137,6 @@ def _reading(file: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SbkitError(
-            f"{printable(file)} must be a file that `datasets` can stream, but fails "
-            f"({type(error).__name__}: {printable(str(error))[:200]}). Correct it."
+            f"{file} must be a file that `datasets` can stream, but fails ({type(error).__name__}: "
+            f"{str(error)[:200]}). Correct it."
         ) from error

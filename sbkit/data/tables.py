@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.files import unique_keys
 from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
@@ -89,14 +89,14 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     )
     if found:
         return found
-    columns = ", ".join(map(printable, table.columns[:SHOWN]))
+    columns = ", ".join(table.columns[:SHOWN])
     if len(table.columns) > SHOWN:
         columns += f" and {len(table.columns) - SHOWN} more"
     if named:
         near = get_close_matches(named.lower(), lower, n=1, cutoff=0)[0]
         raise SbkitError(
             f"`{knob}` must name a column of {table.file}, but {named!r} is not one of {columns}. "
-            f"Pass --{knob}={printable(lower[near])}, or the one you mean."
+            f"Pass --{knob}={lower[near]}, or the one you mean."
         )
     raise SbkitError(
         f"The first line of {table.file} must name one of the columns {', '.join(usual)}, but "
@@ -186,8 +186,8 @@ def _read_header(file: Path, row: Sequence[str]) -> list[str]:
     twice = [name for name, count in Counter(map(str.lower, header)).items() if name and count > 1]
     if twice:
         raise SbkitError(
-            f"The columns of {file} must have different names, but {printable(twice[0])} comes "
-            "twice. Rename one of them."
+            f"The columns of {file} must have different names, but {twice[0]} comes twice. Rename "
+            "one of them."
         )
     while header and not header[-1]:  # a delimiter at the end of the line
         header.pop()
@@ -233,7 +233,8 @@ def _read_objects(file: Path) -> Iterator[TableRow | BadRow]:
             if not line.strip():
                 continue
             try:
-                yield TableRow(number, _as_fields(json.loads(line, object_pairs_hook=_unique)))
+                values = json.loads(line, object_pairs_hook=unique_keys)
+                yield TableRow(number, _as_fields(values))
             except (ValueError, RecursionError) as error:
                 yield BadRow(f"line {number}", "not a JSON object", str(error))
 
@@ -250,13 +251,6 @@ def _as_fields(values: object) -> Mapping[str, str]:
     if "\0" in whole:
         raise ValueError("a text holds a zero byte")
     return fields
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
 
 
 def _as_text(value: object) -> str:

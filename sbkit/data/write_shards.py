@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, scratch_folder
-from sbkit.base.printable import printable
 from sbkit.data.audio_store import SHARDED
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded, decode_clips
@@ -121,8 +120,8 @@ def _existing(
     meant = {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}
     if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
         raise SbkitError(
-            f"{printable(storage.url)} must be empty or hold shards of the same data, made in the "
-            f"same way, but its {INDEX} names others. Name another place, or remove that file."
+            f"{storage.url} must be empty or hold shards of the same data, made in the same way, "
+            f"but its {INDEX} names others. Name another place, or remove that file."
         )
     missing = [each for shards in index.splits.values() for each in missing_shards(storage, shards)]
     return None if missing else index
@@ -362,11 +361,11 @@ def _writing(storage: Storage) -> Iterator[None]:
         place = error.filename or storage.url
         if error.errno in DISK_FULL:
             raise SbkitError(
-                f"The disk of {printable(str(place))} must have room for shards, but is full. Make "
-                "room, or name another place. The shards that are finished stay, and the same "
-                "command goes on from there."
+                f"The disk of {place} must have room for shards, but is full. Make room, or name "
+                "another place. The shards that are finished stay, and the same command goes on "
+                "from there."
             ) from error
         raise SbkitError(
-            f"{printable(str(place))} must be a place to write to, but is not: {error.strerror}. "
-            "Choose another one."
+            f"{place} must be a place to write to, but is not: {error.strerror}. Choose another "
+            "one."
         ) from error

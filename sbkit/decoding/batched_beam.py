@@ -15,6 +15,7 @@ from torch import Tensor
 from sbkit.decoding.frames import BeamSettings, Hypothesis, refuse_frame, refuse_vocabulary
 from sbkit.decoding.scorer import NOTHING
 from sbkit.decoding.scorer_table import ScorerTable, tabulate
+from sbkit.distributed.device import widest_float
 
 # Of Knuth's MMIX generator. Only prefixes of one beam are compared, by 64 bits: two different ones
 # are taken for one by a chance of 1e-19 a pair.
@@ -72,7 +73,7 @@ class BatchedBeamSearch:
         """
         refuse_vocabulary(log_probs.shape[-1], self.settings)
         # Added up in float64, as the plain search does, where the device has it.
-        dtype = torch.float32 if log_probs.device.type == "mps" else torch.float64
+        dtype = widest_float(log_probs.device)
         log_probs = self._blank_padding(log_probs.to(dtype), frame_lengths)
         _check(log_probs)
         table = self._table.to(log_probs.device, dtype)

@@ -13,7 +13,6 @@ import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
-from sbkit.base.printable import printable
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
@@ -110,13 +109,13 @@ class BeamDecoder:
         self.kind = kind
         if kind not in KINDS:
             raise SbkitError(
-                f"The decoder's `kind` must be {' or '.join(KINDS)}, but is "
-                f"{printable(str(kind))[:100]}. Correct it."
+                f"The decoder's `kind` must be {' or '.join(KINDS)}, but is {str(kind)[:100]}. "
+                "Correct it."
             )
         if self.attention not in (None, *ATTENTION):
             raise SbkitError(
                 f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but "
-                f"is {printable(str(attention))[:100]}. Correct it."
+                f"is {str(attention)[:100]}. Correct it."
             )
         self._source = language_models
         self.is_open = weights is None  # its weights are to be chosen

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
@@ -56,8 +55,8 @@ def _read_list(named: str) -> list[str]:
     if not _is_file(named):
         if Path(named).suffix in SUFFIXES and "," not in named:
             raise SbkitError(
-                f"`--hotwords` must be a file that is there, or phrases with commas between them, "
-                f"but there is no {printable(named)}. Correct its path."
+                "`--hotwords` must be a file that is there, or phrases with commas between them, "
+                f"but there is no {named}. Correct its path."
             )
         return named.split(",")
     file = Path(os.path.realpath(named))

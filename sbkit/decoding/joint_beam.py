@@ -17,14 +17,12 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.attention import AttentionDecoder, Floats
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
 from sbkit.decoding.scorer import NOTHING, AutomatonState, LazyAutomaton, Scorer
 
 CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention
 HOPELESS = 10.0  # below the best that ended; what is longer only gets worse (as ESPnet has it)
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_lines
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import read_arpa, write_arpa
@@ -175,7 +174,7 @@ def load_language_models(
     if about.get("tokenizer") != digest_of(tokenizer):
         raise SbkitError(
             f"{file} must be of the model's own tokenizer, but is of another one "
-            f"({printable(str(about.get('tokenizer')))[:12]}...). Train the language models again."
+            f"({str(about.get('tokenizer'))[:12]}...). Train the language models again."
         )
     return LanguageModels(models.get(WORDS), models.get(TOKENS))
 

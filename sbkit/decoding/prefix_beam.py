@@ -118,12 +118,8 @@ class PrefixBeamSearch:
         expand, candidates, extensions = self._automaton.expand, frame.candidates, list[Extension]()
         append, floor = extensions.append, self._floor(beam)
         for prefix in beam:
-            last, total, blank, added = (
-                prefix.token,
-                prefix.was_total,
-                prefix.was_blank,
-                prefix.added,
-            )
+            last, added = prefix.token, prefix.added
+            total, blank = prefix.was_total, prefix.was_blank
             children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
@@ -165,12 +161,8 @@ class PrefixBeamSearch:
         if prefix is None:
             state = self._automaton.state(arc[1])
             prefix = parent.children[token] = Prefix(parent, token, state, parent.added + arc[0])
-        prefix.in_blank, prefix.in_token, prefix.total, prefix.score = (
-            -inf,
-            log_prob,
-            log_prob,
-            score,
-        )
+        prefix.in_blank, prefix.score = -inf, score
+        prefix.in_token = prefix.total = log_prob
         return prefix
 
     def _hypothesis(self, prefix: Prefix) -> Hypothesis:

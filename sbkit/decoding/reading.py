@@ -6,9 +6,9 @@ audio per second, whatever else the machine has.
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # that were decoded, 200 s; a process takes half a second to start
 MOST_PROCESSES = 16  # each of which has the language models and what it remembers, 0.13 GB here
+
+Read = TypeVar("Read")
 
 _own: ClipReader  # of a process that decodes
 
@@ -116,9 +118,9 @@ def _attempt(reader: ClipReader, clip: HeardClip, times: bool) -> Recognized | S
     return Recognized(found.text, tuple(each.later(clip.begin) for each in found.words))
 
 
-def raise_errors(found: Sequence[Recognized | SbkitError]) -> list[Recognized]:
+def raise_errors(found: Iterable[Read | SbkitError]) -> list[Read]:
     """Return what is said in all clips; raise the first error among them."""
-    read = list[Recognized]()
+    read = list[Read]()
     for each in found:
         if isinstance(each, SbkitError):
             raise each

@@ -27,8 +27,7 @@ class Spelling:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Spelling":
         """Return how a tokenizer spells."""
-        ids = tokenizer.vocabulary
-        special = (ids.blank, ids.unk, ids.bos, ids.eos)
+        special = tokenizer.vocabulary.special
         return cls(pieces=tokenizer.pieces(), spell=tokenizer.encode, special=special)
 
     def letters(self, text: str) -> str:

@@ -9,10 +9,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.attention import AttentionDecoder, Floats
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import LanguageModels
@@ -40,7 +39,6 @@ MOST_NGRAMS = 100_000  # in a graph that weights are tried with: 4 s to make eac
 ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes for all of them
 
 Add = Callable[[Sequence[Scores]], list[Scores]]
-Floats = npt.NDArray[np.float64]
 
 
 class Heard(NamedTuple):

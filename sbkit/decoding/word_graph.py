@@ -239,10 +239,7 @@ class GraphSearch:
     """
 
     def __init__(self, *, graph: Any, settings: BeamSettings) -> None:
-        self._fst, self._kaldi = (
-            require_package("kaldifst", extra="graph"),
-            require_package("kaldi_decoder", extra="graph"),
-        )
+        self._fst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
         options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
         self.graph, self._settings = graph, settings  # the decoder refers to the graph, unowned
         self._decoder = self._kaldi.FasterDecoder(graph, options)

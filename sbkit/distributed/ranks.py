@@ -137,9 +137,8 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 def from_main_rank(tensor: Tensor) -> Tensor:
     """Copy rank 0's values of a tensor of any type to all ranks, in place."""
     if world_size() > 1:
-        content = (
-            tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-        )  # gloo lacks some types
+        # As bytes: gloo lacks some types.
+        content = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
         dist.broadcast(content, 0)
         tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
     return tensor

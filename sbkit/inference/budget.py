@@ -37,12 +37,8 @@ def within_budget(weights: Mapping[str, Tensor]) -> Iterator[None]:
         if modules_left < 0:
             raise _too_large("modules")
 
-    hook: Any = register_module_module_registration_hook(count)
-    try:
-        with _Budget(weights):
-            yield
-    finally:
-        hook.remove()
+    with register_module_module_registration_hook(count), _Budget(weights):
+        yield
 
 
 class _Budget(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -191,7 +191,7 @@ class Bundle:
         if not found.phrases:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "
-                f"{printable(named[:100])} has none. Correct the list."
+                f"{named[:100]} has none. Correct the list."
             )
         if not separates_words(self.config.language or "und"):
             print(

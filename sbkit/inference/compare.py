@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.data.roles import require_split_name
 from sbkit.logs.intervals import errors_of, interval_of, totals_of
@@ -139,7 +138,7 @@ def _two_rates(a: Sequence[ErrorCounts], b: Sequence[ErrorCounts], *, units: Uni
 
 
 def _named(names: Iterable[str]) -> str:
-    return printable(", ".join(names)) or "none"
+    return ", ".join(names) or "none"
 
 
 def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
@@ -189,7 +188,7 @@ def _other_references(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> Sb
     texts_a, texts_b = ({each.id: each.reference for each in side} for side in (a, b))
     other = sorted(id for id in texts_a.keys() & texts_b if texts_a[id] != texts_b[id])
     alone = sorted(texts_a.keys() ^ texts_b.keys())
-    example = printable((other or alone or [name])[0])
+    example = (other or alone or [name])[0]
     return SbkitError(
         f"Two runs must have the same references to be compared, but those of {name} differ: "
         f"{len(texts_a.keys() - texts_b)} utterances are only in A, "

@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import TemplateError
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.inference.compare import Changed, Comparison, RunComparison, TwoRates, read_figures
 from sbkit.logs.intervals import describe_interval, describe_units, interval_figures
 from sbkit.logs.report import REPORT, write_report
@@ -28,7 +27,7 @@ def describe_comparison(compared: RunComparison, a: Path, b: Path) -> Iterator[s
 
 
 def _describe_alone(names: tuple[str, ...]) -> str:
-    return f" (not compared, because only here: {printable(', '.join(names))})" if names else ""
+    return f" (not compared, because only here: {', '.join(names)})" if names else ""
 
 
 def _describe_set(comparison: Comparison) -> Iterator[str]:
@@ -75,13 +74,13 @@ def describe_test(test: Mapsswe) -> str:
 
 def _describe_changed(changed: Changed) -> Iterator[str]:
     a, b = (each.scores.words.errors for each in (changed.a, changed.b))
-    yield f"    {printable(changed.a.id)}: {a} in A, {b} in B"
+    yield f"    {changed.a.id}: {a} in A, {b} in B"
     for name, text in (
         ("reference", changed.a.reference),
         ("A", changed.a.hypothesis),
         ("B", changed.b.hypothesis),
     ):
-        yield f"      {name:<9}  {printable(text)}".rstrip()
+        yield f"      {name:<9}  {text}".rstrip()
 
 
 def comparison_figures(compared: RunComparison, a: Path, b: Path) -> dict[str, Any]:
@@ -166,7 +165,6 @@ def write_comparison(file: Path, compared: RunComparison, a: Path, b: Path) -> N
         )
     except (TypeError, ValueError, KeyError, AttributeError, TemplateError) as error:
         raise SbkitError(
-            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but "
-            f"one is not ({printable(str(error))[:200]}). Score again: sbkit score RUN DATA "
-            "--out DIR."
+            f"The figures, log and data report in {a} and {b} must be as sbkit wrote them, but one "
+            f"is not ({str(error)[:200]}). Score again: sbkit score RUN DATA --out DIR."
         ) from error

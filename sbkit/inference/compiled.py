@@ -9,7 +9,7 @@ Legend: B clips, S samples.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -34,10 +34,6 @@ class ShapeTable:
 
     clips: tuple[int, ...] = (1, 4)
     seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
-
-    def shapes(self) -> Iterator[tuple[int, float]]:
-        """Yield the number of clips and the seconds of each."""
-        yield from product(self.clips, self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +81,8 @@ class CompiledBlocks:
 
     def warm_up(self, run: Callable[[int, float], object]) -> None:
         """Run every shape of the table; from then on nothing is compiled."""
-        for clips, seconds in self._compilation.table.shapes():
+        table = self._compilation.table
+        for clips, seconds in product(table.clips, table.seconds):
             for _ in range(WARM_UPS):
                 run(clips, seconds)
         self._is_warm = True

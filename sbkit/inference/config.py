@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.files import unique_keys
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
@@ -35,8 +35,8 @@ class BundleConfig:
     the transcripts, which says how those to compare with are normalized; decoder: its kind, beam
     size, weights, how the attention decoder takes part, and what they reached on the validation
     set; None for greedy decoding; confidence: by decoder, what turns features of words into
-    probabilities; a decoder may have none; word_offsets: from the frames of
-    tokens to when words are said.
+    probabilities; a decoder may have none; word_offsets: from the frames of tokens to when words
+    are said.
     """
 
     model_class: str
@@ -90,8 +90,8 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
     missing = [name for name in config.model if name not in config.parts]
     if missing:
         raise SbkitError(
-            f"`model` in {of} must name parts that are there, but has {printable(missing[0])}. "
-            "Export it again."
+            f"`model` in {of} must name parts that are there, but has {missing[0]}. Export it "
+            "again."
         )
     if config.is_asr and config.tokenizer is None:
         raise SbkitError(
@@ -127,18 +127,18 @@ class _Fields:
         if not (name in self._values and (fits(value) or (value is None and default == (None,)))):
             came = repr(value)[:60] if name in self._values else "missing"
             raise SbkitError(
-                f"`{name}` in {self._of} must be {what}, but is {printable(came)}. Export it again "
-                "with this version of sbkit."
+                f"`{name}` in {self._of} must be {what}, but is {came}. Export it again with this "
+                "version of sbkit."
             )
         return value
 
 
 def _parse(content: bytes, of: str) -> dict[str, Any]:
     try:
-        values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_unique)
+        values = json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=unique_keys)
         _refuse_bomb(values)
     except (ValueError, RecursionError) as error:
-        why = "it is too deep" if isinstance(error, RecursionError) else printable(str(error))
+        why = "it is too deep" if isinstance(error, RecursionError) else str(error)
         raise SbkitError(
             f"{of} must be JSON, but cannot be read ({why}). Export it again."
         ) from error
@@ -166,13 +166,6 @@ def _is_rate(value: Any) -> bool:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
 
 
 def _tuple(value: list[str] | None) -> tuple[str, ...] | None:

@@ -5,7 +5,6 @@ What a bundle's formats run on is not predicted: each is loaded, and asked.
 
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from sbkit.base.version import __version__
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.onnx_runtime import FILES, FOLDER
 from sbkit.inference.runtimes import WHEELS, Wanted, open_model, why_no_cuda
+from sbkit.train.compiling import CXX, find_compiler
 
 PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
-COMPILERS = ("CXX", "g++", "clang++")  # the first is a variable of the environment
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,12 @@ def _providers() -> list[str]:
 
 
 def _compiler() -> str | None:
-    variable, *usual = COMPILERS
-    for name in (os.environ.get(variable, usual[0]), *usual):
-        found = shutil.which(name)
-        if found:
-            command = [found, "--version"]
-            answer = subprocess.run(command, capture_output=True, text=True, check=False)
-            return answer.stdout.partition("\n")[0]
-    return None
+    found = find_compiler(*CXX)
+    if found is None:
+        return None
+    command = [found, "--version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.partition("\n")[0]
 
 
 def _threads() -> str:

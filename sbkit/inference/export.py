@@ -6,12 +6,13 @@ The folder is data: nothing in its YAML is run, and its parts are built from sbk
 import hashlib
 import inspect
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
@@ -21,12 +22,12 @@ from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.printable import printable
 from sbkit.base.provenance import versions
 from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
@@ -51,18 +52,11 @@ from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = (
-    "kind",
-    "beam_size",
-    "weights",
-    "attention",
-    "chosen_on",
-    "CER",
-    "WER",
-    "utterances",
-)  # of decoder.json
+IN_BUNDLE = (  # of decoder.json
+    *("kind", "beam_size", "weights", "attention"),
+    *("chosen_on", "CER", "WER", "utterances"),
+)
 LARGEST_DESCRIPTION = 1 << 16  # bytes
-RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
@@ -127,19 +121,19 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     for part in described["parts"].values():
         refuse_unlisted(part, own=own)
     best = best_checkpoints(run / "checkpoints", tokenizer)
-    decoder = _decoder_of(run)
-    config = (
-        _config(run, root, tokenizer, labels, best)
-        | described
-        | {"imports": _imports(described, own)}
-        | {"decoder": None if decoder is None else decoder.described}
-        | {"confidence": _described(run / CONFIDENCE_FILE)}
-    )
+    decoder = _described(run / DECODER_FILE)  # that the test was run with
+    config = _config(run, root, tokenizer, labels, best) | described
+    config |= {
+        "imports": _imports(described, own),
+        "decoder": decoder and {name: decoder[name] for name in IN_BUNDLE if name in decoder},
+        "confidence": _described(run / CONFIDENCE_FILE),
+    }
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
     if decoder is not None:
-        contents[LANGUAGE_MODELS] = decoder.language_models
+        models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
+        contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
     contents[WEIGHTS] = save(_weights_of(best, run))
     return contents, config
 
@@ -175,7 +169,7 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoi
         except (TypeError, ValueError, AttributeError) as error:
             raise SbkitError(
                 f"Checkpoints must be ranked by numbers, but in {folder} one has something else "
-                f"({printable(str(error))[:200]}). Move that one away."
+                f"({str(error)[:200]}). Move that one away."
             ) from error
     if not best:
         raise SbkitError(
@@ -190,8 +184,8 @@ def _weights_of(best: Sequence[Checkpoint], run: Path) -> dict[str, Tensor]:
     strange = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if strange:
         raise SbkitError(
-            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} "
-            f"`{printable(str(strange[0]))}` is none. Restore an earlier one."
+            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} `{strange[0]}` "
+            "is none. Restore an earlier one."
         )
     refuse_unusable(weights, of=str(run / "checkpoints"))
     return {name: value.clone() for name, value in weights.items()}
@@ -220,8 +214,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
     node = root["model"]
     if find(tag_of(node).removeprefix("!new:")) is not ModuleList:
         raise SbkitError(
-            f"`model` must be a torch.nn.ModuleList, but is {printable(tag_of(node)) or 'a list'}. "
-            "Write `model: !new:torch.nn.ModuleList`."
+            f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'a list'}. Write "
+            "`model: !new:torch.nn.ModuleList`."
         )
     by_node = {id(value): name for name, value in root.items() if tag_of(value)}
     owned = [by_node.get(id(each), "another part") for each in listed_nodes(node)]
@@ -236,9 +230,8 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
             return owned, name
     raise SbkitError(
         "`model` must be a list of the parts of a model, such as `CNN`, `Transformer` and "
-        "`ctc_lin`, each under a key of its own, but is one of "
-        f"{printable(', '.join(owned)) or 'none'}. Take out what is not used, or put what is into "
-        "one of them."
+        f"`ctc_lin`, each under a key of its own, but is one of {', '.join(owned) or 'none'}. Take "
+        "out what is not used, or put what is into one of them."
     )
 
 
@@ -268,8 +261,7 @@ def _sample_rate(root: CommentedMap, run: Path) -> int:
     rate = root.get("sample_rate", SAMPLE_RATE)
     if isinstance(rate, bool) or not isinstance(rate, int):
         raise SbkitError(
-            f"`sample_rate` must be a whole number, but {run / RESOLVED} has "
-            f"{printable(str(rate))}. Correct it."
+            f"`sample_rate` must be a whole number, but {run / RESOLVED} has {rate}. Correct it."
         )
     return int(rate)
 
@@ -286,35 +278,15 @@ def _imports(described: dict[str, Any], own: frozenset[str]) -> list[str]:
 
 def _tokenizer_of(run: Path) -> Tokenizer | None:
     file = run / TOKENIZER
-    if not file.exists() and not file.is_symlink():
+    if not os.path.lexists(file):
         return None
     content = read_regular(file, largest=LARGEST_MODEL, what="The run's tokenizer")
     return Tokenizer(model_file=file, content=content)
 
 
-class _Decoder(NamedTuple):
-    """What `decoder.json` of a run says, and the bytes of its language models."""
-
-    described: dict[str, Any]
-    language_models: bytes
-
-
-def _decoder_of(run: Path) -> _Decoder | None:
-    """Read the decoder that the test was run with; None for a run without one."""
-    described = _described(run / DECODER_FILE)
-    if described is None:
-        return None
-    return _Decoder(
-        {name: described[name] for name in IN_BUNDLE if name in described},
-        read_regular(
-            run / LANGUAGE_MODELS, largest=LARGEST_LANGUAGE_MODEL, what="The run's decoder"
-        ),
-    )
-
-
 def _described(file: Path) -> dict[str, Any] | None:
     """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
-    if not file.exists() and not file.is_symlink():
+    if not os.path.lexists(file):
         return None
     content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
     try:
@@ -330,7 +302,7 @@ def _described(file: Path) -> dict[str, Any] | None:
 
 def _labels_of(run: Path) -> ClassLabels | None:
     file = run / LABELS
-    return ClassLabels(file=file) if file.exists() or file.is_symlink() else None
+    return ClassLabels(file=file) if os.path.lexists(file) else None
 
 
 def _require_run(run: Path) -> None:

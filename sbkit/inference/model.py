@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 
@@ -238,6 +237,5 @@ def fitting(audio: object) -> Iterator[None]:
     except Exception as error:  # the parts may be anything that is on the list, in any order
         raise SbkitError(
             f"A bundle's parts must fit each other, but with {audio} the model raised "
-            f"{type(error).__name__} ({printable(str(error))[:200]}). Export it again, or try a "
-            "shorter file."
+            f"{type(error).__name__} ({str(error)[:200]}). Export it again, or try a shorter file."
         ) from error

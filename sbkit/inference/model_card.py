@@ -61,7 +61,7 @@ def model_card(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SbkitError(
             f"{SUMMARY}, {REPORT} and {LOG} must be what training wrote, but in {run} one of them "
-            f"is not ({type(error).__name__}: {printable(str(error))[:100]}). Remove it."
+            f"is not ({type(error).__name__}: {str(error)[:100]}). Remove it."
         ) from error
     return "\n".join(section for section in sections if section)
 

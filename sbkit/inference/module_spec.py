@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.config.allowed import find, refusal
 from sbkit.config.document import tag_of
 from sbkit.config.tuples import TUPLE, read_tuple
@@ -56,7 +55,7 @@ class _Flattened:
         if tag and tag != "!tuple":
             raise SbkitError(
                 f"`{self._key}` must be made of !new:, !name: and plain values to be exported, but "
-                f"holds {printable(tag)}. Write the value itself, or a class, in its place."
+                f"holds {tag}. Write the value itself, or a class, in its place."
             )
         return self._children(node, depth, getattr(node, "value", node))
 
@@ -80,7 +79,7 @@ class _Flattened:
         except (ValueError, TypeError) as error:
             raise SbkitError(
                 f"`{self._key}` must hold tuples of plain values to be exported, but has "
-                f"{printable(text[:60])} ({printable(str(error))}). Correct it."
+                f"{text[:60]} ({error}). Correct it."
             ) from error
 
     def _attribute(self, node: object) -> Plain:
@@ -97,8 +96,7 @@ class _Flattened:
 
 def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
     """List the kind and the name of everything that plain data would build."""
-    if _kind_of(plain) is not None:
-        kind = _kind_of(plain) or ""
+    if (kind := _kind_of(plain)) is not None:
         yield kind, plain[kind]
         plain = plain[ARGUMENTS]
     below = plain.values() if isinstance(plain, dict) else plain
@@ -117,13 +115,13 @@ def refuse_unlisted(
     """
     for kind, name in names_of(plain):
         if not isinstance(name, str):
-            _refuse(f"a name that is {printable(repr(name))[:60]}")
+            _refuse(f"a name that is {repr(name)[:60]}")
         reason = refusal(f"!{kind}", name, consumer="bundle", own=own)
         if reason is not None:
             home = name.rpartition(".")[0]
             known = home in imports and home.split(".")[0].isidentifier()
             raise SbkitError(
-                f"A model must be built of modules on sbkit's list, but {printable(name)} {reason}."
+                f"A model must be built of modules on sbkit's list, but {name} {reason}."
                 + (
                     f" It was exported with `--import {home}`: if you have that module and trust "
                     "it, pass the same."
@@ -161,7 +159,7 @@ def _build(plain: Plain, largest: int) -> Any:
 
 def _construct(kind: str, name: str, arguments: Plain, largest: int) -> Any:
     if not isinstance(arguments, list | dict):
-        _refuse(f"arguments of {printable(name)} that are neither a list nor a mapping")
+        _refuse(f"arguments of {name} that are neither a list nor a mapping")
     made: Any = find(name)
     positional = _build(arguments, largest) if isinstance(arguments, list) else []
     keywords = (
@@ -177,9 +175,8 @@ def _construct(kind: str, name: str, arguments: Plain, largest: int) -> Any:
         raise
     except Exception as error:  # whatever a constructor makes of what it is given
         raise SbkitError(
-            f"A part must be built from its arguments, but {printable(name)} raised "
-            f"{type(error).__name__} ({printable(str(error))[:200]}). Correct them where it was "
-            "declared, and export it again."
+            f"A part must be built from its arguments, but {name} raised {type(error).__name__} "
+            f"({str(error)[:200]}). Correct them where it was declared, and export it again."
         ) from error
 
 

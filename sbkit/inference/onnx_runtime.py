@@ -17,7 +17,6 @@ import numpy.typing as npt
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 
@@ -69,7 +68,7 @@ class OnnxModel:
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise SbkitError(
                 "An ONNX model must be one that onnxruntime loads, but it raised "
-                f"{type(error).__name__} ({printable(str(error))[:200]}). Export it again."
+                f"{type(error).__name__} ({str(error)[:200]}). Export it again."
             ) from error
         subgraphs = self._session.get_provider_graph_assignment_info()
         nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
@@ -137,8 +136,8 @@ def _require_provider(name: str, available: list[str]) -> str:
         here = [short for short, long in PROVIDERS.items() if long in available]
         raise SbkitError(
             f"The provider must be one that this onnxruntime has ({', '.join(here)}), but is "
-            f"{printable(name)}. Choose one of them; cuda needs the package onnxruntime-gpu in "
-            "place of onnxruntime."
+            f"{name}. Choose one of them; cuda needs the package onnxruntime-gpu in place of "
+            "onnxruntime."
         )
     return asked
 

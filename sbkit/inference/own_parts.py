@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 
 
 def import_own(names: Sequence[str]) -> frozenset[str]:
@@ -18,7 +17,6 @@ def import_own(names: Sequence[str]) -> frozenset[str]:
     if names and str(Path.cwd()) not in sys.path:  # the installed command does not look there
         sys.path.append(str(Path.cwd()))
     for name in names:
-        shown = printable(name)
         if name.split(".")[0] in sys.stdlib_module_names:
             raise SbkitError(
                 f"--import must name a module with parts of a model, but `{name}` is Python's own. "
@@ -28,9 +26,8 @@ def import_own(names: Sequence[str]) -> frozenset[str]:
             import_module(name)
         except Exception as error:  # a module of the user's may fail in any way
             raise SbkitError(
-                f"--import must name a module that can be imported, but `{shown}` raised "
-                f"{type(error).__name__} ({printable(str(error))}). Start in the folder in which "
-                f"{shown}.py lies, "
+                f"--import must name a module that can be imported, but `{name}` raised "
+                f"{type(error).__name__} ({error}). Start in the folder in which {name}.py lies, "
                 "or put it on PYTHONPATH."
             ) from error
     return frozenset(names)

@@ -18,7 +18,6 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import fsync_tree, naming
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, checksum, listed_checksums
 from sbkit.decoding.decoder import LANGUAGE_MODELS
@@ -55,7 +54,7 @@ def refuse_occupied(out: Path) -> None:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise SbkitError(
             f"--out must be a new folder or an earlier bundle, but {out} holds something else "
-            f"({printable(strange[0])}{more}). Choose another folder, or move that away."
+            f"({strange[0]}{more}). Choose another folder, or move that away."
         )
 
 

@@ -5,6 +5,7 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
@@ -162,17 +162,15 @@ class TorchModel:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
-        modules = [each for each in self.network.model.modules() if isinstance(each, MATRICES)]
-        hooks = [each.register_forward_hook(note) for each in modules]
         silence = [np.zeros(self._rate, np.int16)]
-        try:
+        with ExitStack() as hooks:
+            for each in self.network.model.modules():
+                if isinstance(each, MATRICES):
+                    hooks.enter_context(each.register_forward_hook(note))
             if self._counts is None:
                 self.probabilities(silence)
             else:
                 self._score(*self._as_batch(silence))
-        finally:
-            for hook in hooks:
-                hook.remove()
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         places = {each.device for each in tensors}
         devices = sorted("mps" if each.type == "mps" else str(each) for each in places)
@@ -236,7 +234,7 @@ def build_model(
     strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
     if strange:
         raise SbkitError(
-            f"Every part must be a torch.nn.Module, but `{printable(strange[0])}` is a "
+            f"Every part must be a torch.nn.Module, but `{strange[0]}` is a "
             f"{type(parts[strange[0]]).__name__}. Export it again."
         )
     model = nn.ModuleList(parts[name] for name in config.model).eval()
@@ -251,7 +249,7 @@ def build_model(
     except Exception as error:  # parts of others, which fit no other part
         raise SbkitError(
             f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
-            f"({printable(str(error))[:200]}). Export it again."
+            f"({str(error)[:200]}). Export it again."
         ) from error
 
 
@@ -260,8 +258,8 @@ def model_class(name: str) -> Any:
     home, _, last = name.rpartition(".")
     if name not in MODEL_CLASSES or find_spec(home) is None:
         raise SbkitError(
-            f"A bundle's model must be one that this sbkit has, but {printable(name)} is not "
-            "here. Install a newer sbkit."
+            f"A bundle's model must be one that this sbkit has, but {name} is not here. Install a "
+            "newer sbkit."
         )
     return getattr(import_module(home), last)
 
@@ -271,8 +269,8 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
         return safetensors.torch.load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise SbkitError(
-            f"{file} must be a safetensors file, but cannot be read "
-            f"({printable(str(error))[:200]}). Export it again."
+            f"{file} must be a safetensors file, but cannot be read ({str(error)[:200]}). Export "
+            "it again."
         ) from error
 
 
@@ -282,5 +280,5 @@ def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: P
     except (RuntimeError, TypeError) as error:
         raise SbkitError(
             f"The weights in {folder} must be those of its model, but do not go into it "
-            f"({printable(str(error))[:200]}). Export it again."
+            f"({str(error)[:200]}). Export it again."
         ) from error

@@ -18,10 +18,11 @@ from sbkit.audio.io import Samples, convert_array, stream_audio
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
+from sbkit.base.look_ahead import with_last
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.clip_reader import Recognized
-from sbkit.decoding.reading import HeardClip
+from sbkit.decoding.reading import HeardClip, raise_errors
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.model import Effective, Heard, ModelThread, fitting
@@ -174,12 +175,7 @@ class Transcriber:
             else Source(None, partial(convert_array, each, sample_rate, rate))
             for each in audios
         )
-        transcripts = []
-        for each in self.stream(sources):
-            if isinstance(each, SbkitError):
-                raise each
-            transcripts.append(each)
-        return transcripts
+        return raise_errors(self.stream(sources))
 
     def file_source(self, path: Path | str, *, name: str | None = None) -> Source:
         """Make a source of a file, which may go by another name."""
@@ -221,16 +217,12 @@ class Transcriber:
         """Read and cut one source after the other; one that cannot be read ends in its error."""
         cutter = Cutter(self._bundle.config.sample_rate, self._thread.samples_per_frame)
         for source in sources:
-            before: Piece | None = None
+            pieces = cutter.pieces(source.blocks())
             try:
-                for piece in cutter.pieces(source.blocks()):
-                    if before is not None:
-                        yield _Part(source, before, is_last=False)
-                    before = piece
+                for piece, is_last in with_last(pieces):
+                    yield _Part(source, piece, is_last)
             except SbkitError as error:
                 yield _Part(source, None, is_last=True, error=error)
-            else:
-                yield _Part(source, before, is_last=True)
 
     def _score(self, pool: Sequence[_Part]) -> dict[int, Heard | SbkitError]:
         """Run the model on the pieces of a pool, batched by length: by place in the pool."""

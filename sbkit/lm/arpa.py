@@ -22,7 +22,6 @@ import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_lines
 from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
 
@@ -250,7 +249,7 @@ def _decode(lines: Lines, field: bytes, *, line: int) -> str:
 
 
 def _show(field: bytes) -> str:
-    return f'"{printable(field[:80].decode(errors="backslashreplace"))}"'
+    return f'"{field[:80].decode(errors="backslashreplace")}"'
 
 
 def write_arpa(model: NgramModel, path: Path) -> None:

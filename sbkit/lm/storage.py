@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.lm.ngram import BLANKS, LARGEST_ORDER, SPECIAL, Grams, NgramModel
 
@@ -67,7 +66,7 @@ def parse(content: bytes, *, of: Path) -> tuple[dict[str, NgramModel], dict[str,
     except UnfitError as error:
         must, but = error.args
         raise SbkitError(
-            f"A file of language models must {must}, but {of} {printable(but)}. Train them again."
+            f"A file of language models must {must}, but {of} {but}. Train them again."
         ) from None
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SbkitError(

@@ -92,17 +92,16 @@ def describe_results(scored: Sequence[Scored]) -> str:
     how good they are.
     """
     line = describe_rates(total_scores(scored), rate_intervals(scored))
-    if (greedy := total_greedy(scored)) is not None:
-        line += f"; greedily {describe_rates(greedy)}"
+    if greedy := _greedy(scored):
+        line += f"; greedily {describe_rates(total_scores(greedy))}"
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
 
 
-def total_greedy(scored: Sequence[Scored]) -> Scores | None:
-    """Add the scores of greedy decoding; None where there are none."""
-    greedy = [each.greedy for each in scored if each.greedy is not None]
-    return total_scores(greedy) if greedy else None
+def _greedy(scored: Sequence[Scored]) -> list[Scored]:
+    """Return what greedy decoding made of the utterances, where another decoder was used."""
+    return [each.greedy for each in scored if each.greedy is not None]
 
 
 def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
@@ -123,8 +122,7 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
     compared. The figures of greedy decoding stand beside them where another decoder was used.
     """
-    intervals = rate_intervals(scored)
-    greedy = [each.greedy for each in scored if each.greedy is not None]
+    intervals, greedy = rate_intervals(scored), _greedy(scored)
     figures = {
         **_decoder_figures(scored),
         "WER_interval": interval_figures(intervals.wer),

@@ -74,9 +74,8 @@ def measure_striding(
 def as_evaluated(part: nn.Module, device: torch.device) -> Iterator[None]:
     """Run a part without gradients, dropout or autocast; modes and random numbers stay."""
     modes = [(each, each.training) for each in part.modules()]
-    casts = torch.amp.autocast_mode.is_autocast_available(
-        device.type
-    )  # not on meta, where sizes are tried
+    # Not on meta, where sizes are tried.
+    casts = torch.amp.autocast_mode.is_autocast_available(device.type)
     devices = [device] if device.type == "cuda" else []
     try:
         # Without autocast: it would keep casts of the weights that know no gradient.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 
 LARGEST = 1 << 22  # bytes
@@ -65,7 +64,7 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     if len(wanted) < 2:
         raise SbkitError(
             "The training set must have two classes or more, but every label in it is "
-            f"{printable(wanted[0]) if wanted else 'missing'}. Choose another `label`, or add data."
+            f"{wanted[0] if wanted else 'missing'}. Choose another `label`, or add data."
         )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -73,6 +73,7 @@ _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isol
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
 # Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
 _SPOKEN_PUNCTUATION = "%&@#§‰"
+_SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 _UNSPACED = frozenset({"zh", "yue", "nan", "ja", "th", "lo", "km", "my", "bo", "dz"})
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
@@ -108,12 +109,7 @@ def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
     table = orthography(language)
     dropped: Counter[str] = Counter()
     for char, count in Counter(chain.from_iterable(sentences)).items():
-        spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in (
-            "Sc",
-            "Sm",
-            "So",
-            "No",
-        )
+        spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
         if spoken and char not in table.rewrite:
             written = (_write(each, table.letters, table.joiners) for each in _plain_form(char))
             dropped[char] += 0 if "".join(written).strip() else count

@@ -9,7 +9,6 @@ from sentencepiece import sentencepiece_model_pb2
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.text.vocabulary import Vocabulary
 
@@ -56,12 +55,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text; special tokens leave no trace."""
-        special = {
-            self.vocabulary.blank,
-            self.vocabulary.unk,
-            self.vocabulary.bos,
-            self.vocabulary.eos,
-        }
+        special = self.vocabulary.special
         text: str = self._pieces.decode([label for label in ids if label not in special])
         return " ".join(text.split())
 
@@ -177,5 +171,5 @@ def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProces
     except (RuntimeError, ValueError) as error:
         raise SbkitError(
             f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
-            f"({printable(str(error))}). Remove it to train it again, or restore it."
+            f"({error}). Remove it to train it again, or restore it."
         ) from error

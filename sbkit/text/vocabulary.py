@@ -28,6 +28,11 @@ class Vocabulary:
                 f"{self.size - 1}, but are {special}. Train the tokenizer again."
             )
 
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Return the four special ids."""
+        return self.blank, self.unk, self.bos, self.eos
+
     def check_targets(self, ids: Iterable[int], *, of: str) -> None:
         """Refuse an id that a loss would read out of bounds or take for the blank.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import jiwer
@@ -182,18 +183,12 @@ def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
 
 def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
     """Pair each word with its counterpart, "" where there is none."""
-    chunks = jiwer.process_words(" ".join(reference), " ".join(hypothesis)).alignments[0]
     pairs: WordPairs = []
-    for chunk in chunks:
-        said = reference[chunk.ref_start_idx : chunk.ref_end_idx]
-        heard = hypothesis[chunk.hyp_start_idx : chunk.hyp_end_idx]
-        length = max(len(said), len(heard))
-        pairs += zip(_fill(said, length), _fill(heard, length), strict=True)
+    for operation in Levenshtein.opcodes(reference, hypothesis):
+        said = reference[operation.src_start : operation.src_end]
+        heard = hypothesis[operation.dest_start : operation.dest_end]
+        pairs += zip_longest(said, heard, fillvalue="")
     return pairs
-
-
-def _fill(words: Sequence[str], length: int) -> list[str]:
-    return [*words, *[""] * (length - len(words))]
 
 
 def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sbkit.base.errors import SbkitError
 
 OPTIONS = {"fallback_random": True}
+CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
 
 
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
@@ -67,11 +68,15 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
 
 def require_compiler(device: torch.device) -> None:
     """Raise SbkitError where PyTorch would find no compiler: C++ for the CPU, C for Triton."""
-    variable, usual = (
-        ("CXX", ("g++", "clang++")) if device.type == "cpu" else ("CC", ("gcc", "clang"))
-    )
-    if not any(map(shutil.which, (os.environ.get(variable, usual[0]), *usual))):
+    variable, *usual = CXX if device.type == "cpu" else CC
+    if find_compiler(variable, *usual) is None:
         raise SbkitError(
             f"`compile` must find a compiler ({', '.join(usual)} or ${variable}), but there is "
             "none. Install one, or set --compile=False."
         )
+
+
+def find_compiler(variable: str, *usual: str) -> str | None:
+    """Return the path of the compiler that a variable names, or of a usual one."""
+    named = os.environ.get(variable, usual[0])
+    return next(filter(None, map(shutil.which, (named, *usual))), None)

@@ -18,7 +18,6 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
@@ -76,7 +75,7 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
         raise SbkitError(
             f"`init_from` must name a run or a bundle with parts of this model, but of the "
             f"{len(theirs)} tensors in {source} none fits by name and shape "
-            f"({', '.join(map(printable, [*theirs][:SHOWN]))}). Give the parts the names that they "
+            f"({', '.join([*theirs][:SHOWN])}). Give the parts the names that they "
             "have there."
         )
     return Initialized(source, tuple(loaded), tuple(new), left)
@@ -94,8 +93,8 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     else:
         raise SbkitError(
             f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-            f"{BUNDLE_WEIGHTS}, but {printable(str(source))} is neither. Name such a folder, "
-            "or null to start from nothing."
+            f"{BUNDLE_WEIGHTS}, but {source} is neither. Name such a folder, or null to start from "
+            "nothing."
         )
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
@@ -132,7 +131,7 @@ def _read(file: Path, largest: int) -> bytes:
 
 
 def _unreadable(source: Path, error: Exception) -> SbkitError:
-    why = printable(str(error).splitlines()[0]) if str(error) else "empty"
+    why = str(error).splitlines()[0] if str(error) else "empty"
     return SbkitError(
         f"`init_from` must name a run folder or a bundle, but {source} cannot be read "
         f"({type(error).__name__}: {why}). Name "
@@ -151,4 +150,4 @@ def _of(names: tuple[str, ...]) -> str:
     if not names:
         return "."
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f": {', '.join(map(printable, names[:SHOWN]))}{more}."
+    return f": {', '.join(names[:SHOWN])}{more}."

@@ -119,9 +119,8 @@ def judge(measured: Measured) -> str:
         "the most of it:",
     ]
     for name, spent in measured.seconds.most_common(LISTED):
-        milliseconds, count = (
-            each / measured.steps for each in (1000 * spent, measured.calls[name])
-        )
+        milliseconds = 1000 * spent / measured.steps
+        count = measured.calls[name] / measured.steps
         share = f"{spent / busy:6.1%} {milliseconds:8.2f} ms {count:6.0f} calls"
         lines.append(f"{share}  {name[:60]}")
     return "\n".join(lines)

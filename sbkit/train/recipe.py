@@ -16,7 +16,6 @@ from typing import Any
 
 from sbkit.base import version
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.config.ranges import Range
 from sbkit.data.corpus import Corpus
 from sbkit.data.loaders import Loaders
@@ -102,8 +101,8 @@ def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = 
         if name is not None and module not in own and not _is_installed_recipe(module):
             raise SbkitError(
                 f"`{key}` of {yaml_file} must be one of those that come with sbkit, because "
-                f"importing a module runs it, but is {printable(str(name))}. If you trust it, pass "
-                f"--import {printable(module)}."
+                f"importing a module runs it, but is {name}. If you trust it, pass --import "
+                f"{module}."
             )
 
 

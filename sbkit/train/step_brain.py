@@ -63,8 +63,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     """Train what a recipe defines, one step at a time.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
-    Raises SbkitError when device and precision do not go together here, or a
-    parameter has no values yet.
+    Raises SbkitError when device and precision do not go together here, or a parameter has no
+    values yet.
 
     Attributes:
         epoch_share: how much of the current epoch lies before the current step.

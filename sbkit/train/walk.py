@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sbkit.base.look_ahead import with_last
+
 
 def mark_last(
     batches: Iterable[Any], *, count: int | None, done: int
@@ -13,16 +15,9 @@ def mark_last(
     that saves its place would be one too far.
     """
     if count is not None:
-        for number, batch in enumerate(batches, done + 1):
-            yield batch, number == count
+        yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
         return
-    before: list[Any] = []
-    for batch in batches:
-        if before:
-            yield before.pop(), False
-        before.append(batch)
-    for batch in before:
-        yield batch, True
+    yield from with_last(batches)
 
 
 def length_of(batches: Any) -> int | None:

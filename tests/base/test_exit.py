@@ -40,4 +40,4 @@ def test_an_error_without_an_interrupt_is_raised() -> None:
 
 def test_no_name_in_an_error_moves_the_cursor() -> None:
     error = SbkitError("It must be one, but \x1b[2J\x9b2J\u202eno \udcff is two.\nTake one.")
-    assert str(error) == "It must be one, but \\x1b[2J\\x9b2J\\u202eno \\udcff is two.\nTake one."
+    assert str(error) == "It must be one, but \\x1b[2J\\x9b2J\\u202eno \\udcff is two.\\nTake one."

@@ -20,6 +20,7 @@ from sbkit.base.units import at_speed, samples_to_seconds
 from sbkit.check.cost.prediction import brain_in_place, free_memory, try_optimizer
 from sbkit.check.cost.probe import UNIT, measure_step_memory, peak_of_step
 from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
 from sbkit.checkpoint.listing import newest_described
@@ -158,7 +159,7 @@ def settle(
     with main_rank_first(), alone(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
         with PlannedRun(yaml_file, probing, recipe=recipe) as planned:
-            found = _find(planned, int(os.environ.get("WORLD_SIZE", "1")))
+            found = _find(planned)
     found = min(gather_over_ranks(found), key=lambda each: each.seconds)
     parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     seconds = float(parts * found.seconds)
@@ -166,7 +167,7 @@ def settle(
     return {**overrides, KNOB: seconds}
 
 
-def _find(planned: PlannedRun, processes: int) -> FittingBatch:
+def _find(planned: PlannedRun) -> FittingBatch:
     """Find the largest batch of one process, before it has put anything on its device."""
     try:
         free = free_memory(planned)
@@ -183,8 +184,8 @@ def _find(planned: PlannedRun, processes: int) -> FittingBatch:
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         trial = _Trial(planned, brain)
-        accumulation = int(planned.knobs.get("grad_accumulation_factor", 1))
-        most, limit = _limit(trial, planned.placement.device.type, processes * accumulation)
+        parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))
+        most, limit = _limit(trial, planned.placement.device.type, parts)
         return _try(trial, free, most, limit)
 
 

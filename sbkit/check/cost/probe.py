@@ -88,8 +88,7 @@ def _dropping_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     with ExitStack() as stack:
         for each in parameters:
             if each.requires_grad:
-                handle = each.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
-                stack.callback(handle.remove)
+                stack.enter_context(each.register_post_accumulate_grad_hook(drop))  # type: ignore[no-untyped-call]
         yield
 
 

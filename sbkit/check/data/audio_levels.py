@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import datasets
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE, Samples
@@ -33,7 +34,7 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     clipped: dict[str, Rows] = {}
     for name, split in planned.splits.named().items():
         rows = sampled_rows(len(split))
-        levels = list(_measure(planned, name, rows))
+        levels = list(_measure(split, rows))
         silent[name] = rows[np.array([each.peak < SILENT for each in levels], dtype=np.bool_)]
         clipped[name] = rows[np.array([each.at_top > CLIPPED for each in levels], dtype=np.bool_)]
     yield from notice(
@@ -57,9 +58,8 @@ def sampled_rows(count: int) -> Rows:
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64))
 
 
-def _measure(planned: PlannedRun, split: str, rows: Rows) -> Iterator[Audio]:
-    clips = planned.splits.named()[split]
-    clips = clips.select_columns(["id", "samples", stored_column(clips.column_names)])
+def _measure(split: datasets.Dataset, rows: Rows) -> Iterator[Audio]:
+    clips = split.select_columns(["id", "samples", stored_column(split.column_names)])
     for clip in read_rows(clips, rows.tolist(), AT_ONCE):
         yield measure_audio(np.frombuffer(read_stored(clip), "<i2"))
 

@@ -8,6 +8,7 @@ from functools import cache
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.check.finding import Finding, plural
 from sbkit.check.planned_run import PlannedRun
+from sbkit.data.report import count_characters
 from sbkit.data.splits import Excluded
 
 CHECK = "labels"
@@ -89,11 +90,8 @@ def script(character: str) -> str:
 
 def _count_characters(planned: PlannedRun) -> Counter[str]:
     """Count the characters of train; raises MissingPartError where there are no transcripts."""
-    counts: Counter[str] = Counter()
     _ = transcripts_of(planned)
-    for table in tables(planned, TRAIN, TEXT):
-        counts.update("".join(table[TEXT].to_pylist()))
-    return counts
+    return count_characters(planned.splits.train)
 
 
 def _holding(

@@ -137,24 +137,23 @@ def _shared(planned: PlannedRun, column: str, reason: str) -> Iterator[Excluded]
     names = list(planned.splits.named())
     for place, split in enumerate(names):
         before = {name: _common(planned, name, split, column) for name in names[:place]}
-        common = {name: values for name, values in before.items() if len(values)}
+        common = {name: values for name, values in before.items() if values}
         for table in tables(planned, split, *dict.fromkeys(("id", column))) if common else ():
             yield from _marked(table, column, common, split, reason)
 
 
 def _marked(
-    table: pa.Table, column: str, common: dict[str, pa.Array], split: str, reason: str
+    table: pa.Table, column: str, common: dict[str, set[str]], split: str, reason: str
 ) -> Iterator[Excluded]:
-    values = [set(each.to_pylist()) for each in common.values()]
     pairs = zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True)
     for utterance, value in pairs:
-        where = [name for name, those in zip(common, values, strict=True) if value in those]
-        if where:
-            shown = where[0] if column == "id" else f"{where[0]}: {value}"
+        where = next((name for name, values in common.items() if value in values), None)
+        if where is not None:
+            shown = where if column == "id" else f"{where}: {value}"
             yield Excluded(split, utterance, reason, shown)
 
 
-def _common(planned: PlannedRun, one: str, other: str, column: str) -> pa.Array:
+def _common(planned: PlannedRun, one: str, other: str, column: str) -> set[str]:
     """Return the values that are in both splits; those of the second are held in memory."""
     values = pa.concat_arrays(
         [pc.unique(table[column]) for table in tables(planned, other, column)]
@@ -163,5 +162,4 @@ def _common(planned: PlannedRun, one: str, other: str, column: str) -> pa.Array:
         pc.unique(table[column]).filter(pc.is_in(pc.unique(table[column]), value_set=values))
         for table in tables(planned, one, column)
     ]
-    common = pa.concat_arrays(found).unique()
-    return common.filter(pc.not_equal(common, ""))
+    return {*pa.concat_arrays(found).to_pylist()} - {"", None}

@@ -6,7 +6,7 @@ It leaves gradients, buffers, modes and random numbers as they were.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,12 +123,7 @@ def _untrained(brain: Any) -> bool:
 
 def resting(brain: Any) -> frozenset[int]:
     """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    declared: tuple[nn.Module | nn.Parameter, ...] = getattr(brain, "resting", ())
-    return frozenset(
-        id(parameter)
-        for each in declared
-        for parameter in ([each] if isinstance(each, nn.Parameter) else each.parameters())
-    )
+    return frozenset(id(each) for part in brain.resting for each in part.parameters())
 
 
 def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> StepFailure | None:
@@ -224,12 +219,8 @@ class ShapeTracer:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow every module that is called."""
-        with ExitStack() as stack:
-            for handle in (
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave),
-            ):
-                stack.callback(handle.remove)
+        entering = register_module_forward_pre_hook(self._enter)
+        with entering, register_module_forward_hook(self._leave):
             yield
 
     def give_way(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import DryRun, dry_run
+from sbkit.check.model.dry_run import DryRun, dry_run, resting
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
@@ -24,8 +24,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     seen = dry_run(planned)
     if seen.broken is not None:
         return
-    resting = {id(each) for part in planned.brain.resting for each in part.parameters()}
-    used = seen.trained | resting
+    used = seen.trained | resting(planned.brain)
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name

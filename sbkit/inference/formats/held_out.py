@@ -9,8 +9,8 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
+from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.inference.whole_clips import WholeClips, read_whole_clips
 from sbkit.logs.utterances import hash_pairs
@@ -18,7 +18,6 @@ from sbkit.train.cost import SUMMARY
 from sbkit.train.recipe import load_recipe, refuse_foreign_modules
 
 LARGEST_SUMMARY = 1 << 24  # bytes
-RESOLVED = "hyperparams.yaml"
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ def find_held_out(run: Path, *, own: frozenset[str]) -> HeldOut:
         expected = tested.get(name, {}).get("references")
         if expected is not None and expected != _references(rows):
             raise SbkitError(
-                f"The test set `{printable(name)}` must be the one that the run was tested on, but "
-                "its ids or transcripts changed since. Restore it."
+                f"The test set `{name}` must be the one that the run was tested on, but its ids or "
+                "transcripts changed since. Restore it."
             )
     return HeldOut(sets, int(knobs["sample_rate"]))
 

@@ -9,7 +9,6 @@ from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
-from sbkit.base.printable import printable
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
 from sbkit.inference.formats.traced import Source, quietly, shortest
 from sbkit.inference.onnx_runtime import FILES, OnnxModel
@@ -66,8 +65,8 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
     except Exception as error:  # the exporter and the checker have many of their own
         raise SbkitError(
             "A model must be made of operations that ONNX has, but its exporter raised "
-            f"{type(error).__name__} ({printable(str(error))[:300]}). Leave the format out, or "
-            "change that part."
+            f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change that "
+            "part."
         ) from error
     _require_dynamic(model)
     return model

@@ -27,12 +27,7 @@ from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
-from sbkit.inference.formats.candidate import (
-    EXACT,
-    WORD_ERROR_RATE,
-    Candidate,
-    Limits,
-)
+from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, Limits
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
@@ -107,10 +102,8 @@ def _write_graph(search: GraphSearch, folder: Path, *, of: Candidate) -> Candida
 
 def load_with_graph(folder: Path) -> Any:
     """Load the model that has our features with the graph, which no method of sherpa-onnx does."""
-    made, file = (
-        require_package("sherpa_onnx", extra="export").offline_recognizer,
-        MODEL_TYPES[SAME_FEATURES][0],
-    )
+    made = require_package("sherpa_onnx", extra="export").offline_recognizer
+    file = MODEL_TYPES[SAME_FEATURES][0]
     model = made.OfflineModelConfig(
         fire_red_asr_ctc=made.OfflineFireRedAsrCtcModelConfig(model=str(folder / file)),
         tokens=str(folder / TOKENS),

@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
 from sbkit.inference.bundle import Bundle
 from sbkit.inference.compiled import keep_device_guard
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
@@ -27,37 +26,30 @@ from sbkit.models.asr import AsrModel
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
 
-class WaveformModel(nn.Module):
-    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
-
-    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
-    changes no digit.
-    """
+class FeatureModel(nn.Module):
+    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
     def __init__(self, model: AsrModel) -> None:
         super().__init__()
         self.parts = model.model  # owns every parameter
         self._model = model
 
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
-        features, frames = self._model.features(audio * FULL_SCALE, audio_lengths)
-        states, frames = self._model.encode(features, frames)
-        return self._model.ctc_log_probs(states), frames
-
-
-class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
-
-    def __init__(self, model: AsrModel) -> None:
-        super().__init__()
-        self.parts = model.model
-        self._model = model
-
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
         states, frames = self._model.encode(x, x_lens)
         return self._model.ctc_log_probs(states), frames
+
+
+class WaveformModel(FeatureModel):
+    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
+
+    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
+    changes no digit.
+    """
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame."""
+        return super().forward(*self._model.features(audio * FULL_SCALE, audio_lengths))
 
 
 def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
@@ -75,7 +67,7 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
             raise SbkitError(
                 "A model must be made of operations that torch.export can trace for any batch and "
                 f"length to have this format, but it raised {type(error).__name__} "
-                f"({printable(str(error))[:300]}). Leave the format out, or change that part."
+                f"({str(error)[:300]}). Leave the format out, or change that part."
             ) from error
     for graph in program.graph_module.modules():  # one in the other, as with autocast
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
