@@ -39,7 +39,6 @@ from sbkit.logs.accuracy_report import (
 from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.text.normalize import normalize
 from sbkit.text.wer import Scored, score
 from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -182,7 +181,7 @@ def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> d
     prepared = prepare_split(
         _read(source, wanted, language, has_text=bundle.config.is_asr),
         split=name,
-        normalize=partial(normalize, language=language) if bundle.config.is_asr else str,
+        normalize=bundle.normalizer() if bundle.config.is_asr else str,
         sample_rate=bundle.config.sample_rate,
         cache_folder=default_cache(),
         keep_empty=True,
