@@ -125,7 +125,7 @@ def describe_normalizer(language: str) -> str:
         line = f"general text table, as {name} has none of its own: lower case, letters of all"
         line += " scripts, no punctuation"
     if not separates_words(language):
-        line += "; words are not separated, so read CER, not WER"
+        line += "; words are not separated, so there is a CER and no WER"
     return line
 
 

@@ -123,7 +123,7 @@ def test_the_table_that_is_used_is_named() -> None:
     assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
     assert "its lower case" in describe_normalizer("tr")
     assert describe_normalizer("xx").startswith("general text table, as xx has none of its own")
-    assert describe_normalizer("zh-CN").endswith("read CER, not WER")
+    assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
 
 
 def test_dropped_symbols_are_counted() -> None:
