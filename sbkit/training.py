@@ -25,6 +25,8 @@ from sbkit.data.write_shards import parse_size, write_shards
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
+from sbkit.text.normalize import table_to_store
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
@@ -62,6 +64,8 @@ def train_run(run: Run, log: TextLog) -> None:
         with main_rank_first():
             log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
+            if isinstance(run.labels, Tokenizer):
+                run.hparams["checkpointer"].normalizer = table_to_store(run.knobs["language"])
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
             if rank() == 0:
                 report_data(run, run.loaders.splits, run.folder)

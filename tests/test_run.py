@@ -27,7 +27,7 @@ from sbkit.logs.log import Record, read_log
 from sbkit.logs.run_results import read_clips
 from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
-from sbkit.text.normalize import normalize
+from sbkit.text.normalize import normalize, table_to_store
 from sbkit.train.run import Run
 from tests.processes import Process
 from tests.runs import (
@@ -197,6 +197,7 @@ def test_a_killed_run_resumes_to_the_same_digits(
     last = Checkpointer(run / "checkpoints").find_checkpoint()
     assert last is not None
     assert last.meta["end-of-epoch"] is (minutes == 15)
+    assert last.meta["normalizer"] == table_to_store("en")
 
     done = workplace.train_forked(run, yaml=str(yaml))
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ from sbkit.logs.wer_report import describe_results, report_errors, slice_error_r
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
@@ -65,6 +66,7 @@ class AsrBrain(Brain):
         if self.decoder is not None:
             self.decoder.require_possible()
         self._readings: dict[str, Reading] = {}  # by decoder, for a test
+        self._by_words = separates_words(getattr(self.hparams, "language", "und"))
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
@@ -195,17 +197,18 @@ class AsrBrain(Brain):
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""
         scores = total_scores(results)
-        return {"CER": scores.cer, "WER": scores.wer}
+        return {"CER": scores.cer, **({"WER": scores.wer} if self._by_words else {})}
 
     def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
         """Return both rates with their intervals."""
-        return slice_error_rates(results)
+        return slice_error_rates(results, by_words=self._by_words)
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts and intervals."""
-        return describe_results(results)
+        return describe_results(results, by_words=self._by_words)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts and intervals."""
         decoder = GREEDY if self.decoder is None else self.decoder.kind
-        return {**report_errors(folder, split, results), "decoder": decoder}
+        errors = report_errors(folder, split, results, by_words=self._by_words)
+        return {**errors, "decoder": decoder}

@@ -121,7 +121,8 @@ def building(folder: Path) -> Iterator[Path]:
         yield beside
         _rename(beside, folder)
     except OSError as error:
-        error.filename = error.filename or str(folder)
+        if error.errno is not None:  # gzip's is none of the disk's, and its text would be gone
+            error.filename = error.filename or str(folder)
         raise
     finally:
         os.close(lock)

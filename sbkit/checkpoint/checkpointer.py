@@ -40,7 +40,8 @@ from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer
 
-RANKED_BY = "ranked_by"  # of a checkpoint's meta file: the metric that chooses the best one
+# Of a checkpoint's meta file: the metric that chooses the best one, the text table
+RANKED_BY, NORMALIZER = "ranked_by", "normalizer"
 
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
@@ -58,6 +59,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
         self._is_claimed = False
         self.declaration: str | None = None  # checksum of the run's declaration.json
+        self.normalizer: Mapping[str, Any] | None = None  # `table_to_store` of its transcripts
         self._told: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -291,8 +293,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        belongs = {} if self.declaration is None else {"declaration": self.declaration}
-        added = {**date, **self._identity, **belongs, **(meta or {})}
+        belongs = {"declaration": self.declaration, NORMALIZER: self.normalizer}
+        known = {name: each for name, each in belongs.items() if each is not None}
+        added = {**date, **self._identity, **known, **(meta or {})}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

@@ -182,8 +182,9 @@ class _Filling:
                 if self._progress.done == TRIED:
                     self._require_room()
             self._search.add(writer.finish())
-        except KeyboardInterrupt:
-            writer.finish()
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, as `run_main` has it
+            # It may have come within a row: without its stamp, the rows are counted next time.
+            writer.finish().file.with_suffix(".ok").unlink(missing_ok=True)
             raise
         except OSError as error:
             if error.errno in DISK_FULL:

@@ -13,7 +13,7 @@ within the memory that the weights account for. Checksums find accidents, they a
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.model import Heard
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.normalize import normalize, separates_words
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.word import Word
 
@@ -183,7 +183,7 @@ class Bundle:
                 "`--hotwords` must have a decoder with language models, but this one is greedy. "
                 "Export a run that has them, and do not pass --decoder greedy."
             )
-        spell = partial(normalize, language=self.config.language or "und")
+        spell = self.normalizer()
         found = normalize_hotwords(read_hotwords(named), normalize=spell, tokenizer=tokenizer)
         for phrase in found.refused:
             what = f"the hotword {printable(phrase[:100])} is left out"
@@ -201,6 +201,20 @@ class Bundle:
             )
         decoder = self.decoder.with_hotwords(found.phrases)
         return replace(self, decoder=decoder, refused_hotwords=found.refused)
+
+    def normalizer(self) -> Callable[[str], str]:
+        """Return what writes a text as the model's transcripts were written when it was trained.
+
+        Where that was by rules of another version than this sbkit has, standard error says so.
+        """
+        version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
+        if version != NORMALIZER_VERSION:
+            print(
+                f"note: the model's transcripts were normalized by version {version} of the rules, "
+                f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",
+                file=sys.stderr,
+            )
+        return partial(normalize, language=self.config.language or "und", table=table)
 
     def require_asr(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""

@@ -11,6 +11,7 @@ from sbkit.base.files import unique_keys
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
+from sbkit.text.normalize import Orthography, read_stored_table
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
@@ -32,7 +33,8 @@ class BundleConfig:
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts, which says how those to compare with are normalized; decoder: its kind, beam
+    the transcripts; normalizer: the version and the table by which they were written, and those to
+    compare with are, too; None for today's of the language; decoder: its kind, beam
     size, weights, how the attention decoder takes part, and what they reached on the validation
     set; None for greedy decoding; confidence: by decoder, what turns features of words into
     probabilities; a decoder may have none; word_offsets: from the frames of tokens to when words
@@ -47,6 +49,7 @@ class BundleConfig:
     labels: tuple[str, ...] | None
     imports: tuple[str, ...]
     language: str | None = None
+    normalizer: tuple[int, Orthography] | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
@@ -78,6 +81,9 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
+        normalizer=_normalizer(
+            read("normalizer", _is_normalizer, "a version and a text table, or null", None)
+        ),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
         word_offsets=WordOffsets.of(
             read("word_offsets", _is_offsets, "a mapping with start and end, or null", None)
@@ -199,6 +205,17 @@ def _is_parts(value: Any) -> bool:
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_WORD
+
+
+def _is_normalizer(value: Any) -> bool:
+    try:
+        return _normalizer(value) is not None
+    except ValueError:
+        return False
+
+
+def _normalizer(value: Any) -> tuple[int, Orthography] | None:
+    return None if value is None else read_stored_table(value)
 
 
 def _is_decoder(value: Any) -> bool:

@@ -25,7 +25,7 @@ from sbkit.base.files import to_json
 from sbkit.base.provenance import versions
 from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import write_checksums
@@ -252,6 +252,7 @@ def _config(
         "tokenizer": digest,
         "labels": None if labels is None else labels.names,
         "checkpoints": [{name: meta[name] for name in names if name in meta} for meta in metas],
+        NORMALIZER: metas[0].get(NORMALIZER),
         "versions": versions(),
         **{name: str(root[name]) for name in KNOBS if name in root},
     }

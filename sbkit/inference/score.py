@@ -39,7 +39,7 @@ from sbkit.logs.accuracy_report import (
 from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.text.normalize import normalize
+from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score
 from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -182,7 +182,7 @@ def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> d
     prepared = prepare_split(
         _read(source, wanted, language, has_text=bundle.config.is_asr),
         split=name,
-        normalize=partial(normalize, language=language) if bundle.config.is_asr else str,
+        normalize=bundle.normalizer() if bundle.config.is_asr else str,
         sample_rate=bundle.config.sample_rate,
         cache_folder=default_cache(),
         keep_empty=True,
@@ -234,11 +234,12 @@ def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> lis
 
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
+        by_words = separates_words(bundle.config.language or "und")
         return Task(
             score=partial(_transcribe, bundle, wanted.out is not None),
-            measure=slice_error_rates,
-            describe=describe_results,
-            report=report_errors,
+            measure=partial(slice_error_rates, by_words=by_words),
+            describe=partial(describe_results, by_words=by_words),
+            report=partial(report_errors, by_words=by_words),
         )
     if wanted.label is None:
         raise SbkitError(

@@ -1,6 +1,6 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,18 @@ from sbkit.text.calibration import measure_calibration
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
 
 
-def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
-    """Write every utterance of a test set, for people and for programs; return its figures."""
+def report_errors(
+    folder: Path, split: str, scored: Sequence[Scored], *, by_words: bool = True
+) -> dict[str, Any]:
+    """Write every utterance of a test set, for people and for programs; return its figures.
+
+    ``by_words`` is false for a language that writes no spaces between words: what stands between
+    two of them is a sentence, and there is no WER. So it is below.
+    """
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
-    return result_figures(scored)
+    figures = result_figures(scored)
+    return figures if by_words else _without_wer(figures)
 
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
@@ -72,7 +79,9 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
+def describe_rates(
+    test: Scores, intervals: RateIntervals | None = None, *, by_words: bool = True
+) -> str:
     """Write both rates with their counts and, where given, intervals, in one line."""
     return ", ".join(
         f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}"
@@ -82,18 +91,19 @@ def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
             ("CER", test.characters, "characters", intervals.cer if intervals else None),
             ("WER", test.words, "words", intervals.wer if intervals else None),
         )
+        if by_words or name != "WER"
     )
 
 
-def describe_results(scored: Sequence[Scored]) -> str:
+def describe_results(scored: Sequence[Scored], *, by_words: bool = True) -> str:
     """Write both rates of a split with their counts and 95 % intervals, in one line.
 
     Where another decoder was used, the rates of the greedy one follow; where there are confidences,
     how good they are.
     """
-    line = describe_rates(total_scores(scored), rate_intervals(scored))
+    line = describe_rates(total_scores(scored), rate_intervals(scored), by_words=by_words)
     if greedy := _greedy(scored):
-        line += f"; greedily {describe_rates(total_scores(greedy))}"
+        line += f"; greedily {describe_rates(total_scores(greedy), by_words=by_words)}"
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
@@ -152,14 +162,24 @@ def error_figures(test: Scores) -> dict[str, Any]:
     }
 
 
-def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
+def slice_error_rates(scored: Sequence[Scored], *, by_words: bool = True) -> dict[str, Any]:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
     total, intervals = total_scores(scored), rate_intervals(scored)
-    return {
+    figures = {
         "CER": total.cer,
         "WER": total.wer,
         "words": total.words.total,
         "characters": total.characters.total,
         "CER_interval": interval_figures(intervals.cer),
         "WER_interval": interval_figures(intervals.wer),
+    }
+    return figures if by_words else _without_wer(figures)
+
+
+def _without_wer(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures, and those of greedy decoding beside them, without the rate and interval."""
+    return {
+        name: _without_wer(each) if name == "greedy" else each
+        for name, each in figures.items()
+        if not name.startswith("WER")
     }

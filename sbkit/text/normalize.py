@@ -8,13 +8,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from itertools import chain
+from typing import Any
 
 from sbkit.text.languages import primary
 
 NORMALIZER_VERSION = 2  # raise it when a sentence would get another text
+LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each replacement
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -83,6 +85,30 @@ def orthography(language: str) -> Orthography:
     return ORTHOGRAPHIES.get(primary(language), ANY_LANGUAGE)
 
 
+def table_to_store(language: str) -> dict[str, Any]:
+    """Return the version and the table of a language as plain data, for checkpoint and bundle."""
+    return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
+
+
+def read_stored_table(stored: Any) -> tuple[int, Orthography]:
+    """Return the version and the table of what `table_to_store` returned.
+
+    Raises ValueError for anything else, and for replacements that could make a text endless.
+    """
+    names = {field.name for field in fields(Orthography)}
+    if not isinstance(stored, dict) or stored.keys() != {"version", *names}:
+        raise ValueError("the keys are others")
+    version, rewrite = stored["version"], stored["rewrite"]
+    if type(version) is not int or not isinstance(rewrite, dict):
+        raise ValueError("the version is no number, or there are no replacements")
+    texts = [stored["letters"], stored["joiners"], *rewrite.values()]
+    if not all(isinstance(each, str) and len(each) <= LONGEST_LETTERS for each in texts):
+        raise ValueError("there is a text that is none, or too long")
+    if any(len(char) != 1 or char in word for char in rewrite for word in rewrite.values()):
+        raise ValueError("what is replaced is no character, or is in a replacement")
+    return version, Orthography(stored["letters"], stored["joiners"], rewrite)
+
+
 def separates_words(language: str) -> bool:
     """Return whether a language writes spaces between its words."""
     return primary(language) not in _UNSPACED
@@ -100,7 +126,7 @@ def describe_normalizer(language: str) -> str:
         line = f"general text table, as {name} has none of its own: lower case, letters of all"
         line += " scripts, no punctuation"
     if not separates_words(language):
-        line += "; words are not separated, so read CER, not WER"
+        line += "; words are not separated, so there is a CER and no WER"
     return line
 
 
@@ -130,14 +156,16 @@ def describe_dropped(sentences: Iterable[str], language: str) -> str | None:
     )
 
 
-def normalize(text: str, language: str) -> str:
+def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
+
+    ``table`` takes the place of the language's own: a trained model keeps the one that it had.
 
     Punctuation becomes a space, save the dots between initials and the apostrophes inside words of
     languages that write them. Digits stay. The result is in Unicode NFC, and normalizing it again
     changes nothing.
     """
-    table = orthography(language)
+    table = orthography(language) if table is None else table
     text = _compose(text).translate(_SAME)
     for char, word in table.rewrite.items():
         text = text.replace(char, word)

@@ -66,13 +66,16 @@ def test_an_archive_that_is_cut_short_is_one_sentence(
     assert not [*cache.rglob("*.tsv")]
 
 
-def test_a_damaged_archive_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0.5, 0.99, -6])
+def test_a_damaged_archive_is_one_sentence(place: float, tmp_path: Path) -> None:
+    """Within its content, at its end, and in its checksum."""
     archive = pack(tmp_path)
     content = bytearray(archive.read_bytes())
-    content[len(content) // 2] ^= 0xFF
+    content[int(place * len(content)) if place > 0 else int(place)] ^= 0xFF
     archive.write_bytes(content)
-    with pytest.raises(SbkitError, match="must be a whole tar file"):
+    with pytest.raises(SbkitError, match="must be a whole tar file") as raised:
         unpack(archive)
+    assert "None" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["../outside.tsv", "a/../../outside.tsv", "/tmp/outside.tsv"])

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import read_audio
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.data import decode, fill, shard
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
@@ -385,15 +385,16 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
 
 
 PREPARE = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
+from sbkit.base.exit import leaving_when_asked
 from sbkit.data import decode, fill
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-fill.SHARD_BYTES, fill.BLOCK = 30_000, int(sys.argv[4])
+fill.SHARD_BYTES, fill.BLOCK = int(sys.argv[5]), int(sys.argv[4])
 read_audio, count_decoded = decode.read_audio, []
 def slow(path, rate):
     time.sleep(delay)
@@ -402,15 +403,18 @@ def slow(path, rate):
 decode.read_audio = slow
 clips = tuple(Clip(f"clip{n}", folder / "clips" / f"clip{n}.flac", f"Clip {n}!")
               for n in range(count))
-prepared = prepare_split(Manifest(clips, ()), split="train", normalize=str.lower,
-    sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
+with leaving_when_asked(threading.Event()):
+    prepared = prepare_split(Manifest(clips, ()), split="train", normalize=str.lower,
+        sample_rate=16_000, cache_folder=folder / "cache", keep_empty=False)
 print(len(count_decoded))
 print(prepared.fingerprint)
 """
 
 
-def start(folder: Path, count: int, delay: float, block: int = 1000) -> Process:
-    return Process(["-c", PREPARE, folder, count, delay, block])
+def start(
+    folder: Path, count: int, delay: float, block: int = 1000, shard_bytes: int = 30_000
+) -> Process:
+    return Process(["-c", PREPARE, folder, count, delay, block, shard_bytes])
 
 
 def test_a_killed_preparation_goes_on_and_leaves_nothing(
@@ -429,6 +433,22 @@ def test_a_killed_preparation_goes_on_and_leaves_nothing(
     assert 0 < len(decoded) < 60
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     assert len(shards_of(tmp_path)) == before + 1
+
+
+def test_who_is_asked_to_stop_keeps_every_clip(tmp_path: Path, decoded: list[str]) -> None:
+    clips = make_clips(tmp_path / "clips", 60)
+    process = start(tmp_path, 60, delay=0.2, shard_bytes=10**9)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").rglob("*.tmp")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(1)
+    process.terminate()
+    assert process.wait() == ASKED_TO_STOP
+    (shard_file,) = shards_of(tmp_path)
+    kept = len(read_rows(shard_file))
+    assert kept > 0
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert len(decoded) == 60 - kept
 
 
 def test_several_processes_prepare_one_cache_once(tmp_path: Path) -> None:

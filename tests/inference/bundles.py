@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.config.hparams import load_hparams, save_resolved
 from sbkit.inference.export import export_run
+from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ def make_run(
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
     change(hparams)
+    hparams["checkpointer"].normalizer = table_to_store("en")
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

@@ -62,6 +62,23 @@ def confidence(**greedy: float) -> dict[str, Any]:
     return {"confidence": {"greedy": {"weights": greedy}}}
 
 
+def test_texts_are_written_as_when_the_model_was_trained(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the table that the checkpoint had, whatever this sbkit has for the language."""
+    assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
+    later = {"letters": "abcdefghijklmnopqrstuvwxyzé", "rewrite": {"&": " et "}}
+    edit_config(bundle, lambda all_: all_["normalizer"].update(later))
+    assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
+    assert capsys.readouterr().err == ""
+    edit_config(bundle, lambda all_: all_["normalizer"].update(version=1))
+    assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
+    assert "were normalized by version 1 of the rules" in capsys.readouterr().err
+    edit_config(bundle, lambda all_: all_["normalizer"].update(letters=0))
+    with pytest.raises(SbkitError, match=r"`normalizer` in .* must be a version and a text table"):
+        load_bundle(bundle)
+
+
 def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
     """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
     weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}

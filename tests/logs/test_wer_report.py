@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from sbkit.logs.summary import write_summary
-from sbkit.logs.wer_report import describe_results, error_figures, result_figures, write_wer
+from sbkit.logs.wer_report import (
+    describe_results,
+    error_figures,
+    report_errors,
+    result_figures,
+    slice_error_rates,
+    write_wer,
+)
 from sbkit.text.wer import Scores, score, total_scores
 from sbkit.text.word import Word
 
@@ -71,6 +78,17 @@ def test_confidences_are_compared_with_what_was_said() -> None:
         "; confidence AUC 1.00, NCE 0.76, ECE 0.15 (1 right / 2 words)"
     )
     assert "confidence" not in result_figures(SPLIT)
+
+
+def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
+    """Greedily neither, nor of a part of the set."""
+    scored = [replace(each, greedy=each) for each in SPLIT]
+    assert "; greedily CER " in describe_results(scored, by_words=False)
+    assert "WER" not in describe_results(scored, by_words=False)
+    figures = report_errors(tmp_path, "test", scored, by_words=False)
+    parts = slice_error_rates(scored, by_words=False)
+    assert "WER" not in json.dumps([figures, parts])
+    assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"]
 
 
 def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
 """Each row tells what a transcript of one language is to look like."""
 
 import hashlib
+import json
 import unicodedata
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.release import read_release
 from sbkit.text.normalize import (
+    NORMALIZER_VERSION,
     ORTHOGRAPHIES,
     count_dropped,
     describe_dropped,
     describe_normalizer,
     normalize,
     orthography,
+    read_stored_table,
+    table_to_store,
 )
 
 MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019·-. \u00ad\u200dAl"
@@ -91,11 +96,34 @@ def test_the_default_corpus_keeps_its_texts(language: str, asterisk_english: Pat
     assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == DIGESTS[language]
 
 
+@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx"])
+def test_a_table_is_what_was_stored_of_it(language: str) -> None:
+    stored = json.loads(json.dumps(table_to_store(language)))
+    assert read_stored_table(stored) == (NORMALIZER_VERSION, orthography(language))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "2"},
+        {"letters": None},
+        {"letters": "a" * 1001},
+        {"rewrite": {"": " and "}},
+        {"rewrite": {"a": "bb", "b": "aa"}},
+        {"rewrite": {"a": 1}},
+        {"more": 1},
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="."):
+        read_stored_table({**table_to_store("en"), **change})
+
+
 def test_the_table_that_is_used_is_named() -> None:
     assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
     assert "its lower case" in describe_normalizer("tr")
     assert describe_normalizer("xx").startswith("general text table, as xx has none of its own")
-    assert describe_normalizer("zh-CN").endswith("read CER, not WER")
+    assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
 
 
 def test_dropped_symbols_are_counted() -> None:
