@@ -5,12 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.intervals import (
-    RateIntervals,
-    describe_interval,
-    interval_figures,
-    rate_intervals,
-)
+from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.calibration import measure_calibration
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
@@ -72,15 +67,15 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(test: Scores, intervals: RateIntervals | None = None) -> str:
-    """Write both rates with their counts and, where given, intervals, in one line."""
+def _describe_rates(scored: Sequence[Scored]) -> str:
+    """Write both rates with their counts and 95 % intervals, in one line."""
+    test, intervals = total_scores(scored), rate_intervals(scored)
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}"
-        + ("" if interval is None else f"; {describe_interval(interval)}")
-        + ")"
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
+        f"{describe_interval(interval)})"
         for name, counts, unit, interval in (
-            ("CER", test.characters, "characters", intervals.cer if intervals else None),
-            ("WER", test.words, "words", intervals.wer if intervals else None),
+            ("CER", test.characters, "characters", intervals.cer),
+            ("WER", test.words, "words", intervals.wer),
         )
     )
 
@@ -91,18 +86,17 @@ def describe_results(scored: Sequence[Scored]) -> str:
     Where another decoder was used, the rates of the greedy one follow; where there are confidences,
     how good they are.
     """
-    line = describe_rates(total_scores(scored), rate_intervals(scored))
-    if (greedy := total_greedy(scored)) is not None:
-        line += f"; greedily {describe_rates(greedy)}"
+    line = _describe_rates(scored)
+    if greedy := greedy_of(scored):
+        line += f"; greedily {_describe_rates(greedy)}"
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
 
 
-def total_greedy(scored: Sequence[Scored]) -> Scores | None:
-    """Add the scores of greedy decoding; None where there are none."""
-    greedy = [each.greedy for each in scored if each.greedy is not None]
-    return total_scores(greedy) if greedy else None
+def greedy_of(scored: Sequence[Scored]) -> list[Scored]:
+    """Return what greedy decoding came to, of each utterance where it stands beside another."""
+    return [each.greedy for each in scored if each.greedy is not None]
 
 
 def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
@@ -123,22 +117,20 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
     compared. The figures of greedy decoding stand beside them where another decoder was used.
     """
-    intervals = rate_intervals(scored)
-    greedy = [each.greedy for each in scored if each.greedy is not None]
-    figures = {
-        **_decoder_figures(scored),
-        "WER_interval": interval_figures(intervals.wer),
-        "CER_interval": interval_figures(intervals.cer),
-        "references": hash_references(scored),
-    }
+    greedy = greedy_of(scored)
+    figures = {**_decoder_figures(scored), "references": hash_references(scored)}
     return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
 
 
 def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of one decoder, and how good its confidences are where it has any."""
-    confidence = measure_calibration(*judge_words(scored))
-    known = {} if confidence is None else {"confidence": confidence.plain()}
-    return {**error_figures(total_scores(scored)), **known}
+    intervals, confidence = rate_intervals(scored), measure_calibration(*judge_words(scored))
+    return {
+        **error_figures(total_scores(scored)),
+        "WER_interval": interval_figures(intervals.wer),
+        "CER_interval": interval_figures(intervals.cer),
+        **({} if confidence is None else {"confidence": confidence.plain()}),
+    }
 
 
 def error_figures(test: Scores) -> dict[str, Any]:
