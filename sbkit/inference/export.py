@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,9 +301,19 @@ class _Decoder(NamedTuple):
 
 
 def _decoder_of(run: Path) -> _Decoder | None:
-    """Read the decoder that the test was run with; None for a run without one."""
+    """Read the decoder that the test was run with; None for a run without one.
+
+    A run that is not trained to its end, or was killed while it was tuned, has no weights for its
+    language models; what is exported is then greedy, and standard error says so.
+    """
     described = _described(run / DECODER_FILE)
     if described is None:
+        if (run / LANGUAGE_MODELS).exists():
+            print(
+                "note: the weights of this run's decoder are not chosen yet, so that it decodes "
+                f"greedily. Finish the run, or choose them: sbkit tune {printable(str(run))}",
+                file=sys.stderr,
+            )
         return None
     return _Decoder(
         {name: described[name] for name in IN_BUNDLE if name in described},
