@@ -37,7 +37,7 @@ from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.inference.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
+from sbkit.inference.bundle import CONFIG, RESOLVED, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
@@ -63,7 +63,6 @@ IN_BUNDLE = (
     "utterances",
 )  # of decoder.json
 LARGEST_DESCRIPTION = 1 << 16  # bytes
-RESOLVED = "hyperparams.yaml"
 LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 

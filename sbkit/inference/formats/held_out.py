@@ -12,13 +12,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.config.hparams import read_knobs
+from sbkit.inference.bundle import RESOLVED
 from sbkit.inference.whole_clips import WholeClips, read_whole_clips
 from sbkit.logs.utterances import hash_pairs
 from sbkit.train.cost import SUMMARY
 from sbkit.train.recipe import load_recipe, refuse_foreign_modules
 
 LARGEST_SUMMARY = 1 << 24  # bytes
-RESOLVED = "hyperparams.yaml"
 
 
 @dataclass(frozen=True)
