@@ -109,7 +109,9 @@ def _add_lm(commands: Any) -> None:
     lm.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="a sentence on each line")
     lm.add_argument("--out", type=Path, metavar="FILE", required=True, help="the ARPA file")
     lm.add_argument("--order", type=int, default=3, help="of the n-grams (default: 3)")
-    lm.add_argument("--language", default="und", metavar="TAG", help="whose normalizer is taken")
+    lm.add_argument(
+        "--language", metavar="TAG", help="whose normalizer is taken (default: the tokenizer's)"
+    )
     lm.add_argument(
         "--tokenizer", type=Path, metavar="RUN|BUNDLE", help="make it of its tokens, not of words"
     )
@@ -355,9 +357,13 @@ def _classify(options: argparse.Namespace) -> int:
 
 def _train_lm(options: argparse.Namespace) -> int:
     from sbkit.decoding.language_models import train_texts
+    from sbkit.inference.bundle import language_of
 
-    wanted = {name: getattr(options, name) for name in ("order", "language", "tokenizer", "out")}
-    print(train_texts(options.texts, **wanted))
+    language, tokenizer = options.language, options.tokenizer
+    if language is None:
+        language = "und" if tokenizer is None else language_of(tokenizer)
+    wanted = {"order": options.order, "tokenizer": tokenizer, "out": options.out}
+    print(train_texts(options.texts, language=language, **wanted))
     return 0
 
 

@@ -281,10 +281,14 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     with pytest.raises(SbkitError, match="but test has no `client_id`. It has"):
         sbkit([*command, "--report-by", "client_id"])
     capsys.readouterr()
-    assert sbkit([*command, "--report-by", "speaker"]) == 0
+    assert sbkit([*command, "--report-by", "speaker", "--report-by", "length"]) == 0
     trained = read_json(learned / "run" / "summary.json")["test"]["test"]
-    scored = read_json(tmp_path / "scores.json")["test"]["test"]
-    slices = scored.pop("report_by")["speaker"]
+    written = read_json(tmp_path / "scores.json")
+    scored = written["test"]["test"]
+    assert written["decoder"] == trained["decoder"]
+    reported = scored.pop("report_by")
+    assert sum(each["utterances"] for each in reported["length"].values()) == trained["utterances"]
+    slices = reported["speaker"]
     assert scored == {
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }

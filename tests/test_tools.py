@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sbkit.logs.summary import write_summary
-from sbkit.logs.wer_report import error_figures
+from sbkit.logs.wer_report import error_figures, result_figures
 from sbkit.text.wer import score, total_scores
 from tests.runs import ROOT, TINY
 from tools import show
@@ -44,15 +45,18 @@ def test_a_row_of_the_results_is_read_from_the_summary(tmp_path: Path) -> None:
     )
     cells = [cell.strip() for cell in show.row([str(tmp_path)]).strip("|").split("|")]
     assert cells[:6] == ["2.7 M", "greedy", "8.3% (1 / 12)", "33.3% (1 / 3)", "1.5 min", "100"]
-    assert "WER 33.3%, CER 8.3% (2 utterances)" in show.scores([str(tmp_path)])
+    said = "test WER 33.3% (1 / 3 words), CER 8.3% (1 / 12 characters), greedy"
+    assert said in show.scores([str(tmp_path)])  # of before runs had intervals
 
 
 def test_both_decoders_have_a_row(tmp_path: Path) -> None:
-    better = total_scores([score("a", "one two", "one two")])
-    worse = total_scores([score("a", "one two", "one too")])
+    texts = ("one two", "one too"), ("three", "three")
+    scored = [
+        replace(score(text, text, text), greedy=score(text, text, heard)) for text, heard in texts
+    ]
     write_summary(
         tmp_path / "summary.json",
-        test={"test": {**error_figures(better), "greedy": error_figures(worse)}},
+        test={"test": result_figures(scored)},
         parameters=1_000_000,
         train_seconds=60.0,
         audio_seconds=60.0,
@@ -62,10 +66,14 @@ def test_both_decoders_have_a_row(tmp_path: Path) -> None:
     rows = show.row([str(tmp_path)]).splitlines()
     cells = [[cell.strip() for cell in each.strip("|").split("|")] for each in rows]
     assert [each[1:4] for each in cells] == [
-        ["beam", "0.0% (0 / 7)", "0.0% (0 / 2)"],
-        ["greedy", "14.3% (1 / 7)", "50.0% (1 / 2)"],
+        ["beam", "0.0% (0 / 12)", "0.0% (0 / 3)"],
+        ["greedy", "8.3% (1 / 12)", "33.3% (1 / 3)"],
     ]
-    assert show.scores([str(tmp_path)]).count("test WER") == 2
+    beam, greedy = show.scores([str(tmp_path)]).strip().splitlines()
+    assert beam.startswith(
+        "test WER 0.0% (0 / 3 words; 0.0 to 0.0, only 2 clips), CER 0.0% (0 / 12 "
+    )
+    assert greedy.startswith("test WER 33.3% (1 / 3 words; 0.0 to 50.0, only 2 clips), CER 8.3% (1")
 
 
 def test_the_folder_is_where_the_command_would_write() -> None:

@@ -18,6 +18,8 @@ from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.release import find_release, read_release
+from sbkit.logs.intervals import describe_interval
+from sbkit.text.interval import Interval
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -29,15 +31,23 @@ def folder(arguments: Sequence[str]) -> str:
 
 
 def scores(arguments: Sequence[str]) -> str:
-    """Print how many words and characters of the test split are wrong."""
+    """Print how many words and characters of the test split are wrong, with 95 % intervals."""
     summary = _read_summary(Path(arguments[0]))
     lines = (
-        f"{name} WER {each['WER']:.1%}, CER {each['CER']:.1%} ({each['utterances']} utterances)"
-        f", {how}"
+        f"{name} WER {_rate(each, 'word')}, CER {_rate(each, 'character')}, {how}"
         for name, test in summary["test"].items()
         for how, each in _by_decoder(test)
     )
     return "\n" + "\n".join(lines)
+
+
+def _rate(test: dict[str, Any], unit: str) -> str:
+    """Write a rate with its counts and, where the run has one, its interval."""
+    name = f"{unit[0].upper()}ER"
+    counts = f"{sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']} {unit}s"
+    if (interval := test.get(f"{name}_interval")) is not None:
+        counts += f"; {describe_interval(Interval(**interval))}"
+    return f"{test[name]:.1%} ({counts})"
 
 
 def clip(arguments: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import checksum
 from sbkit.data.columns import take_columns
 from sbkit.data.splits import Splits
-from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.decoding.confidence import CONFIDENCE_FILE
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import (
     Declared,
     ensure_language_models,
@@ -23,6 +24,9 @@ from sbkit.text.tokenizer import Tokenizer
 
 def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
     """Train the language models of the run's decoder, unless the run folder has them.
+
+    Weights and confidences that were chosen with others are removed: a run that is killed while it
+    is tuned has none, which its export says, and not those of another text.
 
     Raises:
         SbkitError: `lm_text` is no text and no ARPA file that fits, or a word graph is to be made
@@ -54,6 +58,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
     for line in said:
         say(line)
+    if said:
+        for name in (DECODER_FILE, CONFIDENCE_FILE):
+            file.with_name(name).unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if said else None
     if words is None:
         return

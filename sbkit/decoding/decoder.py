@@ -121,7 +121,8 @@ class BeamDecoder:
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
-        self.expected = frozenset[str]()  # words of hotwords
+        self.phrases: tuple[str, ...] = ()  # hotwords, of which `expected` are the words
+        self.expected = frozenset[str]()
         self._hotwords: HotwordScorer | None = None
         self._biased: Search | None = None
 
@@ -186,7 +187,7 @@ class BeamDecoder:
         rewards = reward_phrases(phrases, self._spelling)
         decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
         added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
-        decoder.expected = frozenset(added)
+        decoder.phrases, decoder.expected = tuple(phrases), frozenset(added)
         decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
         return decoder
 

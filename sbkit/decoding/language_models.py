@@ -5,14 +5,17 @@ texts, normalized -> words -> model of words; tokens of the tokenizer -> model o
 
 import hashlib
 from codecs import getincrementaldecoder
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.regular import read_lines
+from sbkit.decoding.scorer import require_pieces
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
@@ -81,10 +84,25 @@ def ensure_language_models(
             trained = train(map(split, sentences), order=order)
             models[name] = trained.model
             said.append(describe_model(name, order, trained))
-    if WORDS in models:  # before the ones that the run has are replaced
-        _require_spelled(models[WORDS], Spelling.of(tokenizer))
+    spelling = Spelling.of(tokenizer)  # of both, before the ones that the run has are replaced
+    if WORDS in models:
+        _require_spelled(models[WORDS], spelling)
+    if TOKENS in models:
+        require_pieces(models[TOKENS], spelling.pieces, spelling.special)
     save(models, file, metadata=about)
-    return said
+    return said + _describe_unspelled(_count_words(sentences), tokenizer)
+
+
+def _count_words(sentences: Iterable[str]) -> Counter[str]:
+    return Counter(chain.from_iterable(map(str.split, sentences)))
+
+
+def _describe_unspelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
+    """Say how much of a text a recognizer cannot write, where there is any."""
+    unknown = tokenizer.vocabulary.unk
+    lost = sum(count for word, count in words.items() if unknown in tokenizer.encode(word))
+    said = f"{lost / max(1, words.total()):.1%} of its words have letters that no token spells"
+    return [said] if lost else []
 
 
 def _require_spelled(words: NgramModel, spelling: Spelling) -> None:
@@ -220,20 +238,30 @@ def train_texts(
     model file, of whose tokens it is made, None for words.
 
     Raises:
-        SbkitError: a text or the tokenizer cannot be read, the order is out of range, or nothing
-            can be written there.
+        SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
+            order is out of range, or nothing can be written there.
     """
     require_writable(out.parent, option="--out")
     spell = None if tokenizer is None else _open_tokenizer(tokenizer)
+    words = Counter[str]()
 
     def sentences() -> Iterator[list[str]]:
         for file in texts:
             for text in read_sentences(file, language):
-                yield text.split() if spell is None else to_pieces(text, spell)
+                if spell is None:
+                    yield text.split()
+                else:
+                    words.update(text.split())
+                    yield to_pieces(text, spell)
 
     trained = train(sentences(), order=order)
+    said = [describe_model(WORDS if spell is None else TOKENS, order, trained)]
+    if spell is not None:
+        spelling = Spelling.of(spell)
+        require_pieces(trained.model, spelling.pieces, spelling.special)
+        said += _describe_unspelled(words, spell)
     write_arpa(trained.model, out)
-    return describe_model(WORDS if spell is None else TOKENS, order, trained)
+    return "\n".join(said)
 
 
 def _open_tokenizer(named: Path) -> Tokenizer:

@@ -4,7 +4,7 @@ A scorer is a deterministic weighted automaton over tokens. A beam search asks t
 again and again, so `LazyAutomaton` keeps the answers.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Protocol
 
 from sbkit.base.errors import SbkitError
@@ -112,7 +112,7 @@ class TokenScorer:
     """Add lm_weight * ln P(tokens `</s>`) + token_bonus * (number of tokens).
 
     lm: its words are pieces of the tokenizer, `▁` included; pieces: by token id.
-    Raises SbkitError where the model knows less than half of the pieces: it is another's.
+    Raises SbkitError where the model is another's (`require_pieces`).
     """
 
     def __init__(
@@ -122,17 +122,11 @@ class TokenScorer:
         pieces: Sequence[str],
         lm_weight: float = 0.5,
         token_bonus: float = 0.0,
-        special: Sequence[int] = (0, 1, 2, 3),
+        special: Collection[int] = (0, 1, 2, 3),
     ) -> None:
         self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
         self._ids = [lm.id_of(piece) for piece in pieces]
-        spoken = [self._ids[token] for token in range(len(pieces)) if token not in special]
-        known = sum(each != UNKNOWN for each in spoken)
-        if known < KNOWN_SHARE * len(spoken):
-            raise SbkitError(
-                "The language model must be of the tokenizer's pieces, but knows "
-                f"{known} of {len(spoken)}. Train it on text that this tokenizer encoded."
-            )
+        require_pieces(lm, pieces, special)
 
     def start(self) -> Hashable:
         """Return the state after `<s>`."""
@@ -146,3 +140,14 @@ class TokenScorer:
     def end(self, state: tuple[int, ...]) -> float:
         """Return the weighted log-probability of `</s>`."""
         return self._lm_weight * self._lm.score(state, END)[0]
+
+
+def require_pieces(lm: NgramModel, pieces: Sequence[str], special: Collection[int]) -> None:
+    """Refuse a model that knows less than half of a tokenizer's pieces: it is another's."""
+    spoken = [piece for token, piece in enumerate(pieces) if token not in special]
+    known = sum(lm.id_of(piece) != UNKNOWN for piece in spoken)
+    if known < KNOWN_SHARE * len(spoken):
+        raise SbkitError(
+            "The language model must be of the tokenizer's pieces, but knows "
+            f"{known} of {len(spoken)}. Train it on more text, in the letters of train."
+        )

@@ -28,6 +28,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
+from sbkit.config.hparams import read_knobs
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sbkit.inference.torch_model import TorchModel
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+RESOLVED = "hyperparams.yaml"  # of a run
 LARGEST = {  # bytes
     CONFIG: 1 << 22,
     CHECKSUMS: 1 << 16,
@@ -294,6 +296,17 @@ def load_torch(
         placement=placement or CPU,
         compilation=compilation,
     )
+
+
+def language_of(model: Path) -> str:
+    """Return the language of a bundle or a run, whose normalizer made its transcripts.
+
+    Raises SbkitError where what says it cannot be read; a folder of neither says "und".
+    """
+    if (model / CONFIG).is_file():
+        return parse_config(_read(model, CONFIG), of=str(model / CONFIG)).language or "und"
+    file = model / RESOLVED
+    return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
 
 
 def _require_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,13 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
-    if decoder is not None:
+    if decoder is None and (run / LANGUAGE_MODELS).exists():
+        print(
+            "note: the weights of this run's decoder are not chosen yet, so that it decodes "
+            f"greedily. Finish the run, or choose them: sbkit tune {run}",
+            file=sys.stderr,
+        )
+    elif decoder is not None:
         models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
         contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
     contents[WEIGHTS] = save(_weights_of(best, run))

@@ -27,6 +27,7 @@ from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
 from sbkit.data.splits import Splits
 from sbkit.data.tables import TEXT_COLUMNS, read_table
+from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.whole_clips import read_whole_clips
@@ -42,7 +43,7 @@ from sbkit.logs.wer_report import describe_results, report_errors, slice_error_r
 from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score
 from sbkit.train.evaluation import clips_of
-from sbkit.train.slices import measure_slices, require_columns, write_slices
+from sbkit.train.slices import measure_slices, require_columns, slice_columns, write_slices
 
 SCORES = "scores.json"
 ScoreBatch = Callable[[Sequence[Mapping[str, Any]], list[Samples]], list[Any]]
@@ -74,9 +75,11 @@ class Wanted:
 class Task:
     """What is done with a batch of rows and their clips, and with the results of all.
 
-    measure: the figures of each value of a column; report: writes files, returns all figures.
+    measure: the figures of each value of a column; report: writes files, returns all figures;
+    sample_rate: of the model.
     """
 
+    sample_rate: int
     score: ScoreBatch
     measure: Callable[[Sequence[Any]], Mapping[str, Any]]
     describe: Callable[[Sequence[Any]], str]
@@ -114,7 +117,9 @@ def score_model(
             yield f"{name}: {task.describe(results)}, {len(rows)} utterances{without}"
     if wanted.out is not None:
         _write_page(wanted.out, entries, scored, bundle, model)
-        text = to_json({"model": str(model), "test": entries}, indent=2)
+        text = to_json(
+            {"model": str(model), **describe_decoding(bundle), "test": entries}, indent=2
+        )
         write_text_atomically(wanted.out / SCORES, text + "\n")
 
 
@@ -126,11 +131,24 @@ def _report(
         return {}
     entry: dict[str, Any] = {"utterances": len(rows), **task.report(wanted.out, name, results)}
     if wanted.report_by:
-        columns = list(zip(*(rows[each][:] for each in wanted.report_by), strict=True))
+        known = {each: rows[each][:] for each in wanted.report_by if each in rows.column_names}
+        columns = slice_columns(wanted.report_by, known, rows["samples"][:], task.sample_rate)
         slices = measure_slices(wanted.report_by, columns, results, task.measure)
         write_slices(wanted.out / f"report_by_{name}.tsv", slices)
         entry["report_by"] = slices
     return entry
+
+
+def describe_decoding(bundle: Bundle) -> dict[str, Any]:
+    """Say how a recognizer's text was decoded, and with which hotwords."""
+    if not bundle.config.is_asr:
+        return {}
+    if bundle.decoder is None:
+        return {"decoder": GREEDY}
+    said: dict[str, Any] = {"decoder": bundle.decoder.kind}
+    if bundle.decoder.phrases:
+        said |= {"hotwords": bundle.decoder.phrases, "refused_hotwords": bundle.refused_hotwords}
+    return said
 
 
 def _write_page(
@@ -236,6 +254,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
         by_words = separates_words(bundle.config.language or "und")
         return Task(
+            sample_rate=bundle.config.sample_rate,
             score=partial(_transcribe, bundle, wanted.out is not None),
             measure=partial(slice_error_rates, by_words=by_words),
             describe=partial(describe_results, by_words=by_words),
@@ -247,6 +266,7 @@ def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
             "Pass --label=language, or another column of the data."
         )
     return Task(
+        sample_rate=bundle.config.sample_rate,
         score=partial(_classify, bundle, wanted.label),
         measure=accuracy_figures,
         describe=describe_accuracy,

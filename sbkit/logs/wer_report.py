@@ -5,12 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.intervals import (
-    RateIntervals,
-    describe_interval,
-    interval_figures,
-    rate_intervals,
-)
+from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.calibration import measure_calibration
 from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
@@ -79,17 +74,15 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def describe_rates(
-    test: Scores, intervals: RateIntervals | None = None, *, by_words: bool = True
-) -> str:
-    """Write both rates with their counts and, where given, intervals, in one line."""
+def _describe_rates(scored: Sequence[Scored], *, by_words: bool) -> str:
+    """Write both rates with their counts and 95 % intervals, in one line."""
+    test, intervals = total_scores(scored), rate_intervals(scored)
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}"
-        + ("" if interval is None else f"; {describe_interval(interval)}")
-        + ")"
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
+        f"{describe_interval(interval)})"
         for name, counts, unit, interval in (
-            ("CER", test.characters, "characters", intervals.cer if intervals else None),
-            ("WER", test.words, "words", intervals.wer if intervals else None),
+            ("CER", test.characters, "characters", intervals.cer),
+            ("WER", test.words, "words", intervals.wer),
         )
         if by_words or name != "WER"
     )
@@ -101,16 +94,16 @@ def describe_results(scored: Sequence[Scored], *, by_words: bool = True) -> str:
     Where another decoder was used, the rates of the greedy one follow; where there are confidences,
     how good they are.
     """
-    line = describe_rates(total_scores(scored), rate_intervals(scored), by_words=by_words)
-    if greedy := _greedy(scored):
-        line += f"; greedily {describe_rates(total_scores(greedy), by_words=by_words)}"
+    line = _describe_rates(scored, by_words=by_words)
+    if greedy := greedy_of(scored):
+        line += f"; greedily {_describe_rates(greedy, by_words=by_words)}"
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
 
 
-def _greedy(scored: Sequence[Scored]) -> list[Scored]:
-    """Return what greedy decoding made of the utterances, where another decoder was used."""
+def greedy_of(scored: Sequence[Scored]) -> list[Scored]:
+    """Return what greedy decoding came to, of each utterance where it stands beside another."""
     return [each.greedy for each in scored if each.greedy is not None]
 
 
@@ -132,21 +125,20 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     ``references`` is the SHA-256 of the ids and references: equal where two figures may be
     compared. The figures of greedy decoding stand beside them where another decoder was used.
     """
-    intervals, greedy = rate_intervals(scored), _greedy(scored)
-    figures = {
-        **_decoder_figures(scored),
-        "WER_interval": interval_figures(intervals.wer),
-        "CER_interval": interval_figures(intervals.cer),
-        "references": hash_references(scored),
-    }
+    greedy = greedy_of(scored)
+    figures = {**_decoder_figures(scored), "references": hash_references(scored)}
     return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
 
 
 def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of one decoder, and how good its confidences are where it has any."""
-    confidence = measure_calibration(*judge_words(scored))
-    known = {} if confidence is None else {"confidence": confidence.plain()}
-    return {**error_figures(total_scores(scored)), **known}
+    intervals, confidence = rate_intervals(scored), measure_calibration(*judge_words(scored))
+    return {
+        **error_figures(total_scores(scored)),
+        "WER_interval": interval_figures(intervals.wer),
+        "CER_interval": interval_figures(intervals.cer),
+        **({} if confidence is None else {"confidence": confidence.plain()}),
+    }
 
 
 def error_figures(test: Scores) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from sbkit.train.metrics import MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import Profile
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
-from sbkit.train.slices import columns_of
+from sbkit.train.slices import slice_columns
 from sbkit.train.step import agree_on_buffers, as_loss
 from sbkit.train.step_brain import StepBrain
 from sbkit.train.stopping import SaveOrLeave
@@ -254,7 +254,9 @@ class Brain(StepBrain):
         if self.metrics:
             self.results.setdefault(self.split, []).extend(self.score(outputs, batch))
             if stage is Stage.TEST and (names := self._declared("report_by", [])):
-                self.columns.setdefault(self.split, []).extend(columns_of(batch, names))
+                samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
+                columns = slice_columns(names, batch.columns, samples, rate)
+                self.columns.setdefault(self.split, []).extend(columns)
         return objective.detach().cpu()
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:

@@ -1,8 +1,9 @@
-"""The metrics of a test set for each value of a column: by speaker, language, gender.
+"""The metrics of a test set for each value of a column: by speaker, language, gender, length.
 
 The YAML names the columns in `report_by`; any recipe that measures its results has such a report.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import OWN
 from sbkit.data.splits import Splits
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
+LENGTH = "length"  # a column that all data has
+GROUPS = (0, 2, 5, 10, 20)  # seconds, at which groups of lengths begin
 EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 
 
@@ -29,7 +33,7 @@ def require_columns(report_by: Any, splits: Splits) -> None:
             "for none."
         )
     for name, split in splits.test.items():
-        columns = [each for each in split.column_names if each not in OWN]
+        columns = [each for each in split.column_names if each not in (*OWN, LENGTH)] + [LENGTH]
         for column in report_by:
             if column not in columns:
                 raise SbkitError(
@@ -38,9 +42,27 @@ def require_columns(report_by: Any, splits: Splits) -> None:
                 )
 
 
-def columns_of(batch: Any, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return what the columns say of each utterance of a batch."""
-    return list(zip(*(batch.columns[name] for name in names), strict=True))
+def slice_columns(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    samples: Sequence[int],
+    sample_rate: int,
+) -> list[tuple[str, ...]]:
+    """Return what the columns say of each utterance, and `length` by its samples.
+
+    A column of the data that is named so goes before.
+    """
+    lengths = [_group_length(samples_to_seconds(each, sample_rate)) for each in samples]
+    found = {LENGTH: lengths, **columns}
+    return list(zip(*(found[name] for name in names), strict=True))
+
+
+def _group_length(seconds: float) -> str:
+    """Name the lengths between which an utterance is; sorted, the names are in their order."""
+    place = bisect_right(GROUPS, seconds) - 1
+    if place == len(GROUPS) - 1:
+        return f"{GROUPS[place]} s or more"
+    return f"{GROUPS[place]:02d} to {GROUPS[place + 1]:02d} s"
 
 
 def measure_slices(

@@ -158,6 +158,22 @@ def test_models_are_trained_once_and_again_for_another_text(
     assert unknown_share(words, ["call the zebra", "in"]) == 0.25
 
 
+def test_a_text_in_other_letters_does_not_replace_the_models_of_a_run(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    file = trained(tmp_path, tokenizer)
+    before = file.read_bytes()
+    for words, tokens, said in ((0, 3, "pieces, but knows 1 of 15"), (2, 0, "they spell none")):
+        other = Declared(source="others", word_order=words, token_order=tokens)
+        with pytest.raises(SbkitError, match=said):
+            ensure_language_models(file, other, texts=lambda: ["птица поёт"], tokenizer=tokenizer)
+        assert file.read_bytes() == before
+    said = ensure_language_models(
+        file, replace(other, source="both"), texts=lambda: [*TEXTS, "птица"], tokenizer=tokenizer
+    )
+    assert said[-1] == "1.6% of its words have letters that no token spells"
+
+
 def test_models_of_another_tokenizer_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     file = trained(tmp_path, tokenizer)
     other = ensure_tokenizer(

@@ -61,3 +61,44 @@ def test_what_gives_no_model_is_refused(
     with pytest.raises(SbkitError, match=what):
         sbkit(["lm", str(tmp_path / "a.txt"), "--out", str(out), *options])
     assert not out.exists()
+
+
+def test_the_text_is_normalized_as_the_transcripts_of_the_tokenizer_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of English writes naive; without a language the ï would be lost."""
+    ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["a naive bird"],
+    )
+    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    text.write_text("A naïve bird\n" * 9)
+    command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
+    (tmp_path / "hyperparams.yaml").write_text("language: en\n")
+    assert sbkit(command) == 0
+    assert "no token spells" not in capsys.readouterr().out
+    assert sbkit([*command, "--language=und"]) == 0
+    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out
+
+
+def test_a_text_that_the_tokens_do_not_spell_is_refused_and_its_share_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of Cyrillic letters the tokens of English would keep the spaces alone."""
+    ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["the bird sings"],
+    )
+    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
+    text.write_text("птица поёт\n" * 9)
+    with pytest.raises(SbkitError, match="of the tokenizer's pieces, but knows 1 of 11. Train it"):
+        sbkit(command)
+    assert not out.exists()
+    text.write_text("the bird sings птица\n" * 9)
+    assert sbkit(command) == 0
+    assert "25.0% of its words have letters that no token spells" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
@@ -40,6 +41,17 @@ def test_an_earlier_bundle_is_replaced(run: Path, bundle: Path) -> None:
     export_run(run, bundle)
     load_bundle(bundle)
     assert names(bundle.parent) == {"bundle"}
+
+
+def test_a_run_whose_decoder_has_no_weights_yet_is_not_greedy_in_silence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = Path(shutil.copytree(run, tmp_path / "run"))
+    export_run(unfinished, tmp_path / "bundle")
+    assert not capsys.readouterr().err
+    (unfinished / LANGUAGE_MODELS).touch()
+    export_run(unfinished, tmp_path / "bundle")
+    assert "decodes greedily. Finish the run, or choose them: sbkit tune" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [".git", "NOTES.md", "notes"])

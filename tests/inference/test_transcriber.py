@@ -15,6 +15,7 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.inference.command import _plain
 from sbkit.inference.model import Heard
+from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcriber import CPU_BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import RATE, ToneModel, silence, speak, tone_transcriber
@@ -65,6 +66,11 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
     bundle = replace(transcriber._bundle, decoder=decoder).with_hotwords("Fox, 日本")
     assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
+    assert describe_decoding(bundle) == {
+        "decoder": "beam",
+        "hotwords": ("fox",),
+        "refused_hotwords": ("日本",),
+    }
     expecting = Transcriber(bundle=bundle)
     heard = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
     assert heard.text == SENTENCES[1]

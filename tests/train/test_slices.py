@@ -8,7 +8,13 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
-from sbkit.train.slices import EMPTY, measure_slices, require_columns, write_slices
+from sbkit.train.slices import (
+    EMPTY,
+    measure_slices,
+    require_columns,
+    slice_columns,
+    write_slices,
+)
 
 COLUMNS = [("ann", "en"), ("bob", "en"), ("ann", "fr"), ("", "fr")]
 
@@ -47,6 +53,19 @@ def test_an_interval_has_two_columns(tmp_path: Path) -> None:
     assert row.split("\t") == ["speaker", "ann", "0.5", "0.4", "None"]
 
 
+def test_lengths_are_grouped_unless_the_data_says_them() -> None:
+    samples = [0, 31_999, 32_000, 100_000, 320_000]
+    found = slice_columns(["speaker", "length"], {"speaker": [*"abcde"]}, samples, 16_000)
+    assert [each for _, each in found] == [
+        "00 to 02 s",
+        "00 to 02 s",
+        "02 to 05 s",
+        "05 to 10 s",
+        "20 s or more",
+    ]
+    assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
+
+
 def test_results_without_their_columns_are_no_report() -> None:
     with pytest.raises(ValueError, match="zip"):
         measure_slices(["speaker"], COLUMNS[:2], [1, 2, 3], mean)
@@ -55,8 +74,8 @@ def test_results_without_their_columns_are_no_report() -> None:
 @pytest.mark.parametrize(
     ("report_by", "sentence"),
     [
-        (["accent"], "columns of the test sets, but b has no `accent`. It has speaker."),
-        (["audio"], "but a has no `audio`. It has accent, speaker."),
+        (["accent"], "columns of the test sets, but b has no `accent`. It has speaker, length."),
+        (["audio"], "but a has no `audio`. It has accent, speaker, length."),
         ("speaker", "must be a list of columns, but is 'speaker'"),
         ([1], r"must be a list of columns, but is \[1\]"),
     ],
@@ -65,6 +84,6 @@ def test_a_column_that_is_not_there_is_refused(report_by: object, sentence: str)
     a = datasets.Dataset.from_dict({"accent": ["x"], "speaker": ["y"], "audio": [b""]})
     b = datasets.Dataset.from_dict({"speaker": ["y"], "audio": [b""]})
     splits = Splits(train=b, valid={}, test={"a": a, "b": b})
-    require_columns(["speaker"], splits)
+    require_columns(["speaker", "length"], splits)
     with pytest.raises(SbkitError, match=sentence):
         require_columns(report_by, splits)

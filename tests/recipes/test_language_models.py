@@ -1,0 +1,28 @@
+"""What was chosen with the language models of a run goes when they do."""
+
+from pathlib import Path
+
+from recipes.asr.language_models import prepare_language_models
+from sbkit.data.splits import Splits
+from sbkit.decoding.confidence import CONFIDENCE_FILE
+from sbkit.decoding.decoder import DECODER_FILE
+from sbkit.text.tokenizer import ensure_tokenizer
+
+
+def test_weights_of_other_language_models_are_removed(tmp_path: Path) -> None:
+    text = tmp_path / "talks.txt"
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["call the office"],
+    )
+    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    knobs |= {"output_folder": str(tmp_path), "lm_text": str(text)}
+    chosen = [tmp_path / DECODER_FILE, tmp_path / CONFIDENCE_FILE]
+    for said, are_left in (("call the office", False), ("call the office", True), ("call", False)):
+        text.write_text(said)
+        for file in chosen:
+            file.touch()
+        prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
+        assert [file.exists() for file in chosen] == [are_left, are_left]
