@@ -3,9 +3,11 @@
 Legend: B utterances, S samples, U frames, V vocabulary.
 
 What is asked is what runs: which provider each node went to is read back from the session, because
-onnxruntime falls back to the CPU with no more than a warning, or none.
+onnxruntime falls back to the CPU with no more than a warning, or none; and so are the number of the
+GPU, and the precision, which a file's name says and its nodes have.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +25,10 @@ from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 FOLDER = "onnx"  # of a bundle
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
+DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
+NUMBER = "device_id"  # the option of a provider that says which GPU
+FLOAT, WHOLE = ("MatMul", "Gemm", "Conv"), ("MatMulInteger", "ConvInteger")
+HEAVY = FLOAT + WHOLE  # nearly all of the arithmetic
 LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
@@ -46,24 +51,27 @@ class OnnxModel:
     """A session, and where its nodes run.
 
     Attributes:
+        device: cpu, or the GPU that the session says it has, such as cuda:0.
+        precision: of the products, as their nodes are: fp32, or "int8 and fp32".
         placement: nodes by the provider that they were given to.
         metadata: what the file says of itself: sample_rate, min_samples, blank.
     """
 
-    def __init__(self, content: bytes, *, provider: str = "cpu", threads: int = 0) -> None:
-        """Make a session of a file's bytes; ``threads`` 0 are those that onnxruntime chooses.
+    def __init__(self, content: bytes, *, device: str = "cpu", threads: int = 0) -> None:
+        """Make a session of a file's bytes, on cpu, cuda (the first GPU) or cuda:N.
 
-        Raises SbkitError where onnxruntime or the provider is not there, or does not run the model.
+        ``threads`` 0 are those that onnxruntime chooses.
+        Raises SbkitError where onnxruntime or the device is not there, or does not run the model.
         """
         runtime = require_package("onnxruntime", extra="export")
-        asked = _require_provider(provider, runtime.get_available_providers())
+        asked, which = _require_provider(device, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
         try:
             self._session = runtime.InferenceSession(
-                content, options, providers=[asked], enable_fallback=0
+                content, options, providers=[(asked, which)], enable_fallback=0
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise SbkitError(
@@ -75,17 +83,19 @@ class OnnxModel:
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
+        self.device = _read_device(self._session.get_provider_options(), asked)
+        self.precision = _read_precision(nodes)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         needed = {"min_samples": "0", **self.metadata}
         self._min_samples = read_count(needed, "min_samples", least=0)
 
     @classmethod
     def load(
-        cls, bundle: Path, *, provider: str = "cpu", precision: str = "fp32", threads: int = 0
+        cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32", threads: int = 0
     ) -> Self:
         """Load ``onnx/`` of a bundle; what was hashed is what is parsed.
 
-        Raises SbkitError when it is missing, damaged, or does not run on the provider.
+        Raises SbkitError when it is missing, damaged, or does not run on the device.
         """
         folder = bundle / FOLDER
         if precision not in FILES:
@@ -102,7 +112,7 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        return cls(content, provider=provider, threads=threads)
+        return cls(content, device=device, threads=threads)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
@@ -130,16 +140,23 @@ def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
     return int(text)
 
 
-def _require_provider(name: str, available: list[str]) -> str:
-    asked = PROVIDERS.get(name, name)
+def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str, str]]:
+    """Return the provider of a device, and its options: which GPU."""
+    fits = DEVICE.fullmatch(device)
+    if fits is None:
+        raise SbkitError(
+            "`device` of the runtime onnx must be auto, cpu, cuda or cuda:N, but is "
+            f"{printable(device)!r}. Choose one of them, or --runtime torch."
+        )
+    asked = PROVIDERS[fits[1] or fits[2]]
     if asked not in available:
         here = [short for short, long in PROVIDERS.items() if long in available]
         raise SbkitError(
             f"The provider must be one that this onnxruntime has ({', '.join(here)}), but is "
-            f"{name}. Choose one of them; cuda needs the package onnxruntime-gpu in place of "
-            "onnxruntime."
+            f"{device}. Choose one of them; cuda needs the package onnxruntime-gpu in "
+            "place of onnxruntime."
         )
-    return asked
+    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0"}
 
 
 def _refuse_loops(nodes: list[tuple[str, str]]) -> None:
@@ -162,3 +179,17 @@ def _refuse_elsewhere(asked: str, nodes: list[tuple[str, str]]) -> None:
             f"it has {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check the "
             "driver and the CUDA libraries, or choose the provider cpu."
         )
+
+
+def _read_device(options: Mapping[str, Mapping[str, str]], asked: str) -> str:
+    """Name the device that a session has by its options."""
+    if asked == PROVIDERS["cpu"]:
+        return "cpu"
+    return f"cuda:{options.get(asked, {}).get(NUMBER)}"
+
+
+def _read_precision(nodes: list[tuple[str, str]]) -> str:
+    """Name the precisions of the products: those of two activations are not quantized."""
+    kinds = {kind for _, kind in nodes if kind in HEAVY}
+    found = [name for name, some in (("int8", WHOLE), ("fp32", FLOAT)) if kinds & {*some}]
+    return " and ".join(found)

@@ -19,10 +19,18 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
-from sbkit.inference.model import Batch, Effective, Heard, Model, ModelThread, run_batches
+from sbkit.inference.model import (
+    Batch,
+    Effective,
+    Heard,
+    Model,
+    ModelThread,
+    require_effective,
+    run_batches,
+)
 from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel, read_count
 
-AUTO = "auto"
+AUTO, FIRST_GPU = "auto", "cuda:0"
 LARGEST_LOG_PROB = 0.01  # 0 but for rounding
 ON_RECOMPILE = ("error", "fallback")
 WHEELS = ("onnxruntime", "onnxruntime-gpu")  # both are imported as onnxruntime
@@ -94,17 +102,13 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
         device = wanted.device
         if device == AUTO:
             device = "cpu" if why_no_cuda("onnx") else "cuda"
-        if device not in PROVIDERS:
-            raise SbkitError(
-                f"`device` of the runtime onnx must be auto, {' or '.join(PROVIDERS)}, but is "
-                f"{device!r}. Choose one of them, or --runtime torch."
-            )
-        return OnnxClips(
-            OnnxModel.load(folder, provider=device, precision=wanted.precision, threads=1),
-            device=device,
-            precision=wanted.precision,
+        model = OnnxClips(
+            OnnxModel.load(folder, device=device, precision=wanted.precision, threads=1),
             vocab_size=read.bundle.require_asr().vocab_size,
         )
+        device = FIRST_GPU if device == "cuda" else device
+        require_effective(model.effective, device=device, precision=wanted.precision)
+        return model
 
     return _in_thread(read, make)
 
@@ -132,12 +136,15 @@ class OnnxClips:
 
     fallbacks = 0  # nothing is compiled
 
-    def __init__(self, model: OnnxModel, *, device: str, precision: str, vocab_size: int) -> None:
-        """Take a model that was loaded; it says itself where its nodes run."""
+    def __init__(self, model: OnnxModel, *, vocab_size: int) -> None:
+        """Take a model that was loaded; it says itself where and how its nodes run."""
         self._model, self._vocab_size = model, vocab_size
         self.samples_per_frame = read_count(model.metadata, "samples_per_frame", least=1)
         self.effective = Effective(
-            runtime="onnx", device=device, precision=precision, nodes=dict(model.placement)
+            runtime="onnx",
+            device=model.device,
+            precision=model.precision,
+            nodes=dict(model.placement),
         )
 
     def hear(self, clips: Sequence[Samples]) -> list[Heard]:

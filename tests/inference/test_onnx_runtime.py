@@ -47,7 +47,7 @@ def test_the_placement_is_read_back() -> None:
 
 def test_a_provider_that_is_not_here_is_refused() -> None:
     with pytest.raises(SbkitError, match=r"must be one that this onnxruntime has \(cpu"):
-        OnnxModel(content(), provider="cuda")
+        OnnxModel(content(), device="cuda")
 
 
 class FallenBack(onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -61,7 +61,7 @@ def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
     with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
-        OnnxModel(content(), provider="cuda")
+        OnnxModel(content(), device="cuda")
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -25,18 +25,23 @@ FRAME = 640  # samples
 
 
 TOKENS = 22  # 18 characters and four special ones
+GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # their nodes
 
 
 class StandInSession:
     """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
 
-    ran_by, tokens, value = CPU, TOKENS, 0.0
+    ran_by, gpu, tokens, value = CPU, "", TOKENS, 0.0
 
-    def __init__(self, content: bytes, options: object, **_: object) -> None:
-        assert content == b"graph"
+    def __init__(self, content: bytes, options: object, providers: Any, **_: object) -> None:
+        self.kinds = GRAPHS[content]
+        ((self.asked, self.options),) = providers
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {self.asked: {"device_id": self.gpu or self.options.get("device_id", "0")}}
 
     def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
-        nodes = [SimpleNamespace(op_type="MatMul"), SimpleNamespace(op_type="Conv")]
+        nodes = [SimpleNamespace(op_type=kind) for kind in self.kinds]
         return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
 
     def get_modelmeta(self) -> SimpleNamespace:
@@ -61,9 +66,9 @@ class SessionOptions:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     made = make_bundle(tmp_path)
-    for name in ("model.onnx", "model.int8.onnx"):
-        (made / "onnx").mkdir(exist_ok=True)
-        (made / "onnx" / name).write_bytes(b"graph")
+    (made / "onnx").mkdir()
+    (made / "onnx/model.onnx").write_bytes(b"graph")
+    (made / "onnx/model.int8.onnx").write_bytes(b"int8")
     write_checksums(made / "onnx")
     return made
 
@@ -114,6 +119,32 @@ def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
     assert dict(effective(bundle).nodes) == {CUDA: 2}
 
 
+def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    for device, found in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert effective(bundle, device=device).device == found
+    monkeypatch.setattr(StandInSession, "gpu", "0")
+    with pytest.raises(SbkitError, match="cuda:1 was asked for and it runs with cuda:0"):
+        effective(bundle, device="cuda:1")
+
+
+def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    found = [effective(bundle, device="cpu", precision=each).precision for each in ("fp32", "int8")]
+    assert found == ["fp32", "int8 and fp32"]
+    (bundle / "onnx/model.onnx").write_bytes(b"int8")
+    (bundle / "onnx/model.int8.onnx").write_bytes(b"graph")
+    write_checksums(bundle / "onnx")
+    for asked, came in (("fp32", "int8 and fp32"), ("int8", "fp32")):
+        with pytest.raises(SbkitError, match=f"{asked} was asked for and it runs with {came}"):
+            effective(bundle, device="cpu", precision=asked)
+
+
 @pytest.mark.parametrize(
     ("here", "cause"),
     [
@@ -137,7 +168,7 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
 def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> None:
     model: Any = SimpleNamespace(metadata=said, placement={CPU: 1})
     with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
-        OnnxClips(model, device="cpu", precision="fp32", vocab_size=5)
+        OnnxClips(model, vocab_size=5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -155,7 +186,8 @@ def test_torch_without_a_gpu_names_the_cause_too(
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"device": "mps"}, "must be auto, cpu or cuda"),
+        ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "must be auto, cpu, cuda or cuda:N"),
         ({"precision": "bf16"}, "must be fp32 or int8"),
         ({"compile": "default"}, "compiles nothing"),
         ({"on_recompile": "never"}, "must be one of error, fallback"),
@@ -177,7 +209,7 @@ def test_clips_of_several_lengths_go_through_one_batch(
     rows = model.hear([np.zeros(count, np.int16) for count in (6400, 1300)])
     assert [each.log_probs.shape for each in rows] == [(10, TOKENS), (2, TOKENS)]
     assert model.samples_per_frame == FRAME
-    assert model.effective.precision == "int8"
+    assert model.effective.precision == "int8 and fp32"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +240,7 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     assert told["torch"].startswith("2.")
     assert told["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
     assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
-    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8, 2 nodes on {CPU}"
+    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
     assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
