@@ -18,7 +18,7 @@ FEATURES = "compute_features"
 LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
-LARGEST_BEAM = 10_000
+LARGEST_BEAM = LARGEST_VERSION = 10_000
 DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
 
 Plain = Any  # what JSON can hold
@@ -32,7 +32,8 @@ class BundleConfig:
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts, which says how those to compare with are normalized; decoder: its kind, beam
+    the transcripts, which says how those to compare with are normalized; normalizer: the version of
+    `sbkit.text.normalize` that training had, None where it is not known; decoder: its kind, beam
     size, weights, how the attention decoder takes part, and what they reached on the validation
     set; None for greedy decoding; confidence: by decoder, what turns features of words into
     probabilities; a decoder may have none; word_offsets: from the frames of
@@ -47,6 +48,7 @@ class BundleConfig:
     labels: tuple[str, ...] | None
     imports: tuple[str, ...]
     language: str | None = None
+    normalizer: int | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
@@ -78,6 +80,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
         language=read("language", _is_word, "a short text, or null", None),
+        normalizer=read("normalizer", _is_version, "a whole number, or null", None),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
         word_offsets=WordOffsets.of(
             read("word_offsets", _is_offsets, "a mapping with start and end, or null", None)
@@ -158,6 +161,10 @@ def _refuse_bomb(plain: Plain) -> None:
         below = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict | list):
             waiting += [(each, depth + 1) for each in below]
+
+
+def _is_version(value: Any) -> bool:
+    return type(value) is int and 0 < value <= LARGEST_VERSION
 
 
 def _is_rate(value: Any) -> bool:

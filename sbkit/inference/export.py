@@ -42,7 +42,7 @@ from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.model_card import LARGEST, LICENCE_UNKNOWN, REPORT, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
 from sbkit.inference.torch_model import model_class
@@ -134,6 +134,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
         | {"imports": _imports(described, own)}
         | {"decoder": None if decoder is None else decoder.described}
         | {"confidence": _described(run / CONFIDENCE_FILE)}
+        | {"normalizer": (_described(run / REPORT, largest=LARGEST) or {}).get("normalizer")}
     )
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
@@ -312,19 +313,19 @@ def _decoder_of(run: Path) -> _Decoder | None:
     )
 
 
-def _described(file: Path) -> dict[str, Any] | None:
+def _described(file: Path, *, largest: int = LARGEST_DESCRIPTION) -> dict[str, Any] | None:
     """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
     if not file.exists() and not file.is_symlink():
         return None
-    content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
+    content = read_regular(file, largest=largest, what=f"The run's {file.name}")
     try:
         described = dict(json.loads(content).items())
         to_json(described).encode()  # half a surrogate pair cannot be written again
         return described
     except (ValueError, AttributeError, RecursionError) as error:
         raise SbkitError(
-            f"{file} must be what training wrote, but cannot be read. Write it again: "
-            f"sbkit tune {file.parent}"
+            f"{file} must be what training wrote, but cannot be read. Restore it; those "
+            f"of a decoder are written again by: sbkit tune {file.parent}"
         ) from error
 
 

@@ -4,6 +4,7 @@ model: a bundle, or a run, of which a bundle is made first -> data: tables, fold
 datasets -> prepared as for training -> whole clips transcribed or classified -> scored
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ from sbkit.logs.accuracy_report import (
 from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.text.normalize import normalize
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.wer import Scored, score
 from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, write_slices
@@ -103,6 +104,7 @@ def score_model(
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
+        say_other_normalizer(bundle)
         task = _task_of(bundle, wanted)
         for name, source in _named(sources).items():
             prepared = prepare_source(bundle, source, wanted, name)
@@ -163,6 +165,18 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
     with tempfile.TemporaryDirectory(prefix="sbkit-score-") as folder:
         export_run(model, Path(folder) / "bundle", own=own)
         yield load_bundle(Path(folder) / "bundle", own=own)
+
+
+def say_other_normalizer(bundle: Bundle) -> None:
+    """Say on standard error that references are written otherwise than training's texts were."""
+    trained = bundle.config.normalizer
+    if bundle.config.is_asr and trained not in (None, NORMALIZER_VERSION):
+        print(
+            f"note: the model was trained on texts normalized by version {trained}, and these are "
+            f"by version {NORMALIZER_VERSION}: words that the two write differently count as "
+            "errors. Train it again to be sure.",
+            file=sys.stderr,
+        )
 
 
 def _named(sources: Sequence[Path]) -> dict[str, Path]:

@@ -211,6 +211,7 @@ BAD = {
     "deep": _deep(200),
 }
 ALSO_FINE = {("tokenizer", "x"), ("labels", "null"), ("labels", "missing"), ("imports", "missing")}
+ALSO_FINE |= {("normalizer", name) for name in ("missing", "null", "number")}
 
 
 def fields() -> Iterator[Case]:
@@ -224,6 +225,7 @@ def fields() -> Iterator[Case]:
         "tokenizer",
         "labels",
         "imports",
+        "normalizer",
     )
     for field in known:
         for name, value in BAD.items():

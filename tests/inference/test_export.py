@@ -12,6 +12,8 @@ from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.place import refuse_occupied, replacing
+from sbkit.inference.score import say_other_normalizer
+from sbkit.text.normalize import NORMALIZER_VERSION
 from tests.inference.bundles import ROOT, make_run
 
 
@@ -143,6 +145,38 @@ def test_a_foreign_run_is_data(run: Path, tmp_path: Path, old: str, new: str, wo
     with pytest.raises(SbkitError, match=words):
         export_run(foreign, tmp_path / "out")
     assert names(tmp_path) == {"run"}
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ('{"normalizer": 1}', 1),
+        ("{}", None),
+        (None, None),
+        ('{"normalizer": "1"}', "must be a whole number"),
+        ("{", "must be what training wrote"),
+    ],
+)
+def test_a_bundle_says_how_the_texts_of_its_training_were_normalized(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    written: str | None,
+    found: int | str | None,
+) -> None:
+    mine, out = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "out"
+    if written is not None:
+        (mine / "data_report.json").write_text(written)
+    if isinstance(found, str):
+        with pytest.raises(SbkitError, match=found):
+            export_run(mine, out)
+        return
+    export_run(mine, out)
+    bundle = load_bundle(out)
+    assert bundle.config.normalizer == found
+    say_other_normalizer(bundle)
+    said = f"normalized by version 1, and these are by version {NORMALIZER_VERSION}"
+    assert (said in capsys.readouterr().err) == (found == 1)
 
 
 @pytest.mark.timeout(20)
