@@ -146,7 +146,7 @@ def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str,
     if fits is None:
         raise SbkitError(
             "`device` of the runtime onnx must be auto, cpu, cuda or cuda:N, but is "
-            f"{printable(device)!r}. Choose one of them, or --runtime torch."
+            f"{device!r}. Choose one of them, or --runtime torch."
         )
     asked = PROVIDERS[fits[1] or fits[2]]
     if asked not in available:
