@@ -119,7 +119,10 @@ SHOWS: dict[str, Callable[[Sequence[str]], str]] = {
 def main() -> None:
     """Print one of them."""
     if len(sys.argv) < 3 or sys.argv[1] not in SHOWS:
-        raise SbkitError(f"The first argument must be one of {', '.join(SHOWS)}.\n{__doc__}")
+        raise SbkitError(
+            f"The first argument must be one of {', '.join(SHOWS)}, and a second one must follow, "
+            f"but {' '.join(sys.argv[1:]) or 'nothing'} came. See the head of tools/show.py."
+        )
     print(SHOWS[sys.argv[1]](sys.argv[2:]))
 
 
