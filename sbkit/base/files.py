@@ -154,11 +154,13 @@ def _make_locked(folder: Path, *, mode: int = 0o777) -> tuple[Path, int]:
     while True:
         beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
         beside.mkdir(parents=True, mode=mode)
-        lock = os.open(beside, os.O_RDONLY)
-        try_lock(lock)
-        if beside.is_dir():  # another process may have removed it before it was locked
-            return beside, lock
-        os.close(lock)
+        # Another process may remove it before it is opened, or before it is locked.
+        with suppress(FileNotFoundError):
+            lock = os.open(beside, os.O_RDONLY)
+            try_lock(lock)
+            if beside.is_dir():
+                return beside, lock
+            os.close(lock)
 
 
 def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,23 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_needed(
         require_writable(tmp_path / place, option="--out")
     require_writable(tmp_path / "deep" / "scores", option="--out")
     assert not [*(tmp_path / "deep" / "scores").iterdir()]
+
+
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, removed = os.open, list[Path]()
+
+    def late(path: Path, *options: Any) -> int:
+        if not removed:
+            removed.append(path)
+            path.rmdir()
+        return opening(path, *options)
+
+    monkeypatch.setattr(os, "open", late)
+    with building(tmp_path / "store") as beside:
+        assert removed != [beside] and beside.is_dir()
+    assert (tmp_path / "store").is_dir()
 
 
 def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(
