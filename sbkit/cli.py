@@ -156,7 +156,11 @@ def _add_score(commands: Any) -> None:
     score = commands.add_parser("score", help="score a model on data of yours; trains nothing")
     score.add_argument("model", type=Path, metavar="BUNDLE|RUN", help="a bundle or a run folder")
     score.add_argument(
-        "data", type=Path, nargs="+", metavar="DATA", help="tables, or folders of Kaldi or datasets"
+        "data",
+        type=Path,
+        nargs="*",
+        metavar="DATA",
+        help="tables, or folders of Kaldi or datasets; none: a run's own test sets",
     )
     score.add_argument("--out", type=Path, metavar="DIR", help="write the reports there")
     score.add_argument("--label", metavar="COLUMN", help="of a classifier: the right answers")

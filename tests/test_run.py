@@ -306,6 +306,14 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
     assert clips == read_clips(learned / "run" / "report.html")
     with pytest.raises(SbkitError, match="must be a folder without scores"):
         sbkit(command)
+    alone = ["score", str(learned / model), "--out", str(tmp_path / "alone")]
+    if model == "bundle":
+        with pytest.raises(SbkitError, match="A bundle must be given the data to score it on"):
+            sbkit(alone)
+        return
+    assert sbkit(alone) == 0
+    assert read_json(tmp_path / "alone/scores.json")["test"]["test"] == scored
+    assert {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")} == files
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from sbkit.data.tables import TEXT_COLUMNS, read_table
 from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
+from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.logs.accuracy_report import (
     ACCURACY,
@@ -89,7 +90,7 @@ class Task:
 def score_model(
     model: Path, sources: Sequence[Path], wanted: Wanted, *, own: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """Yield a line for every source once it is scored.
+    """Yield a line for every source once it is scored; without any, for the test sets of a run.
 
     Raises:
         SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
@@ -107,8 +108,7 @@ def score_model(
     with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
-        for name, source in _named(sources).items():
-            prepared = prepare_source(bundle, source, wanted, name)
+        for name, prepared in _prepare(bundle, model, sources, wanted, own):
             rows = scored[name] = _labelled(prepared, bundle, wanted)
             results = score_rows(bundle, rows, task.score)
             entries[name] = _report(name, rows, results, task, wanted)
@@ -183,6 +183,24 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
         yield load_bundle(Path(folder) / "bundle", own=own)
 
 
+def _prepare(
+    bundle: Bundle, model: Path, sources: Sequence[Path], wanted: Wanted, own: frozenset[str]
+) -> Iterator[tuple[str, datasets.Dataset]]:
+    """Yield each source by its name as training prepares it; without any, a run's test sets."""
+    if sources:
+        for name, source in _named(sources).items():
+            yield name, prepare_source(bundle, source, wanted, name)
+        return
+    if (model / CONFIG).exists():
+        raise SbkitError(
+            f"A bundle must be given the data to score it on, but {model} stands alone, and it "
+            "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
+        )
+    for name, rows in find_held_out(model, own=own).sets.items():
+        _require_columns(rows, wanted, name)
+        yield name, rows
+
+
 def _named(sources: Sequence[Path]) -> dict[str, Path]:
     """Name each source by its file, so that its reports can be."""
     named = {source.stem or source.resolve().stem: source for source in sources}
@@ -206,9 +224,13 @@ def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> d
         keep_empty=True,
     )
     rows = prepared.dataset
+    _require_columns(rows, wanted, name)
+    return rows
+
+
+def _require_columns(rows: datasets.Dataset, wanted: Wanted, name: str) -> None:
     columns = [*wanted.report_by, *([wanted.label] if wanted.label else [])]
     require_columns(columns, Splits(rows, {}, {name: rows}))
-    return rows
 
 
 def _labelled(rows: datasets.Dataset, bundle: Bundle, wanted: Wanted) -> datasets.Dataset:
