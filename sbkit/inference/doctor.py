@@ -1,6 +1,7 @@
 """What is here to run models with: versions, devices, providers, compiler, threads; and a bundle.
 
-What a bundle's formats run on is not predicted: each is loaded, and asked.
+What a bundle runs on is not predicted: what sbkit runs is loaded, and asked. Of the other formats
+it tells whether their files are whole, and whether the package that runs them is installed.
 """
 
 import os
@@ -19,12 +20,17 @@ from sbkit.base.printable import printable
 from sbkit.base.provenance import versions
 from sbkit.base.thread_waiting import describe_waiting
 from sbkit.base.version import __version__
+from sbkit.checkpoint.integrity import find_damage
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.onnx_runtime import FILES, FOLDER
 from sbkit.inference.runtimes import WHEELS, Wanted, open_model, why_no_cuda
 from sbkit.train.compiling import CXX, find_compiler
 
 PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
+CONSUMERS = {  # of the formats that `sbkit transcribe` does not run: the packages that do
+    **{name: name for name in ("torch", "sherpa-onnx", "speechbrain")},
+    "hub": "sbkit",
+}
 
 
 @dataclass(frozen=True)
@@ -116,3 +122,15 @@ def _formats(folder: Path, own: frozenset[str]) -> Iterator[Finding]:
         else:
             yield Finding(subject, f"runs on {model.effective}")
             model.close()
+    for name, package in CONSUMERS.items():
+        if (folder / name).is_dir():
+            yield _for_others(folder / name, package)
+
+
+def _for_others(folder: Path, package: str) -> Finding:
+    """Tell of a format that sbkit does not run: loading some of them runs what they hold."""
+    damage, found = find_damage(folder), versions([package])[package]
+    if damage is not None:
+        return Finding(str(folder), f"is not what was written: {damage}", is_well=False)
+    there = f"{package} {found}" if found else f"{package}, which is not installed"
+    return Finding(str(folder), f"is whole, and is run by {there}")

@@ -235,6 +235,10 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(monkeypatch, driver=False)
+    for name in ("speechbrain", "sherpa-onnx"):
+        (bundle / name).mkdir()
+        (bundle / name / "model").write_bytes(b"weights")
+        write_checksums(bundle / name)
     assert run(["doctor", str(bundle)]) == 0
     told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert told["torch"].startswith("2.")
@@ -242,6 +246,13 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
     assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
     assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
+    assert told[f"{bundle}/speechbrain"] == "is whole, and is run by speechbrain 1.1.2"
+    assert told[f"{bundle}/sherpa-onnx"].startswith("is whole, and is run by sherpa-onnx")
+    assert f"{bundle}/torch" not in told
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
     assert "is not what was written" in capsys.readouterr().out
+    (bundle / "onnx/model.onnx").write_bytes(b"graph")
+    (bundle / "speechbrain/model").write_bytes(b"other")
+    assert run(["doctor", str(bundle)]) == 2
+    assert f"{bundle}/speechbrain: is not what was written" in capsys.readouterr().out
