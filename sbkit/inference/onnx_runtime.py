@@ -24,7 +24,8 @@ from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 FOLDER = "onnx"  # of a bundle
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-HEAVY = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")  # nearly all of the arithmetic
+HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
+WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
@@ -48,6 +49,7 @@ class OnnxModel:
 
     Attributes:
         placement: nodes by the provider that they were given to.
+        is_int8: whether matrix products are of whole numbers.
         metadata: what the file says of itself: sample_rate, min_samples, blank.
     """
 
@@ -71,11 +73,12 @@ class OnnxModel:
                 "An ONNX model must be one that onnxruntime loads, but it raised "
                 f"{type(error).__name__} ({printable(str(error))[:200]}). Export it again."
             ) from error
-        subgraphs = self._session.get_provider_graph_assignment_info()
-        nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
+        nodes = _placed_nodes(self._session)
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
+        self.is_int8 = any(kind in WHOLE for _, kind in nodes)
+        self._providers = self._session.get_providers()
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         needed = {"min_samples": "0", **self.metadata}
         self._min_samples = read_count(needed, "min_samples", least=0)
@@ -103,7 +106,13 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        return cls(content, provider=provider, threads=threads)
+        model = cls(content, provider=provider, threads=threads)
+        if model.is_int8 != (precision == "int8"):
+            raise SbkitError(
+                f"{folder / name} must compute in {precision}, but its matrix products are "
+                f"{'in int8' if model.is_int8 else 'of floating point'}. Export it again."
+            )
+        return model
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
@@ -116,7 +125,27 @@ class OnnxModel:
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
+        if self._session.get_providers() != self._providers:  # after an error it may go to the CPU
+            raise SbkitError(
+                f"An ONNX model must run where it was loaded ({self._providers[0]}), but over an "
+                f"error onnxruntime has moved it to {self._session.get_providers()[0]}. Check the "
+                "driver and the memory of the GPU, or choose the provider cpu."
+            )
         return LogProbs(found[0], found[1])
+
+
+def _placed_nodes(session: Any) -> list[tuple[str, str]]:
+    """Return the provider and the kind of each node of a session.
+
+    Raises SbkitError where this onnxruntime does not tell: 1.23 did not, 1.24 does.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        raise SbkitError(
+            "onnxruntime must tell where each node of a model runs, but this one is too old for "
+            "that. Install a newer one: pip install 'onnxruntime>=1.24'"
+        )
+    subgraphs = session.get_provider_graph_assignment_info()
+    return [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
 
 
 def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
@@ -154,7 +183,7 @@ def _refuse_loops(nodes: list[tuple[str, str]]) -> None:
 
 def _refuse_elsewhere(asked: str, nodes: list[tuple[str, str]]) -> None:
     """Refuse a session whose arithmetic runs on another provider than the one asked for."""
-    heavy = [name for name, kind in nodes if kind in HEAVY]
+    heavy = [name for name, kind in nodes if any(part in kind for part in HEAVY)]
     elsewhere = Counter(name for name in heavy if name != asked)
     if elsewhere or not heavy:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
