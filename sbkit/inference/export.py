@@ -42,7 +42,7 @@ from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.model_card import LICENCE_UNKNOWN, SUMMARY, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
 from sbkit.inference.torch_model import model_class
@@ -122,6 +122,11 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     plain = (int, float, str, NoneType)
     refuse_out_of_range({key: each for key, each in root.items() if isinstance(each, plain)})
     tokenizer = _tokenizer_of(run)
+    if tokenizer is None and "tokenizer" in root:
+        raise SbkitError(
+            f"A run whose YAML has a `tokenizer` must hold {TOKENIZER}, but {run} does not. Put it "
+            "back: what the model writes can be read with no other."
+        )
     labels = _labels_of(run)
     described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})
     for part in described["parts"].values():
@@ -300,9 +305,17 @@ class _Decoder(NamedTuple):
 
 
 def _decoder_of(run: Path) -> _Decoder | None:
-    """Read the decoder that the test was run with; None for a run without one."""
+    """Read the decoder that the test was run with; None for a run without one.
+
+    Raises SbkitError where a run that was tested with language models has lost it.
+    """
     described = _described(run / DECODER_FILE)
     if described is None:
+        if (run / LANGUAGE_MODELS).exists() and (run / SUMMARY).exists():
+            raise SbkitError(
+                f"A run that was tested with language models must hold {DECODER_FILE}, but {run} "
+                f"does not, and would decode greedily. Write it again: sbkit tune {run}"
+            )
         return None
     return _Decoder(
         {name: described[name] for name in IN_BUNDLE if name in described},
