@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -25,7 +26,11 @@ MENDS = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
     errno.ENAMETOOLONG: "Shorten its name",
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "Move away what stands there"),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "Put back what was moved or removed"),
+    **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), "Check its disk"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
+SHORTAGE = ("can't allocate memory", "can't start new thread", "failed to map segment")
 
 
 class AskedToStop(SystemExit):
@@ -39,9 +44,11 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     interrupted = threading.Event()
+    _open_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a name of other bytes, a terminal without letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _refuse_lost_folder()
         with leaving_when_asked(interrupted), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
@@ -63,14 +70,44 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
             code = INTERRUPTED
         elif isinstance(error, OSError) and error.errno in MENDS:
             code = _refuse(_of_a_place(error))
+        elif _is_shortage(error):
+            code = _refuse(_of_memory(error))
         else:
             raise
     sys.exit(code)
 
 
+def _open_streams() -> None:
+    """Let standard streams that are closed lead nowhere.
+
+    The next file would get the number of one, and with it whatever a library prints.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _refuse_lost_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:  # in which MKL ends the process: it cannot load libtorch
+        raise SbkitError(
+            f"The folder that you are in must be there, but is not ({error.strerror}). Change to "
+            "another one."
+        ) from error
+
+
 def _refuse(error: SbkitError) -> int:
     _let_the_first_rank_speak()
-    print(error, file=sys.stderr)
+    with suppress(OSError):  # where nothing can be printed, the exit code says it
+        print(error, file=sys.stderr, flush=True)
     return BAD_INPUT
 
 
@@ -82,12 +119,29 @@ def _of_a_place(error: OSError) -> SbkitError:
     )
 
 
+def _is_shortage(error: Exception) -> bool:
+    """Return whether an error is a lack of memory or of threads, which Python has several for."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN)
+    return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGE)
+
+
+def _of_memory(error: Exception) -> SbkitError:
+    what = str(error).partition("\n")[0][:200] or type(error).__name__
+    return SbkitError(
+        f"Memory and threads must suffice for this command, but the system refused some ({what}). "
+        "Free memory or raise the limits (ulimit -v, ulimit -u), and give the same command again."
+    )
+
+
 def exit_code(error: BaseException) -> int:
     """Return the code that a command leaves with over an error."""
     match error:
         case SbkitError():
             return BAD_INPUT
         case OSError(errno=number) if number in MENDS:
+            return BAD_INPUT
+        case Exception() if _is_shortage(error):
             return BAD_INPUT
         case KeyboardInterrupt():
             return INTERRUPTED

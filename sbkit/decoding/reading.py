@@ -4,6 +4,7 @@ A beam search is Python, of which a process runs one line at a time: one core de
 audio per second, whatever else the machine has.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -94,9 +95,15 @@ class Reading:
             if self._processes is None:
                 made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.reader,))
                 # Also for who never closes it: at the interpreter's own end loky's fails aloud.
-                self._end = weakref.finalize(self, made.shutdown, kill_workers=True)
+                self._end = weakref.finalize(self, _end, made, os.getpid())
                 self._processes = made
             return self._processes
+
+
+def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
+    """End the processes, but not from a fork of the one that has them."""
+    if os.getpid() == owner:
+        processes.shutdown(kill_workers=True)
 
 
 def _keep(reader: ClipReader) -> None:

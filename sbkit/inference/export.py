@@ -44,7 +44,7 @@ from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
+from sbkit.inference.model_card import LICENCE_UNKNOWN, SUMMARY, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
 from sbkit.inference.torch_model import model_class
@@ -117,6 +117,11 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     plain = (int, float, str, NoneType)
     refuse_out_of_range({key: each for key, each in root.items() if isinstance(each, plain)})
     tokenizer = _tokenizer_of(run)
+    if tokenizer is None and "tokenizer" in root:
+        raise SbkitError(
+            f"A run whose YAML has a `tokenizer` must hold {TOKENIZER}, but {run} does not. Put it "
+            "back: what the model writes can be read with no other."
+        )
     labels = _labels_of(run)
     described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})
     for part in described["parts"].values():
@@ -133,6 +138,11 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
     if decoder is None and (run / LANGUAGE_MODELS).exists():
+        if (run / SUMMARY).exists():
+            raise SbkitError(
+                f"A run that was tested with language models must hold {DECODER_FILE}, but {run} "
+                f"does not, and would decode greedily. Write it again: sbkit tune {run}"
+            )
         print(
             "note: the weights of this run's decoder are not chosen yet, so that it decodes "
             f"greedily. Finish the run, or choose them: sbkit tune {run}",

@@ -7,13 +7,14 @@ has the model but by this one: it is an attribute of `threading.local`.
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,7 @@ class ModelThread:
         Raises:
             SbkitError: the model cannot be made.
         """
-        self._own = threading.local()
+        self._own, self._process = threading.local(), os.getpid()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
             self.effective = self._thread.submit(self._keep, make).result()
@@ -154,15 +155,21 @@ class ModelThread:
         """Run a function of the model in its thread, after those that wait, and return its result.
 
         Raises:
-            SbkitError: the thread was closed.
+            SbkitError: the thread was closed, or is in the process that this one was forked from.
         """
+        if os.getpid() != self._process:  # a fork has no copy of the thread: it would wait for ever
+            raise SbkitError(
+                f"A model must be called in the process that loaded it ({self._process}), but was "
+                f"called in {os.getpid()}, which was forked from it. Load it in each process."
+            )
         try:
             waiting = self._thread.submit(lambda: use(self.model))
         except RuntimeError as error:
-            raise SbkitError(
-                "A model must be open to be called, but this one was closed. Load it again."
-            ) from error
-        return waiting.result()
+            raise _closed() from error
+        try:
+            return waiting.result()
+        except CancelledError as error:  # by `close`, while it waited for others
+            raise _closed() from error
 
     @cached_property
     def samples_per_frame(self) -> int:
@@ -188,6 +195,13 @@ class ModelThread:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
         return self.call(lambda model: model.probabilities(clips))
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied; raises SbkitError."""
+        raise SbkitError(
+            "A model must stay in the process that loaded it, but was to be copied or sent to "
+            "another one. Send the path of its bundle, and load it there."
+        )
+
     def close(self) -> None:
         """End the thread, and with it the model."""
         self._thread.shutdown(cancel_futures=True)
@@ -195,6 +209,10 @@ class ModelThread:
     def _keep(self, make: Callable[[], Model]) -> Effective:
         self._own.model = make()
         return self.model.effective
+
+
+def _closed() -> SbkitError:
+    return SbkitError("A model must be open to be called, but this one was closed. Load it again.")
 
 
 def run_batches(

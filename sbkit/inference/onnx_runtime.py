@@ -27,8 +27,8 @@ FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
 NUMBER = "device_id"  # the option of a provider that says which GPU
-FLOAT, WHOLE = ("MatMul", "Gemm", "Conv"), ("MatMulInteger", "ConvInteger")
-HEAVY = FLOAT + WHOLE  # nearly all of the arithmetic
+HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
+WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
@@ -78,13 +78,13 @@ class OnnxModel:
                 "An ONNX model must be one that onnxruntime loads, but it raised "
                 f"{type(error).__name__} ({str(error)[:200]}). Export it again."
             ) from error
-        subgraphs = self._session.get_provider_graph_assignment_info()
-        nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
+        nodes = _placed_nodes(self._session)
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
         self.device = _read_device(self._session.get_provider_options(), asked)
         self.precision = _read_precision(nodes)
+        self._providers = self._session.get_providers()
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         needed = {"min_samples": "0", **self.metadata}
         self._min_samples = read_count(needed, "min_samples", least=0)
@@ -112,7 +112,13 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        return cls(content, device=device, threads=threads)
+        model = cls(content, device=device, threads=threads)
+        if model.precision.startswith("int8") != (precision == "int8"):
+            raise SbkitError(
+                f"{folder / name} must compute in {precision}, but its matrix products are in "
+                f"{model.precision}. Export it again."
+            )
+        return model
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
@@ -125,7 +131,27 @@ class OnnxModel:
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
+        if self._session.get_providers() != self._providers:  # after an error it may go to the CPU
+            raise SbkitError(
+                f"An ONNX model must run where it was loaded ({self._providers[0]}), but over an "
+                f"error onnxruntime has moved it to {self._session.get_providers()[0]}. Check the "
+                "driver and the memory of the GPU, or choose the provider cpu."
+            )
         return LogProbs(found[0], found[1])
+
+
+def _placed_nodes(session: Any) -> list[tuple[str, str]]:
+    """Return the provider and the kind of each node of a session.
+
+    Raises SbkitError where this onnxruntime does not tell: 1.23 did not, 1.24 does.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        raise SbkitError(
+            "onnxruntime must tell where each node of a model runs, but this one is too old for "
+            "that. Install a newer one: pip install 'onnxruntime>=1.24'"
+        )
+    subgraphs = session.get_provider_graph_assignment_info()
+    return [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
 
 
 def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
@@ -170,7 +196,7 @@ def _refuse_loops(nodes: list[tuple[str, str]]) -> None:
 
 def _refuse_elsewhere(asked: str, nodes: list[tuple[str, str]]) -> None:
     """Refuse a session whose arithmetic runs on another provider than the one asked for."""
-    heavy = [name for name, kind in nodes if kind in HEAVY]
+    heavy = [name for name, kind in nodes if any(part in kind for part in HEAVY)]
     elsewhere = Counter(name for name in heavy if name != asked)
     if elsewhere or not heavy:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
@@ -190,6 +216,8 @@ def _read_device(options: Mapping[str, Mapping[str, str]], asked: str) -> str:
 
 def _read_precision(nodes: list[tuple[str, str]]) -> str:
     """Name the precisions of the products: those of two activations are not quantized."""
-    kinds = {kind for _, kind in nodes if kind in HEAVY}
-    found = [name for name, some in (("int8", WHOLE), ("fp32", FLOAT)) if kinds & {*some}]
+    kinds = {kind for _, kind in nodes if any(part in kind for part in HEAVY)}
+    found = [
+        name for name, some in (("int8", kinds & {*WHOLE}), ("fp32", kinds - {*WHOLE})) if some
+    ]
     return " and ".join(found)

@@ -1,13 +1,19 @@
 """A command that is interrupted leaves with the code of that, whatever fails then."""
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import INTERRUPTED, SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.errors import BAD_INPUT, INTERRUPTED, SbkitError
+from sbkit.base.exit import exit_code, run_main
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +42,70 @@ def test_an_error_without_an_interrupt_is_raised() -> None:
 
     with pytest.raises(RecursionError):
         run_main(command)
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/x"), "/x must be a place to read and write"),
+        (FileNotFoundError(errno.ENOENT, "gone", "/x"), "Put back what was moved or removed"),
+        (OSError(errno.EMFILE, "Too many open files"), "Allow more open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Memory and threads must suffice"),
+        (MemoryError(), "the system refused some (MemoryError)"),
+        (RuntimeError("can't start new thread"), "raise the limits (ulimit -v, ulimit -u)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_machine_refuses_is_a_sentence(
+    raised: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise raised
+
+    with pytest.raises(SystemExit) as left:
+        run_main(command)
+    assert left.value.code == exit_code(raised) == BAD_INPUT
+    assert said in capsys.readouterr().err
+
+
+PROGRAM = (
+    "import sys; from sbkit.base.exit import run_main; from sbkit.base.errors import SbkitError\n"
+    "def main():\n"
+    "    print(len(sys.stdin.read())); print(1, file=sys.stderr); open('made', 'w').write('2')\n"
+    "    if len(sys.argv) > 1: raise SbkitError('x must be y')\n"
+    "run_main(main)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("shell", "code"),
+    [
+        ("<&- >&- 2>&-", 0),
+        ("</dev/null 2>&-", 0),
+        ("refuse </dev/null 2>/dev/full", BAD_INPUT),
+        ("refuse <&- >&- 2>&-", BAD_INPUT),
+    ],
+)
+def test_streams_that_are_closed_or_full_change_no_exit_code(
+    shell: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text(PROGRAM)
+    command = f"PYTHONPATH='{ROOT}' '{sys.executable}' p.py {shell}"
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False).returncode == code
+    if "full" not in shell:
+        assert (tmp_path / "made").read_text() == "2"
+
+
+def test_a_folder_that_was_removed_is_left_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as left:
+        run_main(lambda: 0)
+    assert left.value.code == BAD_INPUT
+    assert "The folder that you are in must be there" in capsys.readouterr().err
 
 
 def test_no_name_in_an_error_moves_the_cursor() -> None:

@@ -1,5 +1,6 @@
 """Parts that a YAML may name, and that something is wrong with."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,6 +92,18 @@ class LateFrontEnd(ConvFrontEnd):
         if not hasattr(self, "late"):
             self.late = torch.nn.Linear(x.shape[-1], x.shape[-1])
         made: tuple[Tensor, Tensor] = super().forward(self.late(x), lengths)
+        return made
+
+
+class CachingFrontEnd(ConvFrontEnd):
+    """Keeps a layer where no walk over objects comes to it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.layer_of = lru_cache(lambda size: torch.nn.Linear(size, size))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = super().forward(self.layer_of(x.shape[-1])(x), lengths)
         return made
 
 

@@ -158,6 +158,24 @@ def test_a_foreign_run_is_data(run: Path, tmp_path: Path, old: str, new: str, wo
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("there", "lost", "words"),
+    [
+        ((), "tokenizer.model", "must hold tokenizer.model"),
+        (("lm.safetensors", "summary.json"), "decoder.json", "and would decode greedily"),
+    ],
+)
+def test_a_run_that_lost_a_file_is_no_other_model(
+    run: Path, tmp_path: Path, there: tuple[str, ...], lost: str, words: str
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for name in there:
+        (copy / name).touch()
+    (copy / lost).unlink(missing_ok=True)
+    with pytest.raises(SbkitError, match=words):
+        export_run(copy, tmp_path / "bundle")
+
+
 def test_a_pipe_in_a_run_does_not_block(run: Path, tmp_path: Path) -> None:
     foreign = Path(shutil.copytree(run, tmp_path / "run"))
     (foreign / "tokenizer.model").unlink()

@@ -1,6 +1,9 @@
 """One thread makes a model and runs it; any thread may ask it to, and none can reach it."""
 
+import os
+import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,6 +57,43 @@ def test_errors_come_back_and_the_thread_goes_on() -> None:
     thread.close()
     with pytest.raises(SbkitError, match="this one was closed"):
         thread.hear([])
+
+
+def test_a_call_that_waits_is_refused_when_the_thread_is_closed() -> None:
+    thread, running, go_on = ModelThread(Named), threading.Event(), threading.Event()
+
+    def block(_: object) -> None:
+        running.set()
+        go_on.wait()
+
+    with ThreadPoolExecutor(3) as callers:
+        first = callers.submit(thread.call, block)
+        running.wait()
+        waiting = callers.submit(thread.hear, [])
+        while not thread._thread._work_queue.qsize():
+            time.sleep(0.01)
+        closing = callers.submit(thread.close)
+        with pytest.raises(SbkitError, match="this one was closed"):
+            waiting.result(timeout=10)
+        go_on.set()
+        assert (first.result(), closing.result()) == (None, None)
+
+
+def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = ModelThread(Named)
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(SbkitError, match="called in 1, which was forked from it"):
+            thread.hear([])
+    assert thread.call(lambda _: 1) == 1
+    thread.close()
+
+
+def test_it_cannot_be_sent_to_another_process() -> None:
+    thread = ModelThread(Named)
+    with pytest.raises(SbkitError, match="Send the path of its bundle"):
+        pickle.dumps(thread)
+    thread.close()
 
 
 def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -10,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.onnx_runtime import OnnxModel
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.inference.onnx_runtime import FILES, FOLDER, OnnxModel
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -62,6 +65,75 @@ def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
     with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
         OnnxModel(content(), device="cuda")
+
+
+class Moving(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """As onnxruntime does over an error of a GPU: the next run is by another provider."""
+
+    moved = False
+
+    def run(self, *inputs: object) -> list[np.ndarray]:
+        self.moved = True
+        outputs: list[np.ndarray] = super().run(*inputs)
+        return outputs
+
+    def get_providers(self) -> list[str]:
+        return ["OtherExecutionProvider"] if self.moved else [CPU]
+
+
+def test_a_fallback_after_an_error_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Moving)
+    model = OnnxModel(content())
+    with pytest.raises(SbkitError, match="has moved it to OtherExecutionProvider"):
+        model.log_probs(np.zeros((1, 4), np.int16), np.array([4]))
+
+
+class Silent(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """As of an onnxruntime that does not tell where its nodes run."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "get_provider_graph_assignment_info":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_an_onnxruntime_that_does_not_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Silent)
+    with pytest.raises(SbkitError, match="too old for that"):
+        OnnxModel(content())
+
+
+class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Has one product on the GPU, and one that was fused with what follows on the CPU."""
+
+    def __init__(self, content: bytes, options: object, **more: object) -> None:
+        super().__init__(content, options, providers=[CPU])
+
+    def get_provider_graph_assignment_info(self) -> list[object]:
+        def on(provider: str, kind: str) -> object:
+            return SimpleNamespace(
+                ep_name=provider, get_nodes=lambda: [SimpleNamespace(op_type=kind)]
+            )
+
+        return [on(CUDA, "MatMul"), on(CPU, "FusedConv")]
+
+
+def test_a_fused_node_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fusing)
+    with pytest.raises(SbkitError, match=r"of 2 it has 1 \(1 by CPUExecutionProvider\)"):
+        OnnxModel(content(), device="cuda")
+
+
+def test_another_precision_than_the_one_asked_for_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    for name in FILES.values():
+        (folder / name).write_bytes(content())
+    write_checksums(folder)
+    OnnxModel.load(tmp_path, precision="fp32")
+    with pytest.raises(SbkitError, match="must compute in int8, but its matrix products are of"):
+        OnnxModel.load(tmp_path, precision="int8")
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -54,9 +54,10 @@ class DryRun:
     """What a small step showed.
 
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    unmoved: ids of tensors that met others where they lay; made: parameters, buffers and modules
-    that were not there before; unsaved: what the step changed, on which an evaluation depends, and
-    which no checkpoint holds.
+    unmoved: ids of tensors that met others where they lay; foreign: parameters that were used and
+    are in no module of the Brain, each with the modules that were running, the innermost last;
+    made: parameters, buffers and modules that were not there before; unsaved: what the step
+    changed, on which an evaluation depends, and which no checkpoint holds.
     """
 
     mismatches: tuple[ShapeMismatch, ...]
@@ -64,6 +65,7 @@ class DryRun:
     ran: frozenset[int]
     trained: frozenset[int]
     unmoved: frozenset[int]
+    foreign: tuple[tuple[nn.Parameter, tuple[Keys, ...]], ...]
     made: tuple[Keys, ...]
     unsaved: tuple[Keys, ...]
 
@@ -86,8 +88,8 @@ def _dry_run(planned: PlannedRun) -> DryRun:
     everything = reached(planned)
     names = {id(each): keys for keys, each in everything if isinstance(each, nn.Module)}
     still = (each for _, each in everything if isinstance(each, Tensor))
-    watch = UseWatch(each for each in still if each not in planned.moved)
     chain, attributes, unsaved = ShapeTracer(names), Attributes(planned.model), list[Place]()
+    watch = UseWatch((each for each in still if each not in planned.moved), lambda: chain.inside)
     with unchanged(brain.modules, brain.device), chain.hooked():
         broken = _step(brain, batch, chain, watch)
         ran = chain.ran
@@ -100,13 +102,15 @@ def _dry_run(planned: PlannedRun) -> DryRun:
             broken = _evaluation(brain, batch, chain, watch)
         if not (broken or chain.mismatches):
             unsaved = _unsaved(brain, batch, attributes)
-        trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
+        owned = list(brain.modules.parameters())
+        trained = {id(each) for each in owned if each.grad is not None}
     return DryRun(
         mismatches=tuple(chain.mismatches),
         broken=broken,
         ran=frozenset(ran | chain.ran),
         trained=frozenset(trained),
         unmoved=frozenset(watch.unmoved),
+        foreign=tuple(each for key, each in watch.used.items() if key not in set(map(id, owned))),
         made=tuple((*names[id(module)], name) for module, name in attributes.made()),
         unsaved=tuple((*names[id(module)], name) for module, name in unsaved),
     )

@@ -1,10 +1,12 @@
 """What can be reached from some objects, each once, by its shortest path.
 
-The way leads through modules, containers, attributes and slots, partials, bound methods, closures,
-defaults, and what a class or a function finds around it.
+The way leads through modules, containers, attributes, properties and slots, partials, bound
+methods, weak references, generators, closures, defaults, and what a class or a function finds
+around it.
 """
 
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -64,6 +66,7 @@ def children(holder: object) -> Iterator[Child]:
             yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
         case Mapping():
             yield from ((str(key), value) for key, value in list(holder.items()))
+            yield from ((str(key), key) for key in list(holder))
         case list() | tuple() | set() | frozenset() | deque():
             yield from enumerate(holder)
         case partial():
@@ -74,6 +77,12 @@ def children(holder: object) -> Iterator[Child]:
             yield from (("__self__", holder.__self__), ("__func__", holder.__func__))
         case types.FunctionType():
             yield from _of_function(holder)
+        case property():
+            yield "fget", holder.fget
+        case weakref.ReferenceType():
+            yield "()", holder()
+        case types.GeneratorType():
+            yield from (holder.gi_frame.f_locals if holder.gi_frame else {}).items()
         case type():
             yield from _of_class(holder)
     yield from _of_object(holder)
@@ -93,7 +102,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Child]:
     yield from (
         (name, value)
         for name, value in around.items()
-        if isinstance(value, Tensor | nn.Module | partial)
+        if isinstance(value, Tensor | nn.Module | partial | dict | list | tuple)
     )
 
 

@@ -7,13 +7,14 @@ is inside is in one group of the optimizer, in DDP, and in checkpoints.
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sbkit.check.finding import Finding, plural
-from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.dry_run import DryRun, dry_run
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
@@ -28,6 +29,8 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     for holder, tensors in _unowned_tensors(planned).items():
         learned = any(isinstance(each, nn.Parameter) for _, each in tensors)
         yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
+    with suppress(MissingPartError):
+        yield from _foreign(planned, dry_run(planned))
     yield from _twice(planned)
 
 
@@ -116,6 +119,26 @@ def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Te
         fix=f"Make it a buffer of a module in `model`, or move it where `{dotted(holder)}` is "
         "used.",
     )
+
+
+def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
+    """Find what a step used that nothing reachable holds, such as a layer made in `forward`."""
+    known = {id(each) for _, each in reached(planned)}
+    users: dict[Keys, list[nn.Parameter]] = {}
+    for parameter, inside in seen.foreign:
+        if id(parameter) not in known:
+            named = [keys for keys in inside if keys and keys[0] in planned.document.root]
+            users.setdefault(named[-1] if named else ("model",), []).append(parameter)
+    for user, parameters in users.items():
+        yield planned.finding(
+            CHECK,
+            *user,
+            declared="every parameter must be in the one ModuleList `model`",
+            effect=f"a step in `{dotted(user)}` uses "
+            f"{plural(sum(each.numel() for each in parameters), 'parameter')} that no part of it "
+            f"holds (the first: {list(parameters[0].shape)}), in no optimizer and in no checkpoint",
+            fix=f"Make them in `__init__`, as attributes of a module of `{dotted(user)}`.",
+        )
 
 
 def _place(planned: PlannedRun, holder: Keys) -> Keys:

@@ -7,8 +7,10 @@ cannot run there (it asks for the value of the longest length). So what moves is
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from sbkit.config.document import Keys
 
 MOVES = (Tensor.to, Tensor.cuda, Tensor.type_as, Tensor.copy_)
 
@@ -44,13 +46,15 @@ class UseWatch(TorchFunctionMode):
     """Find which of some tensors meet others without having been moved to them.
 
     What is made of such tensors, or of no tensor at all, may lie beside them. A number meets any
-    device.
+    device. ``inside``, the modules that are running, is kept with each parameter that is used.
     """
 
-    def __init__(self, candidates: Iterable[Tensor]) -> None:
+    def __init__(self, candidates: Iterable[Tensor], inside: Callable[[], Sequence[Keys]]) -> None:
         super().__init__()
         self._beside: dict[int, tuple[Tensor, Tensor | None]] = {}  # and what it is made of
+        self._inside = inside
         self.unmoved: dict[int, Tensor] = {}
+        self.used: dict[int, tuple[nn.Parameter, tuple[Keys, ...]]] = {}
         for tensor in candidates:
             self._beside[id(tensor)] = tensor, tensor
 
@@ -63,7 +67,11 @@ class UseWatch(TorchFunctionMode):
     ) -> Any:
         """Call, and see which tensors meet."""
         result = func(*args, **(kwargs or {}))
-        given = [each for each in tensors_in((*args, *(kwargs or {}).values())) if each.ndim > 0]
+        taken = list(tensors_in((*args, *(kwargs or {}).values())))
+        for each in taken:
+            if isinstance(each, nn.Parameter) and id(each) not in self.used:
+                self.used[id(each)] = each, tuple(self._inside())
+        given = [each for each in taken if each.ndim > 0]
         known = [self._beside.get(id(each)) for each in given]
         origins = [origin for _, origin in filter(None, known) if origin is not None]
         if func in MOVES:

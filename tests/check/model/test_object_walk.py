@@ -1,5 +1,6 @@
 """Whatever holds a tensor is found, by its shortest path, each once."""
 
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,6 +41,13 @@ class InMethod:
         return LAYER
 
 
+class InProperty:
+    made = property(lambda self, tensor=TENSOR: tensor)  # type: ignore[misc]
+
+
+IN_FILE = {"inner": TENSOR}
+
+
 def closed_over() -> Any:
     tensor = TENSOR
 
@@ -47,6 +55,10 @@ def closed_over() -> Any:
         return tensor
 
     return inside
+
+
+def generating(tensor: Tensor) -> Any:
+    yield tensor
 
 
 def by_default(tensor: Tensor = TENSOR, *, other: Tensor | None = None) -> Tensor:
@@ -76,6 +88,11 @@ def hidden_module() -> nn.Module:
         (nn.ParameterList([TENSOR]), "root.0"),
         (hidden_module(), "root.layers.0"),
         (InMethod(), "root.__class__.method.LAYER.weight"),
+        (InProperty(), "root.__class__.made.fget.0"),
+        (lambda: IN_FILE, "root.IN_FILE.inner"),
+        (weakref.ref(LAYER), "root.().weight"),
+        (generating(TENSOR), "root.tensor"),
+        ({LAYER: 1}, f"root.{LAYER}.weight"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -44,6 +44,6 @@ def test_a_constant_is_stranded_when_it_meets_others(
     use: Callable[[Tensor], object], unmoved: bool
 ) -> None:
     constant = torch.ones(3)
-    with UseWatch([constant]) as watch:
+    with UseWatch([constant], list) as watch:
         use(constant)
     assert bool(watch.unmoved) == unmoved

@@ -48,6 +48,14 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        name="a layer in a cache",
+        text=front_end("CachingFrontEnd"),
+        expected=(
+            Expected("ownership", "CNN", ("in `CNN` uses 6,480 parameters that no part",)),
+            UNLISTED,
+        ),
+    ),
+    Mutation(
         name="more mel bins than the spectrum has steps for",
         options=("--n_mels=400",),
         expected=(
