@@ -112,13 +112,7 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        model = cls(content, device=device, threads=threads)
-        if model.precision.startswith("int8") != (precision == "int8"):
-            raise SbkitError(
-                f"{folder / name} must compute in {precision}, but its matrix products are in "
-                f"{model.precision}. Export it again."
-            )
-        return model
+        return cls(content, device=device, threads=threads)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
