@@ -175,6 +175,7 @@ class Brain(StepBrain):
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
+        self.wrap_step()
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
@@ -184,7 +185,6 @@ class Brain(StepBrain):
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.wrap_step(batch)
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)

@@ -129,6 +129,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.on_fit_batch_start(placed, self.should_step)
         computed = self._accumulation.add(placed)
         if self.should_step:
+            self.ddp_step.share_first(placed, resting=self.resting)
             self.global_step.normalize(self._active_optimizers())
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
@@ -216,10 +217,10 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
 
-    def wrap_step(self, batch: Any) -> None:
-        """Share the step once, when there is a batch to see its unused parameters by."""
+    def wrap_step(self) -> None:
+        """Share the step among the ranks, once it has the weights that it begins with."""
         if world_size() > 1 and not self.ddp_step.is_wrapped and not self._has_own_step():
-            self.ddp_step.wrap(self.placed(batch), resting=self.resting)
+            self.ddp_step.wrap()
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""
