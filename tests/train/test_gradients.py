@@ -1,4 +1,4 @@
-"""The gradient of a step is that of the mean over its labels, each optimizer clipped by one norm."""
+"""The gradient of a step is that of the mean over its labels, clipped for each optimizer."""
 
 import pytest
 import torch
