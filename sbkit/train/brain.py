@@ -39,7 +39,7 @@ from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import Profile
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import columns_of
-from sbkit.train.step import agree_on_buffers, as_loss
+from sbkit.train.step import agree_on_buffers, as_loss, require_same_weights
 from sbkit.train.step_brain import StepBrain
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.walk import length_of, mark_last, share_of_steps
@@ -234,6 +234,8 @@ class Brain(StepBrain):
         self._cost.end_epoch(self.optimizer_step)
 
     def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
+        if self._has_own_step():
+            require_same_weights(self.modules)
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0

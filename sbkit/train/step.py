@@ -272,6 +272,22 @@ def agree_on_buffers(modules: nn.Module) -> None:
             from_main_rank(buffer)
 
 
+def require_same_weights(modules: nn.Module) -> None:
+    """Refuse weights that are not those of rank 0 on every rank: each trains a model of its own.
+
+    Raises SbkitError, on all ranks.
+    """
+    mine = {name: each.detach().double().sum().item() for name, each in modules.named_parameters()}
+    everyone = gather_over_ranks(mine)
+    for name in mine:
+        if len({str(each[name]) for each in everyone}) > 1:  # as text, where nan is nan
+            raise SbkitError(
+                f"All ranks must have the same weights, but `{name.replace('.module.', '.')}` "
+                "differs: its gradients are not added up over them. Call each module as "
+                "`self.modules.NAME`, by which SpeechBrain's DDP sees it, and step on all ranks."
+            )
+
+
 def training_loss(brain: Any, batch: Any) -> Loss:
     """Compute a Brain's loss of a batch as in training, on this process alone."""
     with brain.training_ctx:
