@@ -471,7 +471,7 @@ def test_every_yaml_takes_a_step(
     brain.loaders = run.loaders
     brain.fit(hparams["epoch_counter"], run.loaders.train)
     assert brain.optimizer_step == 1
-    assert 0 < brain.training_metrics.so_far.loss < 1000
+    assert 0 < brain._training_metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     still = [pair for pair in zip(before, after, strict=True) if torch.equal(*pair)]

@@ -58,6 +58,7 @@ class _Object:
 _OBJECT = _Object()
 for _prefix in ("!", "tag:yaml.org,2002:python/"):
     _KnobLoader.add_multi_constructor(_prefix, lambda *_: _OBJECT)
+_KnobLoader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from sbkit.base.errors import SbkitError
@@ -115,10 +116,19 @@ class Document:
                 yield from self.included(below, node).family((*keys, *below))
 
 
+class _Reader(RoundTripConstructor):
+    """Reads ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML."""
+
+
+_Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
+
+
 def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
     """Read one file into a tree, or say what is wrong with it and in which line."""
     try:
-        root = YAML().load(text := read_yaml_text(path))
+        yaml = YAML()
+        yaml.Constructor = _Reader
+        root = yaml.load(text := read_yaml_text(path))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         todo = "Indent it with spaces." if r"'\t'" in str(error.problem) else "Correct that line."

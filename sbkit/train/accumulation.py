@@ -63,7 +63,7 @@ class Accumulation:
         computed = self._attempt(self._of_step[-1:])
         while computed is None:
             brain.modules.zero_grad(set_to_none=True)
-            brain.global_step.begin_again()
+            brain._global_step.begin_again()
             computed = self._attempt(self._of_step, again=True)
         return computed
 
@@ -108,11 +108,11 @@ class Accumulation:
                 with brain.training_ctx:
                     outputs, objective = brain.ddp_step(piece)
                 loss = as_loss(objective)
-                totals.append(brain.global_step.backward(loss, brain.scaler))
+                totals.append(brain._global_step.backward(loss, brain.scaler))
                 losses.append(loss.detach())
         if len(pieces) > 1:
             objective = _join(objective, losses)
-        brain.global_step.nonfinite.record(
+        brain._global_step.nonfinite.record(
             micro_batch.batch, micro_batch.random, reduce(torch.add, totals), micro_batch.number
         )
         return Computed(outputs, objective)

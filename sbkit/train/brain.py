@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, restore_random_state
+from sbkit.data.batch import Batch
 from sbkit.data.loaders import Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
@@ -38,7 +39,7 @@ from sbkit.train.nonfinite import ids_of
 from sbkit.train.profiling import Profile
 from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import slice_columns
-from sbkit.train.step import agree_on_buffers, as_loss
+from sbkit.train.step import agree_on_buffers, as_loss, require_same_weights
 from sbkit.train.step_brain import StepBrain
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.walk import length_of, mark_last, share_of_steps
@@ -70,7 +71,7 @@ class Brain(StepBrain):
         checkpointer: Any = None,
     ) -> None:
         super().__init__(modules, opt_class, hparams, run_opts, checkpointer)
-        self.training_metrics = TrainingMetrics(self.device)
+        self._training_metrics = TrainingMetrics(self.device)
         self.between = SaveOrLeave(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
@@ -107,7 +108,7 @@ class Brain(StepBrain):
             valid_set = self._valid_set = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            with self._watchdog() as self.watchdog, self.cost:
+            with self._watchdog() as self.watchdog, self._cost:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
@@ -119,7 +120,7 @@ class Brain(StepBrain):
                 if self._profile:
                     self._profile.close()
         finally:
-            self.training_metrics.close()
+            self._training_metrics.close()
             self._unwrap_distributed()
 
     def _fit_epochs(
@@ -147,8 +148,8 @@ class Brain(StepBrain):
         Without a key the first of `metrics` says which checkpoint is best.
         """
         test_set = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        if self.metrics and max_key is None and min_key is None:
-            max_key, min_key = best_key(self.metrics)
+        if type(self).metrics and max_key is None and min_key is None:
+            max_key, min_key = best_key(type(self).metrics)
         self.on_evaluate_start(max_key=max_key, min_key=min_key)
         with self.signals, self._watchdog() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
@@ -156,7 +157,7 @@ class Brain(StepBrain):
     def load_best(self, valid_set: Any) -> None:
         """Load what a test would be run with, without training or testing anything."""
         self._valid_set = self._loaders(valid_set, Stage.VALID, None)
-        max_key, min_key = best_key(self.metrics)
+        max_key, min_key = best_key(type(self).metrics)
         with self._watchdog() as self.watchdog:
             self.on_evaluate_start(max_key=max_key, min_key=min_key)
 
@@ -164,31 +165,32 @@ class Brain(StepBrain):
 
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
-        self.cost.begin_epoch(self.optimizer_step)
-        self.global_step.begin_epoch()
-        self.training_metrics.start_epoch(afresh=self.step == 0)
+        self._cost.begin_epoch(self.optimizer_step)
+        self._global_step.begin_epoch()
+        self._training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
         self.modules.train()
-        self.frozen.eval()
+        self._frozen.eval()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
+        self.wrap_step()
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
-        timed = self.training_metrics.meter.timed(marked)
+        timed = self._training_metrics.meter.timed(marked)
         for batch, is_last in self._profile.over(timed) if self._profile else timed:
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.wrap_step(batch)
             self.step, self._is_last = self.step + 1, is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
-            self.training_metrics.meter.add(as_loss(objective), getattr(batch, "seconds", 0.0))
+            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
+            self._training_metrics.meter.add(as_loss(objective), seconds)
             has_stepped = self.optimizer_step > steps_before
             if has_stepped and self.optimizer_step % log_every == 0:
                 self._log_step(epoch, live=enable)
@@ -200,7 +202,7 @@ class Brain(StepBrain):
         self._read()
         self.zero_grad(set_to_none=True)
         self._steps_of_epoch = self.step
-        self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
+        self.on_stage_end(Stage.TRAIN, self._training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -227,11 +229,13 @@ class Brain(StepBrain):
     def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
         """Validate. A recipe may override this, to do it less often; hence the arguments."""
         if valid_set is not None:
-            self.cost.begin_validation()
+            self._cost.begin_validation()
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
-        self.cost.end_epoch(self.optimizer_step)
+        self._cost.end_epoch(self.optimizer_step)
 
     def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
+        if self._has_own_step():
+            require_same_weights(self.modules)
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0
@@ -239,7 +243,7 @@ class Brain(StepBrain):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
-        self.cost.end_step()
+        self._cost.end_step()
         self.on_stage_end(stage, mean, epoch)
         self.step = 0
         return mean
@@ -251,7 +255,7 @@ class Brain(StepBrain):
         with self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)
-        if self.metrics:
+        if type(self).metrics:
             self.results.setdefault(self.split, []).extend(self.score(outputs, batch))
             if stage is Stage.TEST and (names := self._declared("report_by", [])):
                 samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
@@ -261,7 +265,7 @@ class Brain(StepBrain):
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """Log, show and save after validation, report after the test, where there are `metrics`."""
-        if not self.metrics or stage is Stage.TRAIN:
+        if not type(self).metrics or stage is Stage.TRAIN:
             return
         results = gather_results(self.results)
         if stage is Stage.TEST:
@@ -281,7 +285,7 @@ class Brain(StepBrain):
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self.global_step.nonfinite.begin_epoch(sampler, epoch)
+        self._global_step.nonfinite.begin_epoch(sampler, epoch)
         if isinstance(sampler, TrainSampler):
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
@@ -291,24 +295,24 @@ class Brain(StepBrain):
         rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]
         rate = rates[0] if rates else 0.0
         reading = self._read()
-        self.training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
+        self._training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
     def _read(self) -> MetricTotals:
         """Ask the device what was lost since the last reading, and which steps were bad."""
         self._read_skipped()
-        reading = self.training_metrics.read()
-        self.avg_train_loss = self.training_metrics.so_far.loss
+        reading = self._training_metrics.read()
+        self.avg_train_loss = self._training_metrics.so_far.loss
         return reading
 
     def _open_metrics(self, epochs: Any, train_set: Any) -> None:
         total_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
         steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        self.training_metrics.open(
+        self._training_metrics.open(
             self._run_folder,
             resume_step=self.optimizer_step,
             total_epochs=total_epochs,
             total_steps=total_epochs * steps,
-            metrics=self.metrics,
+            metrics=type(self).metrics,
             within_epoch=self.step > 0,
         )
 
@@ -345,7 +349,7 @@ class Brain(StepBrain):
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
-        with self.training_metrics.unread_kept():
+        with self._training_metrics.unread_kept():
             super()._save_intra_epoch_ckpt()
 
     @mark_as_saver  # type: ignore[untyped-decorator]

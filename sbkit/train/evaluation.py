@@ -37,15 +37,19 @@ def evaluate_splits(
 ) -> list[Loss]:
     """Return the loss of every batch, and leave what was scored in ``brain.results``.
 
-    After a signal no more batches are evaluated. ``phase`` is for the watchdog.
+    A Brain without `metrics` keeps what its recipe calls by these names. After a signal no more
+    batches are evaluated. ``phase`` is for the watchdog.
     """
-    brain.results, brain.columns = ({name: [] for name in loaders} for _ in range(2))
+    is_scored = bool(type(brain).metrics)
+    if is_scored:
+        brain.results, brain.columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
     agree_on_buffers(brain.modules)
     losses: list[Loss] = []
     splitter = BatchSplitter()
     for name, loader in loaders.items():
-        brain.split = name
+        if is_scored:
+            brain.split = name
         for batch in brain.pinging(loader, phase):
             if brain.signals.heard:
                 return losses
@@ -78,9 +82,9 @@ def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
     """
     brain.on_stage_start(Stage.VALID)
     losses = evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
-    if not brain.metrics:
+    if not type(brain).metrics:
         return mean_over_ranks(losses)
-    name, metric = next(iter(brain.metrics.items()))
+    name, metric = next(iter(type(brain).metrics.items()))
     value = measure_splits(brain.measure, gather_results(brain.results))[name]
     return value if metric.lower_is_better else -value
 
@@ -118,8 +122,8 @@ def measure_splits(
 
 def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
-    values, best = measure_splits(brain.measure, results), best_key(brain.metrics)
-    brain.training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
+    values, best = measure_splits(brain.measure, results), best_key(type(brain).metrics)
+    brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
     brain.checkpointer.save_and_keep_only(
         meta={**values, "epoch": epoch, RANKED_BY: best._asdict()},
         num_to_keep=brain.hparams.average_checkpoints,
@@ -152,12 +156,12 @@ def report_test(brain: Any, results: Results) -> None:
         folder / SUMMARY,
         test=entries,
         parameters=sum(each.numel() for each in brain.modules.parameters()),
-        train_seconds=brain.training_metrics.train_seconds,
-        audio_seconds=brain.training_metrics.audio_seconds,
+        train_seconds=brain._training_metrics.train_seconds,
+        audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
-        cost=brain.cost.summary(folder, brain.optimizers_dict or {}),
+        cost=brain._cost.summary(folder, brain.optimizers_dict or {}),
     )
-    draw_curves(folder / LOG_FILE, folder / "curves.png", brain.metrics)
+    draw_curves(folder / LOG_FILE, folder / "curves.png", type(brain).metrics)
     for name, each in results.items():
         say(f"{name}: {brain.describe(each)}, {len(each)} utterances, {weights}")
 
@@ -178,7 +182,7 @@ def report_run(
         clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
         if splits
         else lambda *_: {},
-        metrics=brain.metrics,
+        metrics=type(brain).metrics,
         known=_known_words(splits.train) if splits and results.utterances else None,
         notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
     )

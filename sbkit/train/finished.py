@@ -41,10 +41,10 @@ def stops_early(brain: Any, patience: int) -> bool:
         return False
     folder = Path(brain.checkpointer.checkpoints_dir)
     stops: bool = gather_over_ranks(
-        rank() == 0 and has_stopped_early(folder, brain.metrics, patience)
+        rank() == 0 and has_stopped_early(folder, type(brain).metrics, patience)
     )[0]
     if stops:
-        name = best_key(brain.metrics).name
+        name = best_key(type(brain).metrics).name
         say(f"{name} is no better since {patience} epochs (`early_stopping`): training ends.")
     return stops
 

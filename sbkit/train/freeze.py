@@ -26,8 +26,9 @@ class Frozen:
     def __init__(self, paths: Iterable[str], hparams: Mapping[str, Any]) -> None:
         """Find the modules and take their parameters' gradients away.
 
-        Raises SbkitError for a path that leads nowhere.
+        Raises SbkitError for a path that leads nowhere, or what is no list.
         """
+        _refuse_other("freeze", paths, (list, tuple), "a list of paths in `model`", hparams)
         self.paths = tuple(paths)
         self._modules = list[nn.Module]()
         for path in self.paths:
@@ -49,8 +50,10 @@ def with_lr_scale(
     The longest path decides where several lead to a parameter. Groups that come in, such as those
     without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
     its own times ``group.get("lr_scale", 1.0)``.
-    Raises SbkitError for a path that leads nowhere, or a scale that is no number of at least 0.
+    Raises SbkitError for a path that leads nowhere, a scale that is no number of at least 0, or
+    what is no mapping.
     """
+    _refuse_other("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
     scale_of: dict[int, float] = {}
     for path, scale in sorted(scales.items(), key=lambda item: item[0].count(".")):
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale >= 0:
@@ -82,6 +85,16 @@ def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict
         for scale, parameters in by_scale.items():
             if parameters or scale == 1.0:
                 yield {**group, "params": parameters, "lr_scale": scale}
+
+
+def _refuse_other(knob: str, value: Any, kind: Any, must: str, hparams: Mapping[str, Any]) -> None:
+    """Refuse what a recipe of SpeechBrain's may mean by the name of a knob."""
+    if value and not (isinstance(value, kind) and isinstance(hparams.get("model"), nn.Module)):
+        raise SbkitError(
+            f"`{knob}` must be {must}, but is {value!r}, and `model` is "
+            f"{type(hparams.get('model')).__name__}. Correct it, or give a knob of the recipe's "
+            "own another name."
+        )
 
 
 def _modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:

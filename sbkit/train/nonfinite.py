@@ -192,8 +192,9 @@ def replay_command(file: Path) -> str:
 
 
 def ids_of(batch: Any) -> list[str]:
-    """Name the utterances of a batch, sbkit's or SpeechBrain's."""
-    return list(getattr(batch, "ids", getattr(batch, "id", ())))
+    """Name the utterances of a batch, sbkit's or SpeechBrain's; others may have none."""
+    ids = batch.ids if isinstance(batch, Batch) else getattr(batch, "id", None)
+    return [str(each) for each in ids] if isinstance(ids, list) else []
 
 
 def describe(batch: Any) -> dict[str, Any]:

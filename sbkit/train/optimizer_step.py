@@ -63,10 +63,11 @@ class OptimizerStep:
         max_grad_norm: float,
         number: int,
     ) -> None:
-        """Unscale, clip by one norm, step unless the norm is not finite, update."""
+        """Unscale, clip each by its norm, step unless one of the norms is not finite, update."""
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
-        skipped: Tensor = ~clip(optimizers, max_grad_norm).isfinite()
+        norms = torch.stack([clip(each, max_grad_norm) for each in optimizers])
+        skipped = ~norms.isfinite().all()
         for optimizer in optimizers:
             step_unless(skipped, optimizer, scaler)
         self._buffers.restore(skipped)
@@ -102,13 +103,16 @@ def normalize_by_tokens(optimizers: Iterable[Optimizer], counts: Tensor) -> Tens
     return bad
 
 
-def clip(optimizers: Iterable[Optimizer], max_norm: float) -> Tensor:
-    """Clip every parameter group by one norm over all of them; return the norm before: ().
+def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
+
+    Each optimizer by its own, as SpeechBrain does: the one of a pretrained encoder, say, is not
+    held back by the gradients of a new head.
 
     A ``max_norm`` that is not positive clips nothing; PyTorch would turn the gradient round.
     """
     limit = max_norm if max_norm > 0 else math.inf
-    return nn.utils.clip_grad_norm_(list(with_gradient(optimizers)), limit)
+    return nn.utils.clip_grad_norm_(list(with_gradient([optimizer])), limit)
 
 
 def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:

@@ -62,7 +62,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
     if not isinstance(name, str) or "." not in name:
         raise SbkitError(
             f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
-            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it."
+            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it; a "
+            "YAML of SpeechBrain's is for the script that it came with, over sbkit.Brain."
         )
     if beside:
         search_beside(yaml_file)

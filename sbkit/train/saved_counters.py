@@ -17,7 +17,7 @@ MOST_STEPS = 10**9  # a thousand steps a second for eleven days
 def write_counters(brain: Any, file: Path) -> None:
     """Write where a run stands."""
     state = {name: getattr(brain, name) for name in COUNTERS}
-    state |= brain.training_metrics.state()
+    state |= brain._training_metrics.state()
     state["random"] = random_state(brain.device)
     file.write_text(json.dumps(state))
 
@@ -33,7 +33,7 @@ def read_counters(brain: Any, file: Path) -> None:
     check_brain_state(state)
     for name in COUNTERS:
         setattr(brain, name, state.get(name, getattr(brain, name)))
-    brain.training_metrics.restore(state)
+    brain._training_metrics.restore(state)
     brain.resume_rng = state.get("random")
 
 
@@ -41,11 +41,11 @@ def read_counters(brain: Any, file: Path) -> None:
 def counters_kept(brain: Any) -> Iterator[None]:
     """Keep the counters of the whole run while an earlier checkpoint is loaded."""
     counters = {name: getattr(brain, name) for name in (*COUNTERS, "resume_rng")}
-    sums = brain.training_metrics.state()
+    sums = brain._training_metrics.state()
     yield
     for name, value in counters.items():
         setattr(brain, name, value)
-    brain.training_metrics.restore(sums)
+    brain._training_metrics.restore(sums)
 
 
 def check_brain_state(state: Any) -> None:

@@ -1,12 +1,32 @@
 """Learning rate as a function of how far the run is: nothing to save, nothing to restore."""
 
 import math
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
+from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import SHARE
+
+
+def require_schedule(hparams: Mapping[str, Any]) -> None:
+    """Refuse a `lr_schedule` that gives no factor of `lr`, as SpeechBrain's schedulers do not.
+
+    Raises SbkitError.
+    """
+    schedule = hparams.get("lr_schedule")
+    if schedule is None:
+        return
+    counts = hasattr(hparams.get("epoch_counter"), "limit")
+    rate = isinstance(hparams.get("lr"), int | float)
+    if not (counts and rate and callable(schedule) and isinstance(schedule(0.0), int | float)):
+        raise SbkitError(
+            "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
+            f"the number `lr`, beside an `epoch_counter`, but is a {type(schedule).__name__}. Take "
+            "sbkit.train.schedule.WarmupCosine, or call a scheduler that the recipe steps by "
+            "another name, such as `lr_annealing`."
+        )
 
 
 def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:

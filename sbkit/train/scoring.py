@@ -13,7 +13,8 @@ class Scoring:
     """The part of a Brain that a recipe with `metrics` writes.
 
     Attributes:
-        metrics: what `measure` computes, by name; the first one chooses the best checkpoint.
+        metrics: what `measure` computes, by name; the first one chooses the best checkpoint. It is
+            the class's: a recipe of SpeechBrain's may have an attribute of that name.
         split: the name of the split that is being evaluated.
         results: what `score` returned of each split so far.
         columns: what the columns of `report_by` say of each of these utterances.
@@ -44,7 +45,7 @@ class Scoring:
 
     def describe(self, results: Sequence[Any]) -> str:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""
-        return ", ".join(as_words(self.metrics, self.measure(results)))
+        return ", ".join(as_words(type(self).metrics, self.measure(results)))
 
     @property
     def resting(self) -> tuple[nn.Module, ...]:

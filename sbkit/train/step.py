@@ -47,11 +47,12 @@ class ForwardLoss(nn.Module):
 
 
 class DdpStep:
-    """A step that is this process's own until it is shared: then DDP adds up its gradients.
+    """A step that is this process's own until it is wrapped: then DDP adds up its gradients.
 
-    It is shared when there is a batch to see by which parameters have a part in the loss. DDP would
-    wait for the gradients of the others, which never come, or search for them in every step. One
-    that has none in a later step on some rank, a layer that was dropped say, has zero there.
+    The first one is computed outside of DDP, to see by which parameters have a part in the loss.
+    DDP would wait for the gradients of the others, which never come, or search for them in every
+    step. One that has none in a later step on some rank, a layer that was dropped say, has zero
+    there.
 
     find_unused_parameters: let DDP search, for parameters that join later; none is frozen.
     """
@@ -62,11 +63,12 @@ class DdpStep:
         self._graph, self._device = graph, device
         self._searches = find_unused_parameters
         self._wrapped: DistributedDataParallel | None = None
+        self._is_first = False
         self._sent: list[Any] = []  # buckets of gradients in this step
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
         """Return what the recipe predicts and what it loses."""
-        if self._wrapped is None:
+        if self._wrapped is None or self._is_first:
             alone: tuple[Any, Any] = self._graph(batch)
             return alone
         self._sent.clear()
@@ -78,21 +80,42 @@ class DdpStep:
         """Return whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
-    def wrap(self, batch: Any, *, resting: Iterable[nn.Module] = ()) -> None:
-        """Share the step among the ranks; freeze and name what gets no gradient on any of them.
+    def wrap(self) -> None:
+        """Share the step among the ranks, which begin with the weights of rank 0.
 
-        No random number is drawn by it. On GPUs batch normalization sees the batch of all ranks.
-        resting: modules that are turned off, which need not be named.
+        On GPUs batch normalization sees the batch of all ranks.
         """
-        if not self._searches:
-            unused = freeze_unused(self._graph, batch, self._device)
-            known = {id(each) for part in resting for each in part.parameters()}
-            parameters = dict(self._graph.parts.named_parameters())
-            _tell_unused([name for name in unused if id(parameters[name]) not in known])
         if self._device.type == "cuda":
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(self._graph)
         self._wrapped = self._with_reducer(init_sync=True)
+        self._is_first = not self._searches
+
+    def share_first(self, batch: Any, *, resting: Iterable[nn.Module] = ()) -> None:
+        """Average the gradients of the first step; freeze and name what got none on any rank.
+
+        batch: one of the step, to look once more where parameters got none; no random number is
+        drawn by it.
+        resting: modules that are turned off, which need not be named.
+        """
+        if not self._is_first:
+            return
+        unused = freeze_unused(self._graph, batch, self._device)
+        known = {id(each) for part in resting for each in part.parameters()}
+        parameters = dict(self._graph.parts.named_parameters())
+        _tell_unused([name for name in unused if id(parameters[name]) not in known])
+        self._is_first = False
+        if unused:
+            self.renew()
+        wrapped: Any = self._wrapped
+        for bucket in wrapped.reducer._get_zeros_like_grad_buckets():
+            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+            for parameter, share in pairs:
+                if parameter.grad is not None:
+                    share.copy_(parameter.grad)
+            wrapped.reducer._run_comm_hook(bucket).wait()
+            for parameter, share in pairs:
+                parameter.grad = share.clone()
 
     def _with_reducer(self, *, init_sync: bool) -> DistributedDataParallel:
         # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
@@ -121,6 +144,8 @@ class DdpStep:
 
         The other ranks wait for them.
         """
+        if self._is_first:
+            return
         wrapped: Any = self._wrapped
         left = wrapped.reducer._get_zeros_like_grad_buckets()[len(self._sent) :]
         for bucket in left:
@@ -136,7 +161,7 @@ class DdpStep:
 
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
-        self._wrapped = None
+        self._wrapped, self._is_first = None, False
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
@@ -173,25 +198,34 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 
 
 def freeze_unused(step: ForwardLoss, batch: Any, device: torch.device) -> list[str]:
-    """Freeze the parameters that get no gradient from a batch, on any rank, and name them.
+    """Freeze the parameters that have got no gradient in a step, on any rank, and name them.
 
-    Where some get none, as of a layer that is dropped at random, it is tried again. Raises
-    SbkitError where an utterance does not fit into memory by itself.
+    Where some have got none, as of a layer that is dropped at random, a batch is tried again. In
+    the other runs a recipe sees each batch once: one may count it, or step a schedule, in its loss.
+    Raises SbkitError where an utterance does not fit into memory by itself.
     """
     trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
+    unused = _without_gradient(trainable)
+    everywhere = _on_all_ranks(unused)
     with unchanged(step.parts, device):
-        for _ in range(TRIES):
-            failure = _backward(step, batch)
-            if failure or all(each.grad is not None for _, each in trainable):
+        for _ in range(TRIES - 1):
+            if not everywhere:
                 break
-        unused = {name for name, parameter in trainable if parameter.grad is None}
-    everyone = gather_over_ranks((unused, failure))
-    for each in (found for _, found in everyone if found is not None):
-        each.refuse()
-    everywhere = set.intersection(*(names for names, _ in everyone))
+            for failure in filter(None, gather_over_ranks(_backward(step, batch))):
+                failure.refuse()
+            unused &= _without_gradient(trainable)
+            everywhere = _on_all_ranks(unused)
     for name, parameter in trainable:
         parameter.requires_grad_(name not in everywhere)
     return sorted(everywhere)
+
+
+def _without_gradient(parameters: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
+    return {name for name, each in parameters if each.grad is None}
+
+
+def _on_all_ranks(names: set[str]) -> set[str]:
+    return set.intersection(*gather_over_ranks(names))
 
 
 def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
@@ -236,6 +270,22 @@ def agree_on_buffers(modules: nn.Module) -> None:
     for buffer in modules.buffers():
         if id(buffer) not in averaged and buffer.numel():
             from_main_rank(buffer)
+
+
+def require_same_weights(modules: nn.Module) -> None:
+    """Refuse weights that are not those of rank 0 on every rank: each trains a model of its own.
+
+    Raises SbkitError, on all ranks.
+    """
+    mine = {name: each.detach().double().sum().item() for name, each in modules.named_parameters()}
+    everyone = gather_over_ranks(mine)
+    for name in mine:
+        if len({str(each[name]) for each in everyone}) > 1:  # as text, where nan is nan
+            raise SbkitError(
+                f"All ranks must have the same weights, but `{name.replace('.module.', '.')}` "
+                "differs: its gradients are not added up over them. Call each module as "
+                "`self.modules.NAME`, by which SpeechBrain's DDP sees it, and step on all ranks."
+            )
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:

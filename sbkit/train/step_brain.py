@@ -29,7 +29,7 @@ from sbkit.train.compiling import compile_blocks
 from sbkit.train.cost import CostRecorder
 from sbkit.train.freeze import Frozen, with_lr_scale
 from sbkit.train.optimizer_step import OptimizerStep
-from sbkit.train.schedule import set_rate
+from sbkit.train.schedule import require_schedule, set_rate
 from sbkit.train.scoring import Scoring
 from sbkit.train.step import DdpStep, ForwardLoss
 
@@ -43,6 +43,31 @@ WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to 
         "Blocks are compiled for any shape, and for the losses of an uncompiled run",
     ),
 }
+
+
+UNCALLED = {  # hooks of SpeechBrain that have no effect here, and what to do instead
+    "update_average": "Return what is to be averaged from `fit_batch` and `evaluate_batch`",
+    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
+}
+UNCALLED_BY_STEP = dict.fromkeys(  # unless a `fit_batch` of the recipe's own calls them
+    ("check_loss_isfinite", "check_gradients"),
+    "Call it in a `fit_batch` of your own; here steps that are not finite are skipped",
+)
+PLAIN = (bool, int, float, str, list)  # an object is one of the recipe's own
+
+
+def refuse_uncalled(kind: type[sb.Brain]) -> None:
+    """Refuse a recipe that overrides what nobody calls.
+
+    Raises SbkitError.
+    """
+    has_own_step = kind.fit_batch is not StepBrain.fit_batch
+    for name, instead in {**UNCALLED, **({} if has_own_step else UNCALLED_BY_STEP)}.items():
+        if getattr(kind, name) is not getattr(sb.Brain, name):
+            raise SbkitError(
+                f"`{name}` must be SpeechBrain's, because sbkit does not call it, but "
+                f"{kind.__name__} overrides it. {instead}."
+            )
 
 
 def refuse_unmade(modules: Mapping[str, nn.Module]) -> None:
@@ -86,7 +111,9 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         options["device"] = str(placement.device)
         declared = hparams or {}
         refuse_unmade(modules or {})
-        self.frozen = Frozen(declared.get("freeze") or (), declared)
+        refuse_uncalled(type(self))
+        require_schedule(declared)
+        self._frozen = Frozen(declared.get("freeze") or (), declared)
         opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
         self.device, self.device_type = placement.device, placement.device.type
@@ -94,8 +121,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.scaler = placement.grad_scaler()
         if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        self.cost = CostRecorder(self.modules, self.device)
-        self.global_step = OptimizerStep(self.modules, self.device, self._run_folder)
+        self._cost = CostRecorder(self.modules, self.device)
+        self._global_step = OptimizerStep(self.modules, self.device, self._run_folder)
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
@@ -123,16 +150,17 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         """
         placed = self.placed(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
-            self.global_step.begin()
+            self._global_step.begin()
             self._accumulation.begin()
         self._begin_step(placed)
         self.on_fit_batch_start(placed, self.should_step)
         computed = self._accumulation.add(placed)
         if self.should_step:
-            self.global_step.normalize(self._active_optimizers())
+            self.ddp_step.share_first(placed, resting=self.resting)
+            self._global_step.normalize(self._active_optimizers())
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would pile up
-        self.cost.end_step()
+        self._cost.end_step()
         self.on_fit_batch_end(placed, computed.outputs, computed.objective, self.should_step)
         return computed.objective.detach()
 
@@ -149,14 +177,14 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             set_rate(self._active_optimizers(), self.hparams.lr * schedule(progress))
         if self._is_planned:
             seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
-        self.cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
+        self._cost.begin_step(batch.audio.numel() if isinstance(batch, Batch) else 0)
 
     def optimizers_step(self) -> None:
         """Step the optimizers, unless the gradient is not finite."""
         optimizers = self._active_optimizers()
         if not optimizers:
             return
-        self.global_step.take(
+        self._global_step.take(
             optimizers,
             self.scaler,
             max_grad_norm=self.max_grad_norm,
@@ -168,9 +196,9 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def _read_skipped(self) -> None:
         bad_before, patience = self.nonfinite_count, self.nonfinite_patience
-        skipped, bad = self.global_step.read(bad_before, patience, self.scaler)
+        skipped, bad = self._global_step.read(bad_before, patience, self.scaler)
         self.nonfinite_count += bad
-        self.training_metrics.meter.skipped += skipped
+        self._training_metrics.meter.skipped += skipped
 
     def _active_optimizers(self) -> list[Optimizer]:
         """List the optimizers that step now: `init_optimizers` makes several, one, or none."""
@@ -216,10 +244,10 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
 
-    def wrap_step(self, batch: Any) -> None:
-        """Share the step once, when there is a batch to see its unused parameters by."""
+    def wrap_step(self) -> None:
+        """Share the step among the ranks, once it has the weights that it begins with."""
         if world_size() > 1 and not self.ddp_step.is_wrapped and not self._has_own_step():
-            self.ddp_step.wrap(self.placed(batch), resting=self.resting)
+            self.ddp_step.wrap()
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""
@@ -251,7 +279,8 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
     known = RunOptions().as_dict()
     declared = hparams or {}
     options = {**{name: declared[name] for name in known if name in declared}, **given}
-    refuse_out_of_range({**declared, **options})
+    plain = {name: each for name, each in declared.items() if isinstance(each, PLAIN)}
+    refuse_out_of_range({**plain, **options})
     for name, instead in WITHOUT_EFFECT.items():
         if options.get(name):
             raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")

@@ -104,7 +104,7 @@ class SaveOrLeave:
         self._consensus = RankConsensus()
         self._save = save
         self._minutes, self._steps = minutes, steps
-        self._last_save = time.monotonic()
+        self._last_save, self._steps_since = time.monotonic(), 0
 
     def after_step(self, step: int, *, is_last: bool) -> None:
         """Save or leave after step number ``step``; the last of an epoch is saved with the epoch.
@@ -115,7 +115,9 @@ class SaveOrLeave:
         agreed = self._consensus.ask(
             stop=self.signals.heard is not None, save=is_due, at_once=is_last
         )
-        by_step = self._steps > 0 and step % self._steps == 0
+        # Not `step`, which stands still where a recipe steps its optimizer itself.
+        self._steps_since = 0 if is_last else self._steps_since + 1
+        by_step = 0 < self._steps <= self._steps_since
         if agreed.stop or ((by_step or agreed.save) and not is_last):
             self.save()
         if agreed.stop:
@@ -123,7 +125,7 @@ class SaveOrLeave:
 
     def save(self) -> None:
         """Save, and begin to count the minutes anew."""
-        self._last_save = time.monotonic()
+        self._last_save, self._steps_since = time.monotonic(), 0
         if self._save is not None:
             self._save()
 

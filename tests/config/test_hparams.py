@@ -28,6 +28,7 @@ augment:
 double: !ref <batch_seconds> * 2
 output_folder: !ref results/<seed>
 betas: (0.9, 0.98)
+sizes: !tuple (3, 4)
 limit: null
 free: {}
 third: !ref <ratio[numerator]>
@@ -56,6 +57,7 @@ KNOBS = {
     "double": 120.0,
     "output_folder": "results/3407",
     "betas": (0.9, 0.98),
+    "sizes": (3, 4),
     "limit": None,
     "free": {},
     "third": 3,

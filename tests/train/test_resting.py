@@ -1,6 +1,6 @@
 """What the knobs turn off is declared, and no note of a run on several ranks complains of it."""
 
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -32,9 +32,10 @@ def test_only_what_is_not_declared_to_rest_is_told(
 ) -> None:
     made = HalfAsleep({"encoder": nn.Linear(1, 1), "decoder": nn.Linear(1, 1)})
     monkeypatch.setattr(step, "freeze_unused", lambda graph, batch, device: unused)
-    monkeypatch.setattr(step, "DistributedDataParallel", lambda graph, **_: Mock())
+    monkeypatch.setattr(step, "DistributedDataParallel", lambda graph, **_: MagicMock())
     monkeypatch.setattr(step_brain, "world_size", lambda: 2)
-    made.wrap_step(torch.zeros(1))
+    made.wrap_step()
+    made.ddp_step.share_first(torch.zeros(1), resting=made.resting)
     printed = capsys.readouterr().out
     assert said in printed
     assert bool(printed) == bool(said)

@@ -4,12 +4,14 @@ import itertools
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import speechbrain as sb
 import torch
 from speechbrain import Stage
+from speechbrain.utils.checkpoints import Checkpointer
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 
@@ -54,7 +56,12 @@ def batches(count: int) -> torch.utils.data.DataLoader[Any]:
 
 
 def brain_of(
-    kind: type[sb.Brain] = MeanBrain, *, lr: float = 0.1, hparams: Any = None, **run_opts: Any
+    kind: type[sb.Brain] = MeanBrain,
+    *,
+    lr: float = 0.1,
+    hparams: Any = None,
+    kept: Checkpointer | None = None,
+    **run_opts: Any,
 ) -> Any:
     torch.manual_seed(1)
     return kind(
@@ -62,6 +69,7 @@ def brain_of(
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=lr),
         hparams=hparams,
         run_opts={"device": "cpu", **run_opts},
+        checkpointer=kept,
     )
 
 
@@ -143,6 +151,94 @@ def test_the_counted_batches_are_there_at_the_end_of_a_stage() -> None:
         brain.fit([1, 2], batches(3), batches(2))
         brain.evaluate(batches(4))
     assert seen[Brain] == seen[sb.Brain]
+
+
+class Named(torch.utils.data.Dataset[Any]):
+    """Rows with columns that sbkit's own batches have, too."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        own = {"seconds": 1.5 * row, "ids": torch.ones(2), "audio_lengths": row, "weights": None}
+        return {"x": torch.ones(3) * row, "y": torch.ones(2), "id": str(row), **own}
+
+
+def test_a_recipe_may_have_names_that_sbkit_has_too() -> None:
+    losses: dict[type[sb.Brain], list[float]] = {}
+    for base in (sb.Brain, Brain):
+
+        class Naming(base):  # type: ignore[misc, valid-type]
+            losses: list[float]
+
+            def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
+                return self.modules.model(batch.x.data)
+
+            def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+                return nn.functional.mse_loss(predictions, batch.y.data)
+
+            def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+                self.metrics, self.results, self.columns, self.split = {"loss": 1.0}, [], 3, stage
+                self.global_step, self.cost, self.frozen, self.training_metrics = 0, 2.0, True, []
+
+            def on_stage_end(self, stage: Stage, loss: float, epoch: int | None = None) -> None:
+                assert self.metrics == {"loss": 1.0}
+                assert (self.results, self.columns, self.split) == ([], 3, stage)
+                self.losses.append(loss)
+
+        scheduler = sb.nnet.schedulers.NewBobScheduler(0.1)
+        brain = brain_of(Naming, hparams={"lr": scheduler, "seed": None}, noprogressbar=True)
+        brain.losses = losses[base] = []
+        options = {"batch_size": 2, "collate_fn": sb.dataio.batch.PaddedBatch}
+        brain.fit([1, 2], Named(), Named(), None, options, options)
+        brain.evaluate(Named(), test_loader_kwargs=dict(options))
+    assert len(losses[Brain]) == 5
+    assert losses[Brain] == pytest.approx(losses[sb.Brain], rel=1e-6)
+
+
+REFUSED_HPARAMS = {
+    "freeze": True,
+    "lr_scale": 0.5,
+    "lr_schedule": sb.nnet.schedulers.LinearScheduler(0.1, 0.01, 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_HPARAMS)
+def test_a_knob_that_means_another_thing_here_is_refused(name: str) -> None:
+    with pytest.raises(SbkitError, match=rf"`{name}` must be .* but is .*another name"):
+        brain_of(hparams={name: REFUSED_HPARAMS[name], "lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "update_average",
+        "check_loss_isfinite",
+        "check_gradients",
+        "_should_save_intra_epoch_ckpt",
+    ],
+)
+def test_a_hook_that_is_not_called_may_not_be_overridden(name: str) -> None:
+    overriding = type("Overriding", (MeanBrain,), {name: lambda self, *_: None})
+    with pytest.raises(SbkitError, match=f"`{name}` must be SpeechBrain's"):
+        brain_of(overriding)
+
+
+def test_checkpoints_within_an_epoch_come_every_so_many_steps_of_any_kind(tmp_path: Path) -> None:
+    saved: dict[type[sb.Brain], list[int]] = {}
+    for base in (sb.Brain, Brain):
+
+        class Older(base):  # type: ignore[misc, valid-type]
+            def fit_batch(self, batch: Any) -> torch.Tensor:
+                return torch.tensor(1.0)
+
+            def _save_intra_epoch_ckpt(self) -> None:
+                saved.setdefault(type(self).__mro__[1], []).append(self.step)
+
+        checkpointer = Checkpointer(str(tmp_path))
+        brain = brain_of(Older, ckpt_interval_steps=3, noprogressbar=True, kept=checkpointer)
+        brain.fit([1, 2], batches(8))
+    assert saved[Brain] == saved[sb.Brain] == 2 * [3, 6]
 
 
 def test_a_signal_is_heard_without_an_optimizer() -> None:
@@ -228,23 +324,27 @@ def test_every_option_of_speechbrain_takes_effect_or_is_refused() -> None:
 
 TWO_RANKS = """
 import json
-import os
-import sys
 import torch
 import torch.distributed as dist
 import speechbrain as sb
 from torch import nn
+from sbkit.base.errors import SbkitError
 from sbkit.train.brain import Brain
 from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
 
-def trained(base):
-    class Own(base):
+def trained(base, kind, valid_set=None):
+    class Plain(base):
+        seen = 0
+
         def compute_forward(self, batch, stage):
-            return self.modules.second(self.modules.first(batch[0]))
+            self.seen += 1
+            first = modules["first"] if kind == "around" else self.modules.first
+            return self.modules.second(first(batch[0]))
 
         def compute_objectives(self, predictions, batch, stage):
             return nn.functional.mse_loss(predictions, batch[1])
 
+    class Own(Plain):
         def fit_batch(self, batch):
             should_step = self.step % self.grad_accumulation_factor == 0
             with self.no_sync(not should_step):
@@ -259,25 +359,38 @@ def trained(base):
     modules = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 2)}
     rows = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randn(16, 2))
     options = {"device": "cpu", "distributed_backend": "gloo", "grad_accumulation_factor": 2}
-    brain = Own(modules, lambda each: torch.optim.SGD(each, lr=0.1), {}, options)
-    brain.fit([1, 2], rows, train_loader_kwargs={"batch_size": 2}, progressbar=False)
+    optimizer = lambda each: torch.optim.SGD(each, lr=0.1)
+    brain = (Plain if kind == "plain" else Own)(modules, optimizer, {}, options)
+    batch_size = {"batch_size": 2}
+    brain.fit([1, 2], rows, valid_set and rows, False, batch_size, batch_size)
     assert base is sb.Brain or brain.modules["first"] is modules["first"]
-    return [each.tolist() for module in modules.values() for each in module.parameters()]
+    weights = torch.cat([each.flatten() for part in modules.values() for each in part.parameters()])
+    return brain.seen, weights.tolist()
 
 def main():
     torch.set_num_threads(1)
     with process_group(torch.device("cpu")):
-        shared = gather_over_ranks([trained(Brain), trained(sb.Brain)])
+        found = [trained(base, kind) for kind in ("own", "plain") for base in (Brain, sb.Brain)]
+        try:
+            trained(Brain, "around", valid_set=True)
+        except SbkitError as error:
+            found.append(str(error))
+        everyone = gather_over_ranks(found)
         if rank() == 0:
-            print(json.dumps(shared))
+            print(json.dumps(everyone))
 
 main()
 """
 
 
 @pytest.mark.ddp
-def test_a_step_of_its_own_is_shared_among_processes_as_in_speechbrain() -> None:
+def test_steps_are_shared_among_processes_as_in_speechbrain() -> None:
     done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
-    (one, wanted), (two, _) = json.loads(done.stdout.splitlines()[-1])
-    assert one == two == wanted
+    one, two = json.loads(done.stdout.splitlines()[-1])
+    own, wanted, plain, wanted_plain, refused = one
+    assert own == wanted
+    assert plain[0] == wanted_plain[0] == 8  # each batch is seen once
+    assert plain[1] == pytest.approx(wanted_plain[1], rel=1e-6)
+    assert two[:3] == one[:3]
+    assert "All ranks must have the same weights, but `first.weight` differs" in refused

@@ -40,7 +40,7 @@ def main():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         normalize_by_tokens([optimizer], torch.stack([counts.sum(), torch.tensor(0)]))
         grads = [parameter.grad.flatten().tolist() for parameter in model.parameters()]
-        norm = clip([optimizer], 1.0).item()
+        norm = clip(optimizer, 1.0).item()
         read = meter.read()
         shared = gather_over_ranks([grads, norm, read.loss_sum, read.labels, read.audio_seconds])
         if rank() == 0:

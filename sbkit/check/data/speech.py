@@ -137,8 +137,9 @@ def _check_pairs(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
     """Find transcripts that nobody can have said in the time, but those that CTC cannot align."""
+    transcripts = transcripts_of(planned)
     rate = planned.knobs["sample_rate"]
-    rates = {name: _rates(each, rate) for name, each in transcripts_of(planned).items()}
+    rates = {name: _rates(each, rate) for name, each in transcripts.items()}
     lower, upper = np.percentile(rates[TRAIN], (25, 75))
     fence = upper + FENCE * (upper - lower)
     impossible = impossible_rows(planned)
