@@ -200,7 +200,7 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
         ("--ratio.numeratr=1", "Did you mean `ratio.numerator`?"),
         ("--later.other=1", "Add it in the YAML"),
         ("--bare.x=1", "Add it in the YAML"),
-        ("--ratio=3", "must stay the object of {path}:17"),
+        ("--ratio=3", "must stay the object of {path}:18"),
         ("--also=3", "must stay the object"),
         ("--bare=null", "must stay the object"),
         ("--many=[1]", "must stay the object"),

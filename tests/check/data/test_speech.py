@@ -279,3 +279,9 @@ def test_clips_of_one_name_but_of_another_length_are_other_clips(folder: Path) -
             each for each in check_speech(planned) if "clip must be in one" in each.declared
         ]
     assert [each.ids for each in findings] == [("train0",)]
+
+
+def test_a_yaml_of_speechbrains_names_no_data_to_check(tmp_path: Path) -> None:
+    (tmp_path / "crdnn.yaml").write_text("seed: 1986\nsave_folder: save\nshape: !tuple (3, 3)\n")
+    with PlannedRun(tmp_path / "crdnn.yaml", {}) as planned:
+        assert check_planned_run(planned, [check_speech]) == []
