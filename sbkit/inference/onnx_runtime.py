@@ -25,7 +25,6 @@ FOLDER = "onnx"  # of a bundle
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
-WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LOOPS = ("Loop", "Scan")
 LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
@@ -49,7 +48,6 @@ class OnnxModel:
 
     Attributes:
         placement: nodes by the provider that they were given to.
-        is_int8: whether matrix products are of whole numbers.
         metadata: what the file says of itself: sample_rate, min_samples, blank.
     """
 
@@ -77,8 +75,7 @@ class OnnxModel:
         self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
         _refuse_loops(nodes)
         _refuse_elsewhere(asked, nodes)
-        self.is_int8 = any(kind in WHOLE for _, kind in nodes)
-        self._providers = self._session.get_providers()
+        self._providers = _providers_of(self._session)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         needed = {"min_samples": "0", **self.metadata}
         self._min_samples = read_count(needed, "min_samples", least=0)
@@ -106,13 +103,7 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        model = cls(content, provider=provider, threads=threads)
-        if model.is_int8 != (precision == "int8"):
-            raise SbkitError(
-                f"{folder / name} must compute in {precision}, but its matrix products are "
-                f"{'in int8' if model.is_int8 else 'of floating point'}. Export it again."
-            )
-        return model
+        return cls(content, provider=provider, threads=threads)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
@@ -125,13 +116,17 @@ class OnnxModel:
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
-        if self._session.get_providers() != self._providers:  # after an error it may go to the CPU
+        if (now := _providers_of(self._session)) != self._providers:  # an error may move it
             raise SbkitError(
                 f"An ONNX model must run where it was loaded ({self._providers[0]}), but over an "
-                f"error onnxruntime has moved it to {self._session.get_providers()[0]}. Check the "
+                f"error onnxruntime has moved it to {now[0]}. Check the "
                 "driver and the memory of the GPU, or choose the provider cpu."
             )
         return LogProbs(found[0], found[1])
+
+
+def _providers_of(session: Any) -> list[str]:
+    return list(getattr(session, "get_providers", list)())
 
 
 def _placed_nodes(session: Any) -> list[tuple[str, str]]:

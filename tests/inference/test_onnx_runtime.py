@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.onnx_runtime import FILES, FOLDER, OnnxModel
+from sbkit.inference.onnx_runtime import OnnxModel
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -123,17 +121,6 @@ def test_a_fused_node_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Fusing)
     with pytest.raises(SbkitError, match=r"of 2 it has 1 \(1 by CPUExecutionProvider\)"):
         OnnxModel(content(), provider="cuda")
-
-
-def test_another_precision_than_the_one_asked_for_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDER
-    folder.mkdir()
-    for name in FILES.values():
-        (folder / name).write_bytes(content())
-    write_checksums(folder)
-    OnnxModel.load(tmp_path, precision="fp32")
-    with pytest.raises(SbkitError, match="must compute in int8, but its matrix products are of"):
-        OnnxModel.load(tmp_path, precision="int8")
 
 
 def test_what_is_no_model_is_refused() -> None:
