@@ -5,10 +5,12 @@
     .NAME.HEX.old      the earlier one, for the moment in which the new one takes its name
 
 A kill leaves at least one whole bundle: under its name, or as `.old`, from where the next export
-to the same place puts it back.
+to the same place puts it back. Who writes one has a lock on it: without, one of three exports at
+once cleared away what another wrote, which then became a bundle of two files.
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import fsync_tree, naming
+from sbkit.base.files import fsync_tree, naming, try_lock
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, checksum, listed_checksums
 from sbkit.decoding.decoder import LANGUAGE_MODELS
@@ -74,6 +76,8 @@ def replacing(out: Path) -> Iterator[Path]:
             f"--out must lie in a folder to write to, but {out.parent} is none ({error.strerror}). "
             "Choose another one."
         ) from error
+    lock = os.open(beside, os.O_RDONLY)
+    try_lock(lock)
     try:
         with naming(out):
             yield beside
@@ -88,6 +92,7 @@ def replacing(out: Path) -> Iterator[Path]:
                     old.rename(out)
                 raise
     finally:
+        os.close(lock)
         shutil.rmtree(beside, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -122,17 +127,33 @@ def _what_is_wrong(out: Path) -> str | None:
 
 
 def _clear(out: Path) -> None:
-    """Restore or remove what a killed export left here."""
+    """Restore or remove what a killed export left here; raises SbkitError over a living one."""
     pattern = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{12}}\.(new|old)")
     there = list(out.parent.iterdir()) if out.parent.is_dir() else []
     for each in there:
         if not pattern.fullmatch(each.name) or each.is_symlink() or not each.is_dir():
             continue
+        if each.name.endswith(".new") and _is_being_written(each):
+            raise SbkitError(
+                f"One export at a time may write to {out}, but another one is writing there. Wait "
+                "for it, or choose another --out."
+            )
         if each.name.endswith(".old") and not out.exists():
             with naming(out):
                 each.rename(out)
         elif {inner.name for inner in each.iterdir()} <= {*FILES, *FOLDERS}:
             shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_being_written(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:  # it was finished meanwhile
+        return True
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_bundle(folder: Path, there: set[str]) -> bool:

@@ -104,6 +104,16 @@ def test_a_rename_that_fails_puts_the_old_one_back(
     assert names(bundle.parent) == {"bundle"}
 
 
+def test_a_second_export_leaves_the_first_one_alone(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    with replacing(out) as beside:
+        (beside / "config.json").touch()
+        with pytest.raises(SbkitError, match="One export at a time may write to"):
+            export_run(run, out)
+        assert names(beside) == {"config.json"}
+    assert names(tmp_path) == {"bundle"}
+
+
 def test_an_old_one_that_cannot_be_removed_does_not_lose_the_new(
     run: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
