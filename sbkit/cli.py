@@ -109,9 +109,7 @@ def _add_lm(commands: Any) -> None:
     lm.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="a sentence on each line")
     lm.add_argument("--out", type=Path, metavar="FILE", required=True, help="the ARPA file")
     lm.add_argument("--order", type=int, default=3, help="of the n-grams (default: 3)")
-    lm.add_argument(
-        "--language", metavar="TAG", help="whose normalizer is taken (default: the tokenizer's)"
-    )
+    lm.add_argument("--language", metavar="TAG", help="of its normalizer (else the tokenizer's)")
     lm.add_argument(
         "--tokenizer", type=Path, metavar="RUN|BUNDLE", help="make it of its tokens, not of words"
     )
@@ -156,11 +154,7 @@ def _add_score(commands: Any) -> None:
     score = commands.add_parser("score", help="score a model on data of yours; trains nothing")
     score.add_argument("model", type=Path, metavar="BUNDLE|RUN", help="a bundle or a run folder")
     score.add_argument(
-        "data",
-        type=Path,
-        nargs="*",
-        metavar="DATA",
-        help="tables, or folders of Kaldi or datasets; none: a run's own test sets",
+        "data", type=Path, nargs="*", metavar="DATA", help="tables; none: a run's own test sets"
     )
     score.add_argument("--out", type=Path, metavar="DIR", help="write the reports there")
     score.add_argument("--label", metavar="COLUMN", help="of a classifier: the right answers")
