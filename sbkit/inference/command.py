@@ -151,9 +151,10 @@ class _Writer:
 
 
 def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out a confidence that a word does not have, and refused hotwords where none are."""
+    """Round times to milliseconds, and leave out what a transcript or a word does not have."""
     absent = (("confidence", None), ("refused_hotwords", ()))
-    return {name: value for name, value in pairs if (name, value) not in absent}
+    times = {name: round(value, 3) for name, value in pairs if name in ("start", "end", "seconds")}
+    return {name: value for name, value in pairs if (name, value) not in absent} | times
 
 
 @contextmanager

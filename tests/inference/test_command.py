@@ -84,6 +84,8 @@ def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) ->
     assert (found["file"], found["text"]) == ("talks/a.wav", "a fox")
     assert found["seconds"] == pytest.approx(0.6)
     assert [each["text"] for each in found["words"]] == ["a", "fox"]
+    times = [each[name] for each in found["words"] for name in ("start", "end")]
+    assert times == [round(each, 3) for each in times]
     assert found["effective"]["device"] == "cpu"
 
 
