@@ -123,7 +123,7 @@ def test_the_text_log_tells_all_that_was_said(finished: Path) -> None:
     )
     plain = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
     score = plain.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # of one speaker
-    line = f"test: {score}; greedily {plain}, 4 utterances, {weights}"
+    line = f"test: {score}; greedily {score}, 4 utterances, {weights}"
     assert re.fullmatch(line, said[-1])
 
 
