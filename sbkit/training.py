@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.thread_waiting import describe_waiting
@@ -46,7 +47,8 @@ def train(arguments: Sequence[str]) -> None:
 
 def train_run(run: Run, log: TextLog) -> None:
     """Train, test and report; the log is opened once nothing refuses the run folder."""
-    say(f"{run.placement.device}: {describe_waiting(torch.get_num_threads())}")
+    waiting = describe_waiting(torch.get_num_threads())
+    say(f"{run.placement.device}: {waiting}; {describe_allocator()}")
     with process_group(run.placement.device):
         run = settle_batches(run)
         with main_rank_first():

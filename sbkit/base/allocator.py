@@ -30,13 +30,31 @@ VARIABLES = (
 )
 
 
+_is_kept = False
+
+
 def keep_freed_memory() -> bool:
     """Set up glibc's allocator; return whether it was.
 
     It is not where a variable of its own says otherwise, or where there is no glibc.
     """
-    if any(name in os.environ for name in VARIABLES):
-        return False
+    global _is_kept
+    _is_kept = not _given() and _set_up()
+    return _is_kept
+
+
+def describe_allocator() -> str:
+    """Write for the log what becomes of memory that is freed."""
+    if _is_kept:
+        return "freed memory is kept"
+    return f"memory is allocated as {' and '.join(_given()) or 'the system'} has it"
+
+
+def _given() -> list[str]:
+    return [name for name in VARIABLES if name in os.environ]
+
+
+def _set_up() -> bool:
     try:
         glibc = _glibc()
         options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
