@@ -128,7 +128,7 @@ def _formats(folder: Path, own: frozenset[str]) -> Iterator[Finding]:
 
 
 def _for_others(folder: Path, package: str) -> Finding:
-    """Tell of a format that sbkit does not run: loading some of them runs what they hold."""
+    """Describe a format that sbkit does not run: loading some of them runs what they hold."""
     damage, found = find_damage(folder), versions([package])[package]
     if damage is not None:
         return Finding(str(folder), f"is not what was written: {damage}", is_well=False)

@@ -63,17 +63,22 @@ def test_what_gives_no_model_is_refused(
     assert not out.exists()
 
 
+def text_for_tokens_of(folder: Path, trained_on: str) -> tuple[Path, Path]:
+    """Make a tokenizer of letters in a folder; name a text, and an ARPA file, beside it."""
+    ensure_tokenizer(
+        model_file=folder / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: [trained_on],
+    )
+    return folder / "a.txt", folder / "tokens.arpa"
+
+
 def test_the_text_is_normalized_as_the_transcripts_of_the_tokenizer_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of English writes naive; without a language the ï would be lost."""
-    ensure_tokenizer(
-        model_file=tmp_path / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["a naive bird"],
-    )
-    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    text, out = text_for_tokens_of(tmp_path, "a naive bird")
     text.write_text("A naïve bird\n" * 9)
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     (tmp_path / "hyperparams.yaml").write_text("language: en\n")
@@ -87,13 +92,7 @@ def test_a_text_that_the_tokens_do_not_spell_is_refused_and_its_share_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of Cyrillic letters the tokens of English would keep the spaces alone."""
-    ensure_tokenizer(
-        model_file=tmp_path / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["the bird sings"],
-    )
-    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
+    text, out = text_for_tokens_of(tmp_path, "the bird sings")
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     text.write_text("птица поёт\n" * 9)
     with pytest.raises(SbkitError, match="of the tokenizer's pieces, but knows 1 of 11. Train it"):
