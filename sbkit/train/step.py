@@ -108,6 +108,7 @@ class DdpStep:
         if unused:
             self.renew()
         wrapped: Any = self._wrapped
+        # By the buckets and the hook of later steps, which average as they do.
         for bucket in wrapped.reducer._get_zeros_like_grad_buckets():
             pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
             for parameter, share in pairs:
