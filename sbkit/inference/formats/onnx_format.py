@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -84,10 +85,11 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
     Convolutions stay: onnxruntime's in int8 is slower. So do the mel filters and what is before
-    them: a log-mel of 8 bits is none.
+    them: a log-mel of 8 bits is none. But spectra in float64 are more exact than the rest here.
     """
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
+    _narrow(model)
     onnx.helper.set_model_props(model, dict([PREPROCESSED]))
     with quietly():
         quantization.quantize_dynamic(
@@ -99,6 +101,21 @@ def _quantize(model: Any, file: Path, metadata: Mapping[str, Any]) -> None:
             weight_type=quantization.QuantType.QInt8,
         )
     save_onnx(onnx.load(file), file, metadata)
+
+
+def _narrow(model: Any) -> None:
+    """Compute in float32 what is in float64: 1.15 times as fast in all (`Fbank` says where)."""
+    onnx = require_package("onnx", extra="export")
+    double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
+    attributes = [each for node in model.graph.node for each in node.attribute]
+    tensors = [each.t for each in attributes if each.HasField("t")]
+    for tensor in [*model.graph.initializer, *tensors]:
+        if tensor.data_type == double:
+            values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    for each in attributes:
+        if each.name == "to" and each.i == double:  # of Cast
+            each.i = single
 
 
 def _before_logarithm(graph: Any) -> set[str]:
