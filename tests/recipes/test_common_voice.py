@@ -103,6 +103,17 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
     assert prepared.named()["dev"][1]["text"] == ""
 
 
+def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=2)
+    (release / "train.tsv").rename(release / "validated.tsv")
+    for row in range(2):
+        set_sentence(release, "validated", row, "…")
+    knobs = {"data_folder": release, "language": "en", "sample_rate": 16_000}
+    knobs |= {"splits": {"train": "validated"}, "min_seconds": 0.0, "max_seconds": 9.0}
+    with pytest.raises(SbkitError, match="that `language: en` can write, but all 2 are empty"):
+        prepare_transcripts(knobs)
+
+
 def cut(file: Path) -> None:
     """Keep the first half of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
