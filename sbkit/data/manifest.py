@@ -13,7 +13,11 @@ from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clip, Clips
 from sbkit.text.languages import primary
 
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED)  # of prepared
+# What sbkit calls its own columns: those of a prepared split, then what a batch adds.
+RESERVED_COLUMNS = (
+    *("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED),
+    *("percent", "weight"),
+)
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 

@@ -86,6 +86,6 @@ def require_split_name(name: str) -> None:
     """
     if not SPLIT_NAME.fullmatch(name):
         raise SbkitError(
-            f"The name of a split must be made of letters, digits, dots and hyphens, but is "
-            f"{name!r}. Rename it."
+            "The name of a split must be made of letters, digits and . + - _, and begin with one "
+            f"of the first two, but is {name!r}. Rename it."
         )

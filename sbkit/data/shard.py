@@ -80,11 +80,6 @@ class Shard(NamedTuple):
     sha256: str
     store: str = "pcm"
 
-    def remove(self) -> None:
-        """Remove the shard; the listing goes first, so that no part is taken for a whole."""
-        for suffix in (".json", ".ok", ".arrow"):
-            self.file.with_suffix(suffix).unlink(missing_ok=True)
-
 
 class HashedFile(io.FileIO):
     """A file that is hashed as it is written."""
@@ -274,6 +269,12 @@ def list_shards(folder: Path, besides: Container[Path] = ()) -> Iterator[tuple[P
     for listing in sorted(folder.glob("*.json")):
         if listing.name != CORPUS_FILE and listing not in besides:
             yield listing, read_shard(listing)
+
+
+def remove_shard(listing: Path) -> None:
+    """Remove a shard; its listing goes first, so that no part is taken for a whole."""
+    for suffix in (".json", ".ok", ".arrow"):
+        listing.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:

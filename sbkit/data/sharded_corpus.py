@@ -96,7 +96,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     """Return the rows of one split, whose audio stays where it is.
 
     Raises:
-        SbkitError: a shard is missing, cut short, of another rate or with other columns.
+        SbkitError: a shard is missing, cut short or of another rate.
     """
     storage = Storage.at(knobs["data_folder"])
     index = read_index(storage)
@@ -126,8 +126,8 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
             tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
-    require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})
-    return _manifest(pa.concat_tables(tables), bad)
+    # A shard has the columns of its own clips: of JSON Lines, not all rows have all of them.
+    return _manifest(pa.concat_tables(tables, promote_options="default"), bad)
 
 
 def read_index(storage: Storage) -> Index:
@@ -176,23 +176,6 @@ def listed(table: bytes) -> Listed:
     facts = asdict(facts_of(table))
     of_both = {field.name: facts[field.name] for field in fields(Listed) if field.name in facts}
     return Listed(**of_both, table_sha256=hashlib.sha256(table).hexdigest())
-
-
-def require_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
-    """Refuse tables that differ in their columns, by the names of their shards.
-
-    Raises:
-        SbkitError: two of them do.
-    """
-    first, *others = columns or [""]
-    for other in others:
-        here = sorted(set(columns[first]) ^ set(columns[other]))
-        if here:
-            raise SbkitError(
-                f"All parts of a split must have the same columns, but {first} and {other} differ "
-                f"in {', '.join(here)}. Give all of them the same, and prepare again; shards of "
-                "what did not change stay."
-            )
 
 
 def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from sbkit.base.files import naming, write_bytes_atomically
 from sbkit.base.regular import read_regular
 
 LARGEST_FILE = 1 << 33  # bytes that are read at once
-LARGEST_TRANSFER = 64  # files or ranges that are asked for at once
+LARGEST_TRANSFER = 64  # files that are asked for at once
 
 
 class MissingFileError(SbkitError):

@@ -127,10 +127,11 @@ def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> 
     )
 
 
-def test_columns_of_the_store_are_renamed(tmp_path: Path) -> None:
-    row = "path\tsentence\ttext\tclient_id\na.wav\thi\tHI\tann\n"
+def test_columns_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+    row = "path\tsentence\ttext\tclient_id\tweight\na.wav\thi\tHI\tann\t61 kg\n"
     (clip,) = read_manifest(write(tmp_path, row)).clips
-    assert clip.columns == {"manifest_text": "HI", "speaker": "ann", "language": "en"}
+    kept = {"manifest_text": "HI", "speaker": "ann", "manifest_weight": "61 kg"}
+    assert clip.columns == {**kept, "language": "en"}
 
 
 def locales(*tags: str) -> Manifest:
