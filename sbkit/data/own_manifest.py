@@ -20,10 +20,10 @@ from sbkit.data.manifest import (
 from sbkit.data.saved_dataset import is_saved_dataset, read_saved_dataset
 from sbkit.data.tables import (
     PATH_COLUMNS,
-    TEXT_COLUMNS,
     Table,
     TableRow,
     find_column,
+    find_text_column,
     read_table,
 )
 
@@ -76,7 +76,7 @@ def _read_source(
     else:
         table = _open_table(source)
         rows = read_rows(table, path_column, text_column)
-        column = _find_text(table, text_column)
+        column = find_text_column(table, text_column)
     if text_column is not False:
         rows = require_transcripts(rows, source, column)
     return (_named(row, source.name) for row in rows) if several else rows
@@ -114,17 +114,10 @@ def read_rows(
     lower = {column.lower(): column for column in table.columns}
     columns = _Columns(
         path=find_column(table, path_column, PATH_COLUMNS, "path_column"),
-        text=_find_text(table, text_column),
+        text=find_text_column(table, text_column),
         id=next((lower[name] for name in ID_COLUMNS if name in lower), ""),
     )
     return (_read_row(row, columns, table.file.parent) for row in table.rows)
-
-
-def _find_text(table: Table, text_column: str | Literal[False] | None) -> str:
-    """Return the column of the transcripts, "" where there are none."""
-    if text_column is False:
-        return ""
-    return find_column(table, text_column, TEXT_COLUMNS, "text_column")
 
 
 def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | BadRow:

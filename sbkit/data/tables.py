@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
@@ -104,6 +104,17 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
         + " For data without transcripts, pass --text_column=False."
         * (knob == "text_column")
     )
+
+
+def find_text_column(table: Table, text_column: str | Literal[False] | None) -> str:
+    """Return the column of the transcripts, "" where the knob ``text_column`` is False: none.
+
+    Raises:
+        SbkitError: there is no such column.
+    """
+    if text_column is False:
+        return ""
+    return find_column(table, text_column, TEXT_COLUMNS, "text_column")
 
 
 def _check_text(file: Path) -> None:
