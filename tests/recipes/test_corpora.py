@@ -267,6 +267,7 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
         ({"train": "a", "dev": {"../x": "b"}}, "made of letters, digits"),
+        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "called train must be trained on"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],
 )
