@@ -135,7 +135,7 @@ def _free_name(name: str) -> str:
 
 
 def check_locale(manifest: Manifest, language: str) -> str | None:
-    """Return a note if some rows have another locale than the language; null if none has.
+    """Return a note if some rows have another locale than the language; None if none has.
 
     Rows without a locale say nothing, and a region makes no difference.
 

@@ -2,7 +2,7 @@
 
 NAME.arrow  what `audio_store` keeps of the clips, a row each
 NAME.json   which clips they are, how long each is, which cannot be read, and the checksums
-NAME.ok     by what the file system says of NAME.arrow: that it was found to be intact
+NAME.ok     size, times and inode of NAME.arrow when its checksum was found right
 """
 
 import hashlib

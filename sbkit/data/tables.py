@@ -52,7 +52,8 @@ def read_table(file: Path) -> Table:
     """Open a table whose kind is told by its content: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
-    or vertical bar. Between tabs, quotes mean nothing (as in Common Voice); else they are CSV's.
+    or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
+    they enclose a field, as in CSV.
 
     Raises:
         SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
