@@ -127,10 +127,11 @@ def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, st
     kept = [name for name in names if name not in used]
     lower = {name.lower(): name for name in kept}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {name: "speaker" if name == speaker else _free_name(name) for name in kept}
+    return {name: "speaker" if name == speaker else free_name(name) for name in kept}
 
 
-def _free_name(name: str) -> str:
+def free_name(name: str) -> str:
+    """Return what a column is called so that it is none of sbkit's own."""
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 

@@ -33,7 +33,6 @@ FORMAT = 1
 ROWS_AT_ONCE = 200
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
-OWN = ("id", "sentence", "samples", SHARDED)  # columns of every table; the rest is the corpus's
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
             "prepare the shards again: only what is missing is written."
         )
-    tables, bad = list[pa.Table](), list[BadRow]()
+    tables, stored, bad = list[pa.Table](), list[pa.Table](), list[BadRow]()
     contents = _read_tables(storage, shards)
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
@@ -125,9 +124,11 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema).combine_chunks()
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
-            tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
+            stored.append(_stored(table, storage.file(f"{shard.name}.arrow"), index.store, number))
+            tables.append(table.drop_columns(["samples", SHARDED]).replace_schema_metadata(None))
     # A shard has the columns of its own clips: of JSON Lines, not all rows have all of them.
-    return _manifest(pa.concat_tables(tables, promote_options="default"), bad)
+    table = pa.concat_tables(tables, promote_options="default")
+    return Manifest(_clips(table), tuple(bad), pa.concat_tables(stored))
 
 
 def read_index(storage: Storage) -> Index:
@@ -215,8 +216,8 @@ def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
         yield content
 
 
-def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
-    """Complete the places of a shard's rows by the file that they are in.
+def _stored(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
+    """Return samples, digest and place of a shard's rows, for the file that they are in.
 
     The digests are given its number, too: the plan of an epoch follows from what lies in which.
     """
@@ -225,15 +226,10 @@ def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
     places += [column.field(each.name) for each in list(PLACE)[2:]]
     digest = pc.binary_join_element_wise(column.field("digest"), pa.scalar(str(number)), "@")
     placed = pa.StructArray.from_arrays(places, fields=list(PLACE))
-    at = table.schema.get_field_index(SHARDED)
-    return (
-        table.set_column(at, SHARDED, placed)
-        .append_column("digest", digest)
-        .replace_schema_metadata(None)
-    )
+    return pa.table({"samples": table["samples"], "digest": digest, SHARDED: placed})
 
 
-def _manifest(table: pa.Table, bad: Sequence[BadRow]) -> Manifest:
+def _clips(table: pa.Table) -> Clips:
     own = pa.table(
         {
             "id": table["id"],
@@ -241,5 +237,4 @@ def _manifest(table: pa.Table, bad: Sequence[BadRow]) -> Manifest:
             "sentence": table["sentence"],
         }
     )
-    clips = Clips(own, table.drop_columns([*OWN, "digest"]))
-    return Manifest(clips, tuple(bad), table.select(["samples", "digest", SHARDED]))
+    return Clips(own, table.drop_columns(["id", "sentence"]))

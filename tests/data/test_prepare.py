@@ -98,6 +98,15 @@ def test_text_stands_beside_its_audio(tmp_path: Path) -> None:
     assert [Path(file["filename"]) for file in prepared.dataset.cache_files] == shards_of(tmp_path)
 
 
+def test_columns_of_a_corpus_module_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+    (clip,) = make_clips(tmp_path / "clips", 1)
+    own = Clip(clip.id, clip.path, clip.sentence, {"text": "as read", "weight": "61 kg"})
+    (row,) = prepare(tmp_path, [own]).dataset
+    assert (row["text"], row["manifest_text"], row["manifest_weight"]) == (
+        *("clip 0!", "as read", "61 kg"),
+    )
+
+
 def test_another_rate_is_another_cache(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 5)
     assert_holds(prepare(tmp_path, clips), clips)
