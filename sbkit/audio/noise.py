@@ -11,9 +11,11 @@ are taken, evenly. In a YAML:
         folder: /data/musan/noise
         snr_db: [5, 20]
         prob: 0.5
+        sample_rate: !ref <sample_rate>
     add_reverb: !new:sbkit.audio.noise.AddReverb
         folder: /data/rirs
         prob: 0.3
+        sample_rate: !ref <sample_rate>
     wave_augment: !new:sbkit.audio.augment.Compose
         parts: [!ref <add_reverb>, !ref <add_noise>]
 """
