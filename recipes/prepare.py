@@ -1,27 +1,31 @@
 """From the knobs to prepared splits, for every recipe: corpus -> manifests -> datasets."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from datasets import concatenate_datasets
+from datasets import Dataset, concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
-from sbkit.data.audio_store import require_store
-from sbkit.data.columns import filled_rows
+from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
+from sbkit.data.columns import filled_rows, take_columns
 from sbkit.data.corpus import read_listed
 from sbkit.data.manifest import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.data.splits import Excluded, Splits, within_limits
 from sbkit.logs.log import say
-from sbkit.text.languages import check_language, language_tags
+from sbkit.text.languages import check_language
 from sbkit.text.normalize import normalize
 
 Knobs = Mapping[str, Any]
+
+OF_AUDIO = frozenset({"samples", SHARDED, *COLUMNS.values()})  # columns that hold no text
 
 
 def prepare_transcripts(knobs: Knobs) -> Splits:
@@ -43,13 +47,19 @@ def prepare_labelled(knobs: Knobs) -> Splits:
     """Prepare audio and all columns, without the utterances whose column `label` is empty.
 
     Raises:
-        SbkitError: a split has no utterance with a label.
+        SbkitError: a split has no such column, no utterance with a label, or one with a label that
+            train has not.
     """
     splits, column = prepare_audio(knobs), knobs["label"]
-    if column not in splits.train.column_names:
-        return splits  # refused by what reads the labels
     named, excluded = splits.named(), [*splits.excluded]
+    fingerprints = {**splits.fingerprints}
     for name, split in named.items():
+        columns = [each for each in split.column_names if each not in OF_AUDIO]
+        if column not in columns:
+            raise SbkitError(
+                f"`label` must name a column of the manifest, but {column!r} is none of {name} "
+                f"({', '.join(columns)}). Choose one of them, or add it."
+            )
         labelled = filled_rows(split, column)
         if not len(labelled):
             raise SbkitError(
@@ -59,13 +69,35 @@ def prepare_labelled(knobs: Knobs) -> Splits:
         ids = split.select(np.setdiff1d(np.arange(len(split)), labelled))["id"]
         excluded += [Excluded(name, each, "no label", f"{column} is empty") for each in ids]
         named[name] = split.select(labelled) if len(ids) else split
+        labels = _labels_of(named[name], column)
+        fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
+    _refuse_unseen(named, column)
     return replace(
         splits,
         train=named["train"],
         valid={name: named[name] for name in splits.valid},
         test={name: named[name] for name in splits.test},
         excluded=excluded,
+        fingerprints=fingerprints,
     )
+
+
+def _labels_of(split: Dataset, column: str) -> list[str]:
+    labels: list[str] = take_columns(split, column)[column].to_pylist()
+    return labels
+
+
+def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
+    """Refuse a label of a set for validation or test, which a model could never give."""
+    known = dict.fromkeys(_labels_of(splits["train"], column))
+    for name, split in splits.items():
+        for row, label in enumerate(_labels_of(split, column)):
+            if label not in known:
+                raise SbkitError(
+                    f"Every label must be one of the {len(known)} classes of the training set "
+                    f"({', '.join(islice(known, 10))}), but {split[row]['id']} of {name} has "
+                    f"{label!r}. Correct it, or take it out."
+                )
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
@@ -74,9 +106,8 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
 
     def prepare(name: str, role: str) -> PreparedSplit:
         manifest = read_listed(corpus, knobs, name)
-        for language in language_tags(knobs["language"])[:1] if not keep_empty else ():
-            if note := check_locale(manifest, language):
-                say(f"note: {name}: {note}")
+        if not keep_empty and (note := check_locale(manifest, knobs["language"])):
+            say(f"note: {name}: {note}")
         return prepare_split(
             manifest,
             split=name,
@@ -99,7 +130,7 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     every = [each for role in prepared.values() for each in role.values()]
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
     if not len(train):
-        raise _nothing_to_train_on(knobs, every)
+        raise _nothing_to_train_on(knobs, list(prepared["train"].values()))
     limited = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
@@ -121,7 +152,7 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
 
 def _nothing_to_train_on(knobs: Knobs, prepared: list[PreparedSplit]) -> SbkitError:
     """Name the reason for which every row of train is left out."""
-    excluded = [item for each in prepared for item in each.excluded if item.split == "train"]
+    excluded = [item for each in prepared for item in each.excluded]
     reasons = {item.reason for item in excluded}
     if reasons == {EMPTY}:
         return SbkitError(

@@ -1,8 +1,7 @@
 """A fetched corpus as a release folder of Common Voice: a TSV for each split, and ``clips/``."""
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -74,13 +73,8 @@ def only(root: Path, pattern: str) -> Path:
     return found[0]
 
 
-def print_release(prepare: Callable[[], Path]) -> None:
-    """Prepare a release, and print where it is and how much it holds, or why there is none."""
-    try:
-        release = prepare()
-    except SbkitError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def print_release(release: Path) -> None:
+    """Print where a release is and how much it holds."""
     print(release, *_summarize(release), sep="\n")
 
 

@@ -19,6 +19,7 @@ from recipes.debian import PASS_A_RELEASE, fetch_packages
 from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
+from sbkit.base.exit import run_main
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.audio_cache import default_cache
@@ -134,10 +135,8 @@ def main() -> None:
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LANGUAGES)}")
     parser.add_argument("--cache_folder", type=Path, default=default_cache())
     options = parser.parse_args()
-    print_release(
-        lambda: prepare_prompts(language=options.language, cache_folder=options.cache_folder)
-    )
+    print_release(prepare_prompts(language=options.language, cache_folder=options.cache_folder))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

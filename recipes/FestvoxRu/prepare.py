@@ -15,6 +15,7 @@ import soundfile
 from recipes.debian import fetch_packages
 from recipes.FestvoxRu.phones import read_labels, time_words
 from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
+from sbkit.base.exit import run_main
 from sbkit.base.files import building
 from sbkit.data.audio_cache import default_cache
 from sbkit.text.normalize import normalize
@@ -100,8 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--cache_folder", type=Path, default=default_cache())
     options = parser.parse_args()
-    print_release(lambda: prepare_festvox(cache_folder=options.cache_folder))
+    print_release(prepare_festvox(cache_folder=options.cache_folder))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

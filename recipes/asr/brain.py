@@ -24,6 +24,7 @@ from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.reading import HeardClip, Reading, raise_errors
+from sbkit.decoding.tune import take_enough
 from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
@@ -139,7 +140,7 @@ class AsrBrain(Brain):
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights to be tested; fit the decoder and confidences to the validation sets."""
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
-        heard = list(hear(self))
+        heard = take_enough(hear(self))
         if self.decoder is not None:
             self.decoder = choose_weights(self, self.decoder, heard)
         readers = fit_readers(self, self.decoder, heard)

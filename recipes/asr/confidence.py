@@ -10,7 +10,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
 from sbkit.decoding.decoder import BeamDecoder, best_tokens
-from sbkit.decoding.tune import Heard, take_enough
+from sbkit.decoding.tune import Heard
 from sbkit.decoding.word_reader import WordReader
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
@@ -35,7 +35,7 @@ def fit_readers(
     )
     names = [GREEDY] if decoder is None else [GREEDY, decoder.kind]
     judged: dict[str, list[Judged]] = {name: [] for name in names}
-    for each in take_enough(heard):
+    for each in heard:
         brain.watchdog.ping("confidence", brain.optimizer_step)
         judged[GREEDY].append(_judge_greedy(reader, each))
         if decoder is not None:

@@ -61,7 +61,7 @@ def hear(brain: Any) -> Iterator[Heard]:
             for text, row, count, attention in zip(
                 batch.texts, log_probs, frames, attending, strict=True
             ):
-                yield Heard(row[:count], text, attention)
+                yield Heard(row[:count].copy(), text, attention)  # a view keeps the whole batch
 
 
 def _add(scores: Sequence[Scores]) -> list[Scores]:

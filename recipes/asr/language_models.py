@@ -42,8 +42,10 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     text = given if arpa is None else None
     if text is not None:
         next(read_sentences(text, knobs["language"]))
+    evaluated = splits.evaluated()
+    trained_on = [each for name, each in splits.fingerprints.items() if name not in evaluated]
     declared = Declared(
-        source=splits.fingerprints.get("train", "") if given is None else checksum(given),
+        source=" ".join(trained_on) if given is None else checksum(given),
         word_order=knobs["word_lm_order"],
         token_order=knobs["token_lm_order"],
     )

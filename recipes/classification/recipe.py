@@ -8,7 +8,6 @@ from typing import Any
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
 from recipes.prepare import prepare_labelled
-from sbkit.base.errors import SbkitError
 from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
@@ -21,13 +20,7 @@ LABEL_FILE = "labels.txt"
 
 def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
     """List the classes of the training set."""
-    column = knobs["label"]
-    if column not in splits.train.column_names:
-        raise SbkitError(
-            f"`label` must name a column of the manifest ({', '.join(splits.train.column_names)}), "
-            f"but is {column!r}. Choose one of them."
-        )
-    names = take_columns(splits.train, column)[column].to_pylist()
+    names = take_columns(splits.train, knobs["label"])[knobs["label"]].to_pylist()
     return ensure_labels(Path(knobs["output_folder"]) / LABEL_FILE, names)
 
 

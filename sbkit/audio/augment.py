@@ -89,8 +89,7 @@ class SpecAugment(nn.Module):
     """Hide random stretches of time and bands of frequency: (B, T, M), (B,) -> (B, T, M).
 
     What is hidden becomes the batch's mean of the bin, which is zero after normalization.
-    Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the
-    utterance.
+    Source: Park et al. 2019; a time mask is at most ``max_time_fraction`` of the utterance.
     """
 
     RANGES: ClassVar = {

@@ -222,7 +222,7 @@ def _check_values(path: Path | str, block: npt.NDArray[np.float32]) -> None:
 
 def _describe(path: Path, error: Exception) -> AudioError:
     """Distinguish no audio from a file that began well; only the second can be repaired."""
-    if re.search("lost sync|malformed", str(error)):
+    if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
         return _cut_short(path)
     if isinstance(error, OSError | MemoryError):
         reason = getattr(error, "strerror", None) or "not enough memory"

@@ -4,15 +4,18 @@ Legend: B utterances, S samples, N clips of a folder.
 
 All draws come from torch's generator, which the Brain seeds before every micro-batch, so a resumed
 run hears the same. The files are read once, when the first utterance is to be augmented, and stay
-on the device as int16; after that the host waits for nothing. In a YAML:
+on the device; after that the host waits for nothing. Of a folder of more than 1,800 files so many
+are taken, evenly. In a YAML:
 
     add_noise: !new:sbkit.audio.noise.AddNoise
         folder: /data/musan/noise
         snr_db: [5, 20]
         prob: 0.5
+        sample_rate: !ref <sample_rate>
     add_reverb: !new:sbkit.audio.noise.AddReverb
         folder: /data/rirs
         prob: 0.3
+        sample_rate: !ref <sample_rate>
     wave_augment: !new:sbkit.audio.augment.Compose
         parts: [!ref <add_reverb>, !ref <add_noise>]
 """
@@ -31,8 +34,9 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
-LONGEST_TOTAL = 3600  # seconds of noise kept on a device, 115 MB; each file gives an equal part
+LONGEST_TOTAL = 3600  # seconds kept on a device, 115 MB of noise; each file gives an equal part
 LONGEST_IMPULSE = 2  # seconds of a room's impulse response
+MOST_FILES = LONGEST_TOTAL // LONGEST_IMPULSE  # a shorter piece of noise would be heard to repeat
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,10 @@ class AddReverb(nn.Module):
 
 
 def audio_files(folder: str) -> tuple[Path, ...]:
-    """Return the audio files below a folder, in order; raise SbkitError where there are none."""
+    """Return the audio files below a folder, in order; of more than MOST_FILES, that many, evenly.
+
+    Raises SbkitError where there are none.
+    """
     path = Path(folder)
     found = tuple(sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES))
     if not found:
@@ -134,7 +141,9 @@ def audio_files(folder: str) -> tuple[Path, ...]:
             "The folder of noises or rooms must hold audio files "
             f"({', '.join(SUFFIXES[:6])} ...), but {folder} {came}. Correct `folder`."
         )
-    return found
+    if len(found) <= MOST_FILES:
+        return found
+    return tuple(found[place * len(found) // MOST_FILES] for place in range(MOST_FILES))
 
 
 @lru_cache(maxsize=8)

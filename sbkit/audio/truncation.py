@@ -16,8 +16,8 @@ UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at
 RF64_HEADER = 80  # bytes, the shortest: riff 12, ds64 36, fmt 24, data 8
 LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
 
-# How a file begins that may not begin twice: a FLAC with the size of its first block; in Ogg a
-# page without the mark of a first one, which no page with it follows but that of another recording.
+# Where recordings begin: a FLAC, with the size of its first block; in Ogg a page that is marked as
+# a first one. Behind a page that is not, such a page begins another recording.
 _FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
 _OGG_PAGE = re.compile(rb"OggS\x00[\x00\x01\x04\x05]")
 _OGG_FIRST_PAGE = re.compile(rb"OggS\x00[\x02\x03\x06\x07]")

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
-from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
+from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
 from sbkit.data.fill import DISK_FULL
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.logs.log import say
@@ -47,6 +47,7 @@ def unpack(archive: Path) -> Path:
                 write_sealed(beside / CORPUS_FILE, {"folder": str(archive.resolve())})
         except OSError as error:
             raise _unusable(archive, folder, error) from error
+    note_use(folder)
     return _innermost(folder)
 
 

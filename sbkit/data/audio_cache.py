@@ -21,9 +21,8 @@ from sbkit.data.fill import DISK_FULL, Outcome, Place, ShardSearch, disk_full, f
 from sbkit.data.shard import (
     CORPUS_FILE,
     ClipKey,
-    Listing,
-    Shard,
     read_sealed,
+    remove_shard,
     remove_unfinished,
     write_sealed,
 )
@@ -55,7 +54,7 @@ class AudioCache(Place):
     @staticmethod
     def of(paths: Paths, sample_rate: int, cache_folder: Path, store: str = "pcm") -> "AudioCache":
         """Return the cache of the folder that all clips have in common."""
-        parents = {path.rpartition("/")[0] for path in paths}
+        parents = {path[: path.rfind("/") + 1] for path in paths}  # "/" for a clip in the root
         corpus = Path(os.path.commonpath([Path(os.path.abspath(each)) for each in parents]))  # noqa: PTH100
         identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}"
         identity += "" if store == "pcm" else f"\n{store}"
@@ -80,7 +79,7 @@ class AudioCache(Place):
                 search.look()
                 _remove(search.damaged)
                 fill(self, search, title=title)
-        self._note_use()
+        note_use(self.folder)
         return [key if isinstance(key, AudioError) else search.found[key] for key in keys]
 
     def _describe_folder(self) -> None:
@@ -107,8 +106,8 @@ class AudioCache(Place):
         return ClipKey(relative, status.st_size, status.st_mtime_ns)
 
     def _relative(self, path: str) -> str:
-        folder, _, name = path.rpartition("/")
-        return _relative_folder(folder, self.corpus) + name
+        name = path.rfind("/") + 1
+        return _relative_folder(path[:name], self.corpus) + path[name:]
 
     @contextmanager
     def _write_access(self) -> Iterator[None]:
@@ -138,9 +137,11 @@ class AudioCache(Place):
             "another one; SBKIT_CACHE names that of prepared data."
         )
 
-    def _note_use(self) -> None:
-        with suppress(OSError):
-            os.utime(self.folder / CORPUS_FILE)
+
+def note_use(folder: Path) -> None:
+    """Note that a folder of the cache was used now, where that can be written."""
+    with suppress(OSError):
+        os.utime(folder / CORPUS_FILE)
 
 
 def _remove(damaged: list[Path]) -> None:
@@ -150,7 +151,7 @@ def _remove(damaged: list[Path]) -> None:
             f"{listing.with_suffix('.arrow')} holds prepared audio, but is damaged: its clips "
             "are decoded again."
         )
-        Shard(listing.with_suffix(".arrow"), Listing.of(()), (), "").remove()
+        remove_shard(listing)
     damaged.clear()
 
 

@@ -1,7 +1,7 @@
 """What is kept of each clip's audio, by the knob ``audio_store``, and how it is read again.
 
 pcm   int16 samples: nothing is decoded again; 115 MB for an hour at 16 kHz
-flac  the same samples without loss in about half the room, decoded when they are read
+flac  the same samples without loss in six tenths of the room, decoded when they are read
 none  the path of the clip's own file, which is decoded when it is read: no room at all
 
 Each has a column of its own in a prepared split, which holds bytes; `read_stored` makes samples of
@@ -43,7 +43,7 @@ def require_store(name: object) -> str:
     if name not in COLUMNS:
         raise SbkitError(
             f"`audio_store` must be one of {', '.join(COLUMNS)}, but is {name!r}. Choose pcm for "
-            "speed, flac for half the disk, none for no disk."
+            "speed, flac for six tenths of the disk, none for no disk."
         )
     return str(name)
 

@@ -22,15 +22,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.audio_store import COLUMNS, SHARDED, read_rows, read_stored
+from sbkit.data.audio_store import read_rows, read_stored
+from sbkit.data.manifest import RESERVED_COLUMNS
 from sbkit.data.plan import Example
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.decoding.spelling import SPACE
 from sbkit.text.tokenizer import Tokenizer
 
 LEAVE = signal.SIGUSR2  # what a worker still answers to
-# Of a row; the rest are columns of the manifest.
-OWN = ("id", "text", "samples", "percent", "weight", *COLUMNS.values(), SHARDED)
+OWN = frozenset(RESERVED_COLUMNS) - {"sentence"}  # of a row; the rest travels as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
 def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
     """Concatenate rows; columns in which they differ are joined by "+"."""
     columns = {
-        name: "+".join(dict.fromkeys(str(row[name]) for row in rows))
+        name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
         for name in rows[0]
         if name not in OWN
     }

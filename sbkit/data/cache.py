@@ -65,7 +65,7 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
             clips=sum(len(each.paths) for each in clips),
             seconds=sum(sum(each.samples) for each in clips) / (rate or SAMPLE_RATE),
             bytes=_size(folder),
-            last_used=(folder / CORPUS_FILE if facts else folder).stat().st_mtime,
+            last_used=_last_used(folder, known=bool(facts)),
         )
 
 
@@ -73,7 +73,13 @@ def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
         corpus = Path(facts["folder"]) if "folder" in facts else None
-        yield Entry(folder, corpus, None, None, None, _size(folder), folder.stat().st_mtime)
+        used = _last_used(folder, known=bool(facts))
+        yield Entry(folder, corpus, None, None, None, _size(folder), used)
+
+
+def _last_used(folder: Path, *, known: bool) -> float:
+    """Return when a folder was used, which is noted in the file of a known corpus."""
+    return (folder / CORPUS_FILE if known else folder).stat().st_mtime
 
 
 def _folders(parent: Path) -> Iterator[Path]:

@@ -13,7 +13,11 @@ from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clip, Clips
 from sbkit.text.languages import primary
 
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED)  # of prepared
+# What sbkit calls its own columns: those of a prepared split, then what a batch adds.
+RESERVED_COLUMNS = (
+    *("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED),
+    *("percent", "weight"),
+)
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 
 
@@ -123,15 +127,16 @@ def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, st
     kept = [name for name in names if name not in used]
     lower = {name.lower(): name for name in kept}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {name: "speaker" if name == speaker else _free_name(name) for name in kept}
+    return {name: "speaker" if name == speaker else free_name(name) for name in kept}
 
 
-def _free_name(name: str) -> str:
+def free_name(name: str) -> str:
+    """Return what a column is called so that it is none of sbkit's own."""
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
 def check_locale(manifest: Manifest, language: str) -> str | None:
-    """Return a note if some rows have another locale than the language; null if none has.
+    """Return a note if some rows have another locale than the language; None if none has.
 
     Rows without a locale say nothing, and a region makes no difference.
 

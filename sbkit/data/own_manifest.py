@@ -20,10 +20,10 @@ from sbkit.data.manifest import (
 from sbkit.data.saved_dataset import is_saved_dataset, read_saved_dataset
 from sbkit.data.tables import (
     PATH_COLUMNS,
-    TEXT_COLUMNS,
     Table,
     TableRow,
     find_column,
+    find_text_column,
     read_table,
 )
 
@@ -71,9 +71,14 @@ def _read_source(
     *,
     several: bool,
 ) -> Iterator[Row | BadRow]:
-    rows = _read(source, path_column, text_column)
+    if (source / "wav.scp").is_file():
+        rows, column = read_kaldi(source, transcripts=text_column is not False), "text"
+    else:
+        table = _open_table(source)
+        rows = read_rows(table, path_column, text_column)
+        column = find_text_column(table, text_column)
     if text_column is not False:
-        rows = require_transcripts(rows, source, text_column or "text")
+        rows = require_transcripts(rows, source, column)
     return (_named(row, source.name) for row in rows) if several else rows
 
 
@@ -91,33 +96,25 @@ def with_language(row: Row | BadRow, language: str) -> Row | BadRow:
     return replace(row, clip=replace(row.clip, columns={**row.clip.columns, "language": language}))
 
 
-def _read(
-    source: Path, path_column: str | None, text_column: str | Literal[False] | None
-) -> Iterator[Row | BadRow]:
+def _open_table(source: Path) -> Table:
     if is_saved_dataset(source):
-        return read_rows(read_saved_dataset(source), path_column, text_column)
-    if (source / "wav.scp").is_file():
-        return read_kaldi(source, transcripts=text_column is not False)
+        return read_saved_dataset(source)
     if source.is_dir():
         raise SbkitError(
             f"A manifest that is a folder must be Kaldi's (wav.scp and text) or a dataset saved by "
             f"datasets.save_to_disk, but {source} is neither. Name a file in it."
         )
-    return read_rows(read_table(source), path_column, text_column)
+    return read_table(source)
 
 
 def read_rows(
     table: Table, path_column: str | None, text_column: str | Literal[False] | None
 ) -> Iterator[Row | BadRow]:
     """Read the clips of a table; raises SbkitError where it lacks a column."""
-    text = ""
-    if text_column is not False:
-        named = text_column if isinstance(text_column, str) else None
-        text = find_column(table, named, TEXT_COLUMNS, "text_column")
     lower = {column.lower(): column for column in table.columns}
     columns = _Columns(
         path=find_column(table, path_column, PATH_COLUMNS, "path_column"),
-        text=text,
+        text=find_text_column(table, text_column),
         id=next((lower[name] for name in ID_COLUMNS if name in lower), ""),
     )
     return (_read_row(row, columns, table.file.parent) for row in table.rows)

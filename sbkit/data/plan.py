@@ -73,8 +73,9 @@ def join_rows(
 ) -> Examples:
     """Make examples of rows in an order, each joined to the one before it where `joins` says so.
 
-    An example has the speed of its first row, or its own where a batch of so many samples would
-    not hold it; it grows until it is long enough, and never beyond the capacity.
+    An example has the speed of its first row, or the natural one where that row, played slower,
+    would not fit into a batch of ``capacity`` samples; it grows until it is ``long_enough``, and
+    never beyond the capacity.
     """
     alone = at_speed(samples[order], percents)
     percents = np.where(alone <= capacity, percents, 100)
@@ -82,12 +83,12 @@ def join_rows(
     starts, totals = list[int](), list[int]()
     total, percent = capacity, 100  # nothing is joined to the first
     rows = zip(samples[order].tolist(), alone.tolist(), percents.tolist(), joins, strict=True)
-    for place, (natural, at_its_own, its_percent, join) in enumerate(rows):
+    for place, (natural, own_total, own_percent, join) in enumerate(rows):
         longer = total + at_speed(natural, percent)
         if starts and join and total < long_enough and longer <= capacity:
             total = totals[-1] = longer
         else:
-            total, percent = at_its_own, its_percent
+            total, percent = own_total, own_percent
             starts.append(place)
             totals.append(total)
     firsts = np.array(starts, dtype=np.int64)

@@ -21,7 +21,7 @@ from sbkit.data.audio_cache import AudioCache
 from sbkit.data.audio_store import COLUMNS, SHARDED
 from sbkit.data.clips import Clips, Paths
 from sbkit.data.fill import CachedAudio
-from sbkit.data.manifest import RESERVED_COLUMNS, Manifest
+from sbkit.data.manifest import Manifest, free_name
 from sbkit.data.splits import Excluded
 
 MAX_LOST = 0.05  # share of a split's rows that may be unusable before the run is refused
@@ -194,6 +194,5 @@ def _texts(
         "samples": pa.array([each.samples for each in audio], pa.int64()),
     }
     for name in clips.columns.column_names:
-        if name not in RESERVED_COLUMNS:
-            columns[name] = others[name].fill_null("")
+        columns[free_name(name)] = others[name].fill_null("")
     return pa.table(columns)

@@ -25,10 +25,10 @@ from sbkit.data.manifest import (
 )
 from sbkit.data.tables import (
     PATH_COLUMNS,
-    TEXT_COLUMNS,
     Table,
     TableRow,
     find_column,
+    find_text_column,
     read_table,
 )
 from sbkit.text.languages import check_language
@@ -82,7 +82,8 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     Args:
         tsv: the file, beside the folder ``clips/``.
         language: of what is spoken.
-        knobs: ``path_column`` and ``text_column`` name the two columns; null: the usual names.
+        knobs: ``path_column`` and ``text_column`` name the two columns; null: the usual names; a
+            ``text_column`` of False: there are no transcripts.
 
     Raises:
         SbkitError: the file cannot be read as a table, lacks a column or holds no transcript.
@@ -90,7 +91,7 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     knobs = knobs or {}
     table = read_table(tsv)
     path_column = find_column(table, knobs.get("path_column"), PATH_COLUMNS, "path_column")
-    text_column = find_column(table, knobs.get("text_column"), TEXT_COLUMNS, "text_column")
+    text_column = find_text_column(table, knobs.get("text_column"))
     regular = read_regular_table(tsv, table.columns)
     clips = regular and to_clips(
         regular,
@@ -102,7 +103,9 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     if clips:
         return Manifest(clips, ())
     rows = _read_rows(table, path_column, text_column, language)
-    return collect(require_transcripts(rows, tsv, text_column), base=tsv.parent / "clips")
+    if text_column:
+        rows = require_transcripts(rows, tsv, text_column)
+    return collect(rows, base=tsv.parent / "clips")
 
 
 def _read_rows(
@@ -124,7 +127,7 @@ def _read_row(
         return BadRow(where, *path)
     columns = open_columns(row.fields, (path_column, text_column))
     columns.setdefault("language", language)
-    return Row(where, Clip(path.stem, path, row.fields[text_column], columns))
+    return Row(where, Clip(path.stem, path, row.fields.get(text_column, ""), columns))
 
 
 # Tables without a single odd row are read as columns: two million rows in 6 s, one by one in 47.
@@ -162,10 +165,12 @@ def to_clips(
 ) -> Clips | None:
     """Make clips of rows that each name a file of the folder, none of them twice.
 
-    ``path`` and ``text`` are columns; ``constant`` are columns with one value, where there is none.
+    ``path`` and ``text`` are columns, the second "" where there are no transcripts; ``constant``
+    are columns with one value, where there is none.
     """
-    names, sentences = table[path], table[text]
-    spoken = pc.any(pc.not_equal(pc.utf8_trim_whitespace(sentences), "")).as_py()
+    names = table[path]
+    sentences = table[text] if text else pa.array([""] * len(table), pa.string())
+    spoken = not text or pc.any(pc.not_equal(pc.utf8_trim_whitespace(sentences), "")).as_py()
     plain = pc.all(pc.match_substring_regex(names, f"^{PLAIN_NAME.pattern}$")).as_py()
     if not (spoken and plain):
         return None

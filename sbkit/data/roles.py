@@ -20,7 +20,8 @@ def resolve_splits(
         available: the names of all splits that the corpus has.
 
     Raises:
-        SbkitError: an unknown role or split, a split with two roles, nothing to train or validate.
+        SbkitError: an unknown role or split, a split with two roles, nothing to train or validate,
+            or a split called ``train`` that is not trained on.
     """
     if wanted is not None and not isinstance(wanted, Mapping):
         raise SbkitError(
@@ -35,6 +36,11 @@ def resolve_splits(
     roles = {role: _names(role, named.get(role), default.get(role, ())) for role in ROLES}
     for role, splits in roles.items():
         _refuse_unknown(role, splits, available)
+        if "train" in splits and role != "train":
+            raise SbkitError(
+                f"A split called train must be trained on, as a run calls what it trains on so, "
+                f"but is in `splits.{role}`. Rename it, or choose another split."
+            )
     _refuse_overlap(roles)
     return roles
 
@@ -86,6 +92,6 @@ def require_split_name(name: str) -> None:
     """
     if not SPLIT_NAME.fullmatch(name):
         raise SbkitError(
-            f"The name of a split must be made of letters, digits, dots and hyphens, but is "
-            f"{name!r}. Rename it."
+            "The name of a split must be made of letters, digits and . + - _, and begin with one "
+            f"of the first two, but is {name!r}. Rename it."
         )

@@ -174,9 +174,9 @@ def fastest_percent(speeds: Sequence[float]) -> int:
 
 
 def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Deal examples out by length like cards, so that the parts are alike in number and length.
+    """Give examples to the parts in turn, the longest first: they are alike in number and length.
 
-    Where there are fewer examples than parts, the shortest stands in without weight.
+    Where there are fewer examples than parts, the shortest one fills the others, without weight.
     """
     by_length = sorted(step, key=lambda each: (-each.samples, each.rows))
     filler = replace(by_length[-1], weight=0)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.regular import read_regular
-from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache
+from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
 from sbkit.data.parquet import ParquetFile
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
@@ -59,6 +59,7 @@ def read_saved_dataset(source: Path) -> Table:
             f"{source} must be a dataset that `datasets` reads, but fails ({type(error).__name__}: "
             f"{str(error)[:200]}). Save it again."
         ) from error
+    note_use(_embedded_folder(source))
     within = source / "data" if source.is_dir() else source  # paths are relative to its folder
     return Table(within, tuple(columns), rows)
 
@@ -105,6 +106,12 @@ def _as_text(source: Path, value: object) -> str:
     return str(value)
 
 
+def _embedded_folder(source: Path) -> Path:
+    """Return the folder of the cache for the audio that a dataset holds itself."""
+    key = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
+    return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
+
+
 def write_embedded(content: bytes, name: str, source: Path) -> Path:
     """Write the bytes of one audio file, unless they are there, and return where.
 
@@ -113,8 +120,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
     Raises:
         SbkitError: the cache cannot be written, or its disk is full.
     """
-    key = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
-    folder = default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
+    folder = _embedded_folder(source)
     digest = hashlib.sha256(content).hexdigest()[:16]
     plain = Path(name).name
     if not plain.isprintable() or plain in ("", "..") or len(os.fsencode(plain)) > LONGEST_NAME:

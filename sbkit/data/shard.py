@@ -2,7 +2,7 @@
 
 NAME.arrow  what `audio_store` keeps of the clips, a row each
 NAME.json   which clips they are, how long each is, which cannot be read, and the checksums
-NAME.ok     by what the file system says of NAME.arrow: that it was found to be intact
+NAME.ok     size, times and inode of NAME.arrow when its checksum was found right
 """
 
 import hashlib
@@ -79,11 +79,6 @@ class Shard(NamedTuple):
     unreadable: Sequence[UnreadableClip]
     sha256: str
     store: str = "pcm"
-
-    def remove(self) -> None:
-        """Remove the shard; the listing goes first, so that no part is taken for a whole."""
-        for suffix in (".json", ".ok", ".arrow"):
-            self.file.with_suffix(suffix).unlink(missing_ok=True)
 
 
 class HashedFile(io.FileIO):
@@ -274,6 +269,12 @@ def list_shards(folder: Path, besides: Container[Path] = ()) -> Iterator[tuple[P
     for listing in sorted(folder.glob("*.json")):
         if listing.name != CORPUS_FILE and listing not in besides:
             yield listing, read_shard(listing)
+
+
+def remove_shard(listing: Path) -> None:
+    """Remove a shard; its listing goes first, so that no part is taken for a whole."""
+    for suffix in (".json", ".ok", ".arrow"):
+        listing.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:

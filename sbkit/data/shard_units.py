@@ -62,7 +62,7 @@ def manifest_units(manifest: Manifest, options: ShardOptions) -> list[Unit]:
     read = sum(facts[int(row)][0] for row in order[:PROBED])
     kept = sum(_stored_sizes(probed, options))
     expected = sum(size for size, _ in facts) * kept / max(1, read)
-    shards = max(1, round(expected / options.shard_bytes))
+    shards = max(1, min(round(expected / options.shard_bytes), len(clips)))  # none without a clip
     units = []
     for number, chosen in enumerate(np.array_split(order, shards)):
         bad = manifest.bad_rows if number == 0 else ()

@@ -33,7 +33,6 @@ FORMAT = 1
 ROWS_AT_ONCE = 200
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
-OWN = ("id", "sentence", "samples", SHARDED)  # columns of every table; the rest is the corpus's
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     """Return the rows of one split, whose audio stays where it is.
 
     Raises:
-        SbkitError: a shard is missing, cut short, of another rate or with other columns.
+        SbkitError: a shard is missing, cut short or of another rate.
     """
     storage = Storage.at(knobs["data_folder"])
     index = read_index(storage)
@@ -117,7 +116,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
             "prepare the shards again: only what is missing is written."
         )
-    tables, bad = list[pa.Table](), list[BadRow]()
+    tables, stored, bad = list[pa.Table](), list[pa.Table](), list[BadRow]()
     contents = _read_tables(storage, shards)
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
@@ -125,9 +124,11 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema).combine_chunks()
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
-            tables.append(_placed(table, storage.file(f"{shard.name}.arrow"), index.store, number))
-    require_same_columns({n.name: t.column_names for n, t in zip(shards, tables, strict=True)})
-    return _manifest(pa.concat_tables(tables), bad)
+            stored.append(_stored(table, storage.file(f"{shard.name}.arrow"), index.store, number))
+            tables.append(table.drop_columns(["samples", SHARDED]).replace_schema_metadata(None))
+    # A shard has the columns of its own clips: of JSON Lines, not all rows have all of them.
+    table = pa.concat_tables(tables, promote_options="default")
+    return Manifest(_clips(table), tuple(bad), pa.concat_tables(stored))
 
 
 def read_index(storage: Storage) -> Index:
@@ -178,23 +179,6 @@ def listed(table: bytes) -> Listed:
     return Listed(**of_both, table_sha256=hashlib.sha256(table).hexdigest())
 
 
-def require_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
-    """Refuse tables that differ in their columns, by the names of their shards.
-
-    Raises:
-        SbkitError: two of them do.
-    """
-    first, *others = columns or [""]
-    for other in others:
-        here = sorted(set(columns[first]) ^ set(columns[other]))
-        if here:
-            raise SbkitError(
-                f"All parts of a split must have the same columns, but {first} and {other} differ "
-                f"in {', '.join(here)}. Give all of them the same, and prepare again; shards of "
-                "what did not change stay."
-            )
-
-
 def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str, str]]:
     """Return the files that are not there as they were written, and how they are."""
     wanted = {f"{shard.name}.arrow": shard.bytes for shard in shards}
@@ -232,8 +216,8 @@ def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
         yield content
 
 
-def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
-    """Complete the places of a shard's rows by the file that they are in.
+def _stored(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
+    """Return samples, digest and place of a shard's rows, for the file that they are in.
 
     The digests are given its number, too: the plan of an epoch follows from what lies in which.
     """
@@ -242,15 +226,10 @@ def _placed(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
     places += [column.field(each.name) for each in list(PLACE)[2:]]
     digest = pc.binary_join_element_wise(column.field("digest"), pa.scalar(str(number)), "@")
     placed = pa.StructArray.from_arrays(places, fields=list(PLACE))
-    at = table.schema.get_field_index(SHARDED)
-    return (
-        table.set_column(at, SHARDED, placed)
-        .append_column("digest", digest)
-        .replace_schema_metadata(None)
-    )
+    return pa.table({"samples": table["samples"], "digest": digest, SHARDED: placed})
 
 
-def _manifest(table: pa.Table, bad: Sequence[BadRow]) -> Manifest:
+def _clips(table: pa.Table) -> Clips:
     own = pa.table(
         {
             "id": table["id"],
@@ -258,5 +237,4 @@ def _manifest(table: pa.Table, bad: Sequence[BadRow]) -> Manifest:
             "sentence": table["sentence"],
         }
     )
-    clips = Clips(own, table.drop_columns([*OWN, "digest"]))
-    return Manifest(clips, tuple(bad), table.select(["samples", "digest", SHARDED]))
+    return Clips(own, table.drop_columns(["id", "sentence"]))

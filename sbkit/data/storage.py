@@ -1,7 +1,7 @@
 """Files of a local disk, a network file system or an object store, by the URLs of `fsspec`.
 
-What a file system asks for (a key, an endpoint) is fsspec's own business: its configuration files,
-its variables (FSSPEC_S3_...) and those of the store itself.
+Keys and endpoints are set as fsspec and the store have it: in configuration files, and in variables
+such as FSSPEC_S3_KEY.
 """
 
 import os
@@ -18,7 +18,7 @@ from sbkit.base.files import naming, write_bytes_atomically
 from sbkit.base.regular import read_regular
 
 LARGEST_FILE = 1 << 33  # bytes that are read at once
-LARGEST_TRANSFER = 64  # files or ranges that are asked for at once
+LARGEST_TRANSFER = 64  # files that are asked for at once
 
 
 class MissingFileError(SbkitError):

@@ -19,7 +19,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import read_rows, with_language
 from sbkit.data.shard_units import ShardOptions, Unit
-from sbkit.data.sharded_corpus import require_same_columns
 from sbkit.data.storage import MissingFileError, Storage
 from sbkit.data.tables import PATH_COLUMNS, Table, TableRow, find_column
 
@@ -49,7 +48,12 @@ class StreamedSplit:
         self, file: str, columns: tuple[str, ...], options: ShardOptions, scratch: Path
     ) -> Unit:
         def rows(start: int) -> Iterator[Row | BadRow]:
-            require_same_columns({self.files[0]: columns, file: self._columns(file)})
+            if here := sorted({*columns} ^ {*self._columns(file)}):
+                raise SbkitError(
+                    f"All files of a split must have the same columns, but {self.files[0]} and "
+                    f"{file} differ in {', '.join(here)}. Give all of them the same, and prepare "
+                    "again; shards of what did not change stay."
+                )
             shuffled = _open(file).shuffle(seed=options.seed, buffer_size=SHUFFLED)
             content = _rows(file, shuffled.skip(start), self.path_column, scratch)
             table = Table(_parent(file) / "rows", columns, content)
@@ -89,7 +93,7 @@ def _rows(
         name = name or find_column(
             Table(Path(file), tuple(row), ()), path_column, PATH_COLUMNS, "path_column"
         )
-        path = _to_path(row.pop(name), file, scratch)
+        path = _to_path(row.pop(name, None), file, scratch)
         fields = {key: "" if value is None else str(value) for key, value in row.items()}
         yield TableRow(number, {**fields, name: path})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
@@ -52,7 +52,8 @@ def read_table(file: Path) -> Table:
     """Open a table whose kind is told by its content: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
-    or vertical bar. Between tabs, quotes mean nothing (as in Common Voice); else they are CSV's.
+    or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
+    they enclose a field, as in CSV.
 
     Raises:
         SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
@@ -104,6 +105,17 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
         + " For data without transcripts, pass --text_column=False."
         * (knob == "text_column")
     )
+
+
+def find_text_column(table: Table, text_column: str | Literal[False] | None) -> str:
+    """Return the column of the transcripts, "" where the knob ``text_column`` is False: none.
+
+    Raises:
+        SbkitError: there is no such column.
+    """
+    if text_column is False:
+        return ""
+    return find_column(table, text_column, TEXT_COLUMNS, "text_column")
 
 
 def _check_text(file: Path) -> None:

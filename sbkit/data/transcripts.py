@@ -67,7 +67,7 @@ class Transcripts:
         return self.labels + self.repeats
 
 
-@lru_cache(maxsize=3)  # a check, and then the loaders, ask for those of the three splits
+@lru_cache(maxsize=32)  # checks, and then the loaders, ask for those of every split
 def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
     tables = read_columns(split, "samples", "text", title="Reading transcripts")

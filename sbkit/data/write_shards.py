@@ -43,7 +43,6 @@ from sbkit.data.sharded_corpus import (
     listed,
     missing_shards,
     read_index,
-    require_same_columns,
     write_index,
 )
 from sbkit.data.storage import Storage
@@ -323,19 +322,15 @@ def _finish(
     """Write the index where all shards are there."""
     splits: dict[str, list[Listed]] = {}
     for split, some in units.items():
-        columns: dict[str, list[str]] = {}
         splits[split] = []
         for unit in some:
             last = False
             for table in finished(storage, split, unit):
-                shard = listed(table)
-                columns[shard.name] = pq.read_schema(pa.BufferReader(table)).names
-                splits[split].append(shard)
+                splits[split].append(listed(table))
                 last = facts_of(table).last
             if not last:
                 say("Other processes still write; the last one writes the index.")
                 return None
-        require_same_columns(columns)
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():

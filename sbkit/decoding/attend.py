@@ -15,7 +15,8 @@ from sbkit.models.asr import AsrModel
 def attend(model: AsrModel, states: Tensor, frame_lengths: Tensor) -> list[AttentionDecoder]:
     """Make a decoder for each utterance of a batch: (B, U, D), (B,)."""
     pairs = zip(states, frame_lengths.tolist(), strict=True)
-    scores = (partial(score_tokens, model, row[:frames]) for row, frames in pairs)
+    # Copies: a view would keep the states of the whole batch as long as one utterance.
+    scores = (partial(score_tokens, model, row[:frames].clone()) for row, frames in pairs)
     return [AttentionDecoder(log_probs=each, eos=model.vocabulary.eos) for each in scores]
 
 

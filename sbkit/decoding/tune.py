@@ -3,9 +3,8 @@
 log-probabilities and texts of the set -> errors with some weights -> the best, and what it reached
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +96,6 @@ def tune(
     Raises:
         SbkitError: no rank has heard anything.
     """
-    heard = list(take_enough(heard))
     names = list(used_weights(decoder))
     choices = [names]
     if "token" in names and _unknown_share(decoder, heard, add) > MOST_UNKNOWN:
@@ -211,10 +209,21 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield "attention"
 
 
-def take_enough(heard: Sequence[Heard]) -> Iterator[Heard]:
-    """Take utterances evenly over the set, as many as are needed."""
-    tokens = sum(int((each.log_probs > LIKELY).sum()) for each in heard)
-    yield from islice(heard, 0, None, max(1, -(-tokens // ENOUGH)))
+def take_enough(heard: Iterable[Heard]) -> list[Heard]:
+    """Keep utterances evenly over the set, of at most ``ENOUGH`` tokens together.
+
+    Of a set that has more, every second one is kept, or every fourth and so on: the others are
+    dropped as they come. The log-probabilities of 20 hours by 5,000 tokens are 36 GB.
+    """
+    kept, counts, stride = list[Heard](), list[int](), 1
+    for number, each in enumerate(heard):
+        if number % stride:
+            continue
+        kept.append(each)
+        counts.append(int((each.log_probs > LIKELY).sum()))
+        while sum(counts) > ENOUGH and len(kept) > 1:
+            kept, counts, stride = kept[::2], counts[::2], 2 * stride
+    return kept
 
 
 def _errors(decoder: BeamDecoder, heard: Sequence[Heard]) -> Scores:

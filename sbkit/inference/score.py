@@ -251,16 +251,15 @@ def _labelled(rows: datasets.Dataset, bundle: Bundle, wanted: Wanted) -> dataset
 
 
 def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Manifest:
-    names = {"path_column": wanted.path_column, "text_column": wanted.text_column}
-    if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
-        columns = {each.lower() for each in read_table(source).columns}
-        if has_text or columns & {*TEXT_COLUMNS}:
-            return read_release(source, language, names)
+    is_release = source.suffix == ".tsv" and (source.parent / "clips").is_dir()
+    if is_release and not has_text:
+        has_text = not {*TEXT_COLUMNS}.isdisjoint(map(str.lower, read_table(source).columns))
+    path_column, text_column = wanted.path_column, wanted.text_column if has_text else False
+    if is_release:
+        knobs = {"path_column": path_column, "text_column": text_column}
+        return read_release(source, language, knobs)
     return read_manifests(
-        [source],
-        path_column=wanted.path_column,
-        text_column=wanted.text_column if has_text else False,
-        language=language,
+        [source], path_column=path_column, text_column=text_column, language=language
     )
 
 

@@ -238,7 +238,8 @@ def build_model(
             f"{type(parts[strange[0]]).__name__}. Export it again."
         )
     model = nn.ModuleList(parts[name] for name in config.model).eval()
-    require_rate(parts[FEATURES].eval(), config.sample_rate)
+    parts[FEATURES].eval()
+    require_rate(parts, config.sample_rate)
     more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
     wanted = inspect.signature(made).parameters
     more = {name: value for name, value in more.items() if name in wanted}

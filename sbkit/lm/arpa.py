@@ -37,9 +37,9 @@ def read_arpa(path: Path) -> NgramModel:
 
     A file without `<unk>` gives unknown words no probability; theirs becomes a log10 of -99, which
     stands for that in ARPA files. Back-offs of the highest order say nothing and are dropped.
-    Raises SbkitError for a file that cannot be read, is cut short, is not UTF-8, holds other
+    Raises SbkitError for a file that cannot be read, is cut short, is not UTF-8, or holds: other
     numbers of n-grams than it says, a value that is no logarithm of a probability, a word that is
-    no unigram, an n-gram twice, or one whose first words are none.
+    no unigram, an n-gram twice, an n-gram whose first n - 1 words are no n-gram.
     """
     return _read(Lines(path, read_lines(path, what="An ARPA file")))
 

@@ -2,10 +2,10 @@
 
 Chen and Goodman, "An empirical study of smoothing techniques for language modeling" (1998), with
 the choices of Heafield et al., "Scalable modified Kneser-Ney language model estimation" (2013):
-the count of an n-gram below the highest order is the number of words seen before it, but the times
-it was seen where it begins with `<s>`; unigrams are interpolated with the uniform distribution over
-all words, `<unk>` and `</s>`. lmplz counts one n-gram of each order, the last, by the times it was
-seen; that oversight is not repeated, so that discounts of tiny texts may differ.
+below the highest order the count of an n-gram is the number of different words seen before it, or,
+where it begins with `<s>`, how often it was seen; unigrams are interpolated with the uniform
+distribution over all words, `<unk>` and `</s>`. lmplz counts the last n-gram of each order by how
+often it was seen, an oversight that is not repeated: discounts of tiny texts may differ.
 
 Legend: T tokens, V words, N n-grams of one order.
 """
@@ -19,15 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
-from sbkit.lm.ngram import (
-    BEGIN,
-    END,
-    LARGEST_ORDER,
-    SPECIAL,
-    Grams,
-    Ints,
-    NgramModel,
-)
+from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Grams, Ints, NgramModel
 
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

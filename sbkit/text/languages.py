@@ -59,7 +59,7 @@ _OTHER_NAMES: Mapping[str, str] = {
 _MEANT = {name: tag for tag, names in _OTHER_NAMES.items() for name in names.split()}
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
-    r"(?P<language>[a-z]{2,3})([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*",
+    r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*",
     re.IGNORECASE,
 )
 
@@ -75,8 +75,7 @@ def check_language(value: object) -> str:
             "`language` must be a tag as de or sv-SE, but is false: YAML reads no without quotes "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
-    tag = _TAG.fullmatch(value) if isinstance(value, str) else None
-    if isinstance(value, str) and tag and primary(value) in KNOWN_CODES:
+    if isinstance(value, str) and _TAG.fullmatch(value) and primary(value) in KNOWN_CODES:
         return value
     raise SbkitError(
         "`language` must be the tag of a known language, as de, sv-SE or zh-CN, but is "

@@ -5,8 +5,8 @@ sc_stats does it. Segments are cut where both have two correct words in a row, s
 one says little about the next; those without an error are left out. Of each, the difference of
 the error counts is taken: Z = mean / (sd / sqrt n).
 
-Segments are taken as independent, also those of one speaker: of other speakers it is the interval
-of the difference over speakers that says something (`sbkit/text/interval.py`).
+Segments count as independent, even those of one speaker. Whether a difference holds for other
+speakers, the interval of the difference over speakers says (`sbkit/text/interval.py`).
 """
 
 import math

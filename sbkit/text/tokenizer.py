@@ -54,7 +54,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text; special tokens leave no trace."""
+        """Turn ids into text, without the special tokens."""
         special = self.vocabulary.special
         text: str = self._pieces.decode([label for label in ids if label not in special])
         return " ".join(text.split())

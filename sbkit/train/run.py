@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sbkit.audio.rate import require_rate
 from sbkit.config.hparams import load_hparams, read_knobs
@@ -85,8 +84,8 @@ class Run:
         _ = self.recipe, self.labels  # their modules and file are what the YAML opens
         torch.manual_seed(self.knobs["seed"])
         hparams = load_hparams(self.yaml_file, self.overrides)
-        if isinstance(features := hparams.get("compute_features"), nn.Module):
-            require_rate(features, hparams["sample_rate"])
+        if "sample_rate" in hparams:
+            require_rate(hparams, hparams["sample_rate"])
         return hparams
 
     @cached_property

@@ -145,6 +145,15 @@ def test_what_is_no_audio_is_refused_by_name(tmp_path: Path, kind: str, spoiled:
     assert str(file) in str(caught.value)
 
 
+def test_the_name_of_a_file_says_nothing_about_it(tmp_path: Path) -> None:
+    """In libsndfile's sentence it stands beside the reason."""
+    file = tmp_path / "malformed.wav"
+    file.write_text("no audio at all\n" * 99)
+    with pytest.raises(AudioError) as caught:
+        read_audio(file)
+    assert caught.value.reason == "not audio"
+
+
 def test_no_samples_and_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="must hold samples"):
         read_audio(write(tmp_path / "none.wav", np.zeros(0)))

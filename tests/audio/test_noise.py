@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sbkit.audio import noise
 from sbkit.audio.augment import Compose
-from sbkit.audio.noise import AddNoise, AddReverb
+from sbkit.audio.noise import AddNoise, AddReverb, audio_files
 from sbkit.base.errors import SbkitError
 
 
@@ -105,6 +106,17 @@ def test_parts_are_composed_in_order(noises: Path) -> None:
     torch.manual_seed(0)
     expected, _ = parts[1](*parts[0](audio, lengths))
     assert torch.equal(together, expected)
+
+
+def test_of_a_large_folder_files_are_taken_evenly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.wav").touch()
+    monkeypatch.setattr(noise, "MOST_FILES", 3)
+    assert [file.stem for file in audio_files(str(tmp_path))] == ["0", "2", "4"]
+    monkeypatch.setattr(noise, "MOST_FILES", 7)
+    assert len(audio_files(str(tmp_path))) == 7
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path, noises: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     assert not find_prunable([entry], older_than=None, unused=True)
     archive.unlink()
     assert find_prunable([entry], older_than=None, unused=True)
+
+
+def test_using_what_was_unpacked_counts_as_use(tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path)
+    unpack(archive)
+    (entry,) = list_entries(cache)
+    month_ago = time.time() - 31 * 86_400
+    for path in (entry.folder / "corpus.json", entry.folder):
+        os.utime(path, (month_ago, month_ago))
+    assert find_prunable(list_entries(cache), older_than=30, unused=False)
+    unpack(archive)
+    assert not find_prunable(list_entries(cache), older_than=30, unused=False)
 
 
 def test_a_changed_archive_is_unpacked_anew(tmp_path: Path) -> None:

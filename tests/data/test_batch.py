@@ -1,4 +1,4 @@
-"""UtteranceDataset become tensors, and nothing is lost or added on the way."""
+"""Rows become tensors, and nothing is lost or added on the way."""
 
 import subprocess
 import sys

@@ -63,6 +63,15 @@ def test_ways_to_write_one_row(tmp_path: Path, way: str) -> None:
     assert manifest.bad_rows == ()
 
 
+def test_a_release_without_transcripts_is_read_where_that_is_declared(tmp_path: Path) -> None:
+    for rows in ("path\tage\na.mp3\t30\n", "path\tage\na.mp3\t30\n\t31\n"):  # a bad row, too
+        file = write(tmp_path, rows)
+        (clip,) = read_release(file, "en", {"text_column": False}).clips
+        assert clip == Clip("a", tmp_path / "clips/a.mp3", "", {"age": "30", "language": "en"})
+        with pytest.raises(SbkitError, match="pass --text_column=False"):
+            read_release(file, "en")
+
+
 BAD_ROWS = [
     ("a.mp3", "wrong number of fields", "1 instead of 2"),
     ("a.mp3\thi\tthere", "wrong number of fields", "3 instead of 2"),
@@ -127,10 +136,11 @@ def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> 
     )
 
 
-def test_columns_of_the_store_are_renamed(tmp_path: Path) -> None:
-    row = "path\tsentence\ttext\tclient_id\na.wav\thi\tHI\tann\n"
+def test_columns_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+    row = "path\tsentence\ttext\tclient_id\tweight\na.wav\thi\tHI\tann\t61 kg\n"
     (clip,) = read_manifest(write(tmp_path, row)).clips
-    assert clip.columns == {"manifest_text": "HI", "speaker": "ann", "language": "en"}
+    kept = {"manifest_text": "HI", "speaker": "ann", "manifest_weight": "61 kg"}
+    assert clip.columns == {**kept, "language": "en"}
 
 
 def locales(*tags: str) -> Manifest:

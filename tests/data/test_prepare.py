@@ -15,8 +15,9 @@ import soundfile
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.data import decode, fill, shard
+from sbkit.data.audio_cache import AudioCache
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.clips import Clip
+from sbkit.data.clips import Clip, Clips
 from sbkit.data.columns import sample_counts, take_columns
 from sbkit.data.manifest import BadRow, Manifest
 from sbkit.data.plan import Example
@@ -97,6 +98,15 @@ def test_text_stands_beside_its_audio(tmp_path: Path) -> None:
     assert [Path(file["filename"]) for file in prepared.dataset.cache_files] == shards_of(tmp_path)
 
 
+def test_columns_of_a_corpus_module_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+    (clip,) = make_clips(tmp_path / "clips", 1)
+    own = Clip(clip.id, clip.path, clip.sentence, {"text": "as read", "weight": "61 kg"})
+    (row,) = prepare(tmp_path, [own]).dataset
+    assert (row["text"], row["manifest_text"], row["manifest_weight"]) == (
+        *("clip 0!", "as read", "61 kg"),
+    )
+
+
 def test_another_rate_is_another_cache(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 5)
     assert_holds(prepare(tmp_path, clips), clips)
@@ -174,6 +184,14 @@ def test_the_splits_of_a_corpus_share_their_audio(tmp_path: Path, decoded: list[
     decoded.clear()
     assert_holds(prepare(tmp_path, clips[3:]), clips[3:])
     assert decoded == []
+
+
+def test_the_root_may_be_the_folder_of_a_corpus(tmp_path: Path) -> None:
+    clips = Clips.of([Clip("a", Path("/a.wav"), ""), Clip("b", Path("/more/b.wav"), "")])
+    for paths, names in ((clips.paths, ["a.wav", "more/b.wav"]), (clips[:1].paths, ["a.wav"])):
+        cache = AudioCache.of(paths, 16_000, tmp_path)
+        assert cache.corpus == Path("/")
+        assert [cache._relative(path) for path in paths] == names
 
 
 def test_clips_of_one_id_and_rows_of_one_clip_stay_apart(tmp_path: Path) -> None:

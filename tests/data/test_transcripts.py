@@ -1,7 +1,6 @@
 """Transcripts read in one go: lengths, repeats, and what cannot be aligned, as CTC itself says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -32,7 +31,7 @@ def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
     return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
 
 
-def test_every_row_is_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_every_row_is_counted(tokenizer: Tokenizer) -> None:
     found = read_transcripts(store(TEXTS, range(5)), tokenizer)
     assert found.samples.tolist() == [0, 1, 2, 3, 4]
     assert found.characters.tolist() == [5, 1, 0, 6, 5]
@@ -43,7 +42,7 @@ def test_every_row_is_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert found.alphabet == frozenset("helo ab!")
 
 
-def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer) -> None:
     class Broken(Tokenizer):
         def encode(self, text: str) -> list[int]:
             return {"a": [self.vocab_size], "": [-1], "hello": [0]}.get(text, [4, 4])
@@ -53,7 +52,7 @@ def test_a_label_that_no_loss_may_see_is_marked(tokenizer: Tokenizer, tmp_path: 
     assert found.refused.tolist() == [True, True, True, False, False]
 
 
-def test_a_selection_is_read_in_its_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_selection_is_read_in_its_order(tokenizer: Tokenizer) -> None:
     chosen = store(TEXTS, range(5)).select([3, 0])
     assert read_transcripts(chosen, tokenizer).characters.tolist() == [6, 5]
     assert sample_counts(chosen).tolist() == [3, 0]
@@ -61,7 +60,7 @@ def test_a_selection_is_read_in_its_order(tokenizer: Tokenizer, tmp_path: Path) 
     assert columns == {"id": ["3", "0"], "text": ["aab bb", "hello"]}
 
 
-def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_lacks_frames_is_what_ctc_cannot_align(tokenizer: Tokenizer) -> None:
     random = np.random.default_rng(0)
     texts = ["".join(random.choice([*"helo ab"], random.integers(1, 9))).strip() for _ in range(60)]
     texts = [" ".join(text.split()) or "a" for text in texts]

@@ -1,13 +1,15 @@
 """A decoder's weights are chosen on what was heard, its models kept and refused with a reason."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.decoding import tune as tuning
 from sbkit.decoding.decoder import BeamDecoder, Weights, best_tokens
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
@@ -19,7 +21,7 @@ from sbkit.decoding.language_models import (
     to_pieces,
     unknown_share,
 )
-from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.decoding.tune import Heard, take_enough, tune, used_weights
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -80,6 +82,26 @@ def test_chosen_weights_make_fewer_errors_than_none(tmp_path: Path, tokenizer: T
     assert tuned.scores == errors(decoder.with_weights(tuned.weights), heard)
     assert tune(decoder, heard) == tuned
     assert tuned.plain()["utterances"] == 12
+
+
+def test_of_a_large_set_few_utterances_are_held_at_a_time(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (each,) = misheard(tokenizer, 1)
+    tokens = int((each.log_probs > tuning.LIKELY).sum())
+    monkeypatch.setattr(tuning, "ENOUGH", 8 * tokens)
+    made, held = list[ref[np.ndarray]](), list[int]()
+
+    def hear(count: int) -> Iterator[Heard]:
+        for number in range(count):
+            log_probs = each.log_probs.copy()
+            made.append(ref(log_probs))
+            held.append(sum(each() is not None for each in made))
+            yield Heard(log_probs, str(number))
+
+    assert [kept.text for kept in take_enough(hear(8))] == list(map(str, range(8)))
+    assert [kept.text for kept in take_enough(hear(100))] == list(map(str, range(0, 100, 16)))
+    assert max(held) <= 11
 
 
 def test_a_model_that_knows_no_word_takes_no_part_where_it_misleads(

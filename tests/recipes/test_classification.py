@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import soundfile
 import torch
+from matplotlib.figure import Figure
 
 import train
+from recipes.classification import confusion
 from recipes.classification.brain import ClassificationBrain
-from recipes.classification.confusion import count
+from recipes.classification.confusion import count, draw, write_table
+from recipes.prepare import prepare_labelled
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
@@ -201,9 +205,77 @@ def test_what_has_no_label_is_left_out_and_said(
     assert "3 utterances, without 1 whose pace is empty" in capsys.readouterr().out
 
 
-def test_confusions_are_counted() -> None:
+def knobs_of(folder: Path, **tables: str) -> dict[str, Any]:
+    """Write tables `CLIP,pace`, a line for each of the words given, and clips of 0.1 s."""
+    manifest: dict[str, Any] = {"train": {}, "dev": {}, "test": {}}
+    for name, rows in tables.items():
+        file = folder / f"{name}.csv"
+        lines = []
+        for row in rows.split():
+            clip, _, pace = row.partition("=")
+            soundfile.write(folder / f"{clip}.wav", np.full(1600, 0.1), 16_000)
+            lines.append(f"{clip}.wav,{pace}" if "=" in rows else f"{clip}.wav")
+        head = "path,pace" if "=" in rows else "path"
+        file.write_text("\n".join([head, *lines]) + "\n")
+        manifest[name.rstrip("2")][name] = str(file)
+    knobs = {"manifest": manifest, "text_column": False, "language": "en", "sample_rate": 16_000}
+    return {**knobs, "label": "pace", "min_seconds": 0.0, "max_seconds": 9.0}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_other_labels_are_other_data(tmp_path: Path) -> None:
+    found = []
+    for last in ("quick", "slow", "quick"):
+        knobs = knobs_of(tmp_path, train=f"a=quick b=slow c={last}", dev="d=slow")
+        found.append(prepare_labelled(knobs).fingerprints)
+    assert found[0] == found[2] != found[1]
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_label_that_only_a_test_set_has_is_refused_before_training(tmp_path: Path) -> None:
+    knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="c=slow", test="d=slow e=fast")
+    with pytest.raises(SbkitError, match=r"2 classes .*quick, slow\), but e of test has 'fast'"):
+        prepare_labelled(knobs)
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_a_table_without_the_column_holds_has_no_label(tmp_path: Path) -> None:
+    knobs = knobs_of(tmp_path, train="a=quick b=slow", train2="c d", dev="e=slow")
+    splits = prepare_labelled(knobs)
+    assert splits.train["id"][:] == ["a", "b"]
+    assert [(each.id, each.reason) for each in splits.excluded] == [
+        ("c", "no label"),
+        ("d", "no label"),
+    ]
+    knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="e")
+    with pytest.raises(SbkitError, match="`label` must name a column .* 'pace' is none of dev"):
+        prepare_labelled(knobs)
+
+
+def test_confusions_are_counted(tmp_path: Path) -> None:
     results = [Answer("1", "a", "a"), Answer("2", "a", "b"), Answer("3", "b", "b")]
-    assert count(results, ["a", "b"]).tolist() == [[1, 1], [0, 1]]
+    counts = count(results, ["a", "b"])
+    assert counts.tolist() == [[1, 1], [0, 1]]
+    write_table(tmp_path / "table.tsv", counts, ["a", "b"])
+    assert (tmp_path / "table.tsv").read_text() == "right / found\ta\tb\na\t1\t1\nb\t0\t1\n"
+
+
+def test_of_many_classes_those_with_most_errors_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confusion, "MOST_DRAWN", 4)
+    counts = np.diag(np.full(9, 3))
+    counts[8, 5] = 1
+    with patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig) as saved:
+        draw(tmp_path / "many.png", counts, list("abcdefghi"))
+    (axes,) = saved.call_args.args[0].axes
+    assert [each.get_text() for each in axes.get_yticklabels()] == ["a", "b", "f", "i"]
+    assert [each.get_text() for each in axes.texts[-4:]] == ["0", "0", "1", "3"]
 
 
 def test_the_library_does_not_know_the_recipe() -> None:

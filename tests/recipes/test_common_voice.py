@@ -103,32 +103,31 @@ def test_an_empty_transcript_is_left_out_of_training_only(tmp_path: Path) -> Non
     assert prepared.named()["dev"][1]["text"] == ""
 
 
+def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) -> None:
+    release = make_release(tmp_path / "en", count=2)
+    (release / "train.tsv").rename(release / "validated.tsv")
+    for row in range(2):
+        set_sentence(release, "validated", row, "…")
+    knobs = {"data_folder": release, "language": "en", "sample_rate": 16_000}
+    knobs |= {"splits": {"train": "validated"}, "min_seconds": 0.0, "max_seconds": 9.0}
+    with pytest.raises(SbkitError, match="that `language: en` can write, but all 2 are empty"):
+        prepare_transcripts(knobs)
+
+
 def cut(file: Path) -> None:
     """Keep the first half of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda file: file.unlink(), "is missing"),
-    "empty": (lambda file: file.write_bytes(b""), "is empty"),
-    "truncated": (cut, "truncated"),
-    "no audio": (lambda file: file.write_text("<html>" * 99), "not recognized as audio"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_damaged_clip_is_left_out_and_the_run_goes_on(
-    tmp_path: Path, split: str, damage: str
-) -> None:
-    spoil, words = DAMAGE[damage]
+def test_a_damaged_clip_is_left_out_and_the_run_goes_on(tmp_path: Path, split: str) -> None:
     release = make_release(tmp_path / "en", count=20)
-    spoil(release / "clips" / f"{split}7.flac")
+    cut(release / "clips" / f"{split}7.flac")
     for _ in range(2):  # from the release, then from the cache
         prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
         (item,) = prepared.excluded
         assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
-        assert words in item.detail
+        assert "truncated" in item.detail
         assert len(prepared.named()[split]) == 19
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -112,11 +113,11 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
 
 
 def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
-    content = "path,text,language\na.wav,,de\n"
-    with pytest.raises(SbkitError, match="`text` of .* must hold transcripts, but is empty in all"):
+    content = "path,Transcript,language\na.wav,,de\n"
+    with pytest.raises(SbkitError, match="`Transcript` of .* must hold transcripts, but is empty"):
         read(tmp_path / "a.csv", content)
     (clip,) = read(tmp_path / "a.csv", content, text_column=False).clips
-    assert clip.columns == {"manifest_text": "", "language": "de"}
+    assert clip.columns == {"Transcript": "", "language": "de"}
 
 
 @pytest.mark.parametrize(
@@ -229,9 +230,12 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert abs(len(read_audio(first[2].path)) - 8000) < 2000  # mp3 pads
     with pytest.raises(SbkitError, match=r"d\.wav must be audio"):
         read_audio(first[3].path)
+    (entry,) = list_entries(tmp_path / "cache")
+    os.utime(entry.folder / "corpus.json", (1, 1))
     assert corpus_of(knobs).read(knobs, "train").clips == first
 
     (entry,) = list_entries(tmp_path / "cache")
+    assert entry.last_used > 1
     assert entry.corpus == source
     assert not find_prunable([entry], older_than=None, unused=True)
     shutil.rmtree(source) if source.is_dir() else source.unlink()
@@ -263,6 +267,7 @@ def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' comes twice"),
         ({"train": "a", "dev": {"../x": "b"}}, "made of letters, digits"),
+        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "called train must be trained on"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
     ],
 )

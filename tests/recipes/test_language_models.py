@@ -5,8 +5,11 @@ from pathlib import Path
 from recipes.asr.language_models import prepare_language_models
 from sbkit.data.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
-from sbkit.decoding.decoder import DECODER_FILE
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.language_models import load_language_models
+from sbkit.lm.ngram import SPECIAL
 from sbkit.text.tokenizer import ensure_tokenizer
+from tests.stores import Utterance, make_store
 
 
 def test_weights_of_other_language_models_are_removed(tmp_path: Path) -> None:
@@ -26,3 +29,22 @@ def test_weights_of_other_language_models_are_removed(tmp_path: Path) -> None:
             file.touch()
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
         assert [file.exists() for file in chosen] == [are_left, are_left]
+
+
+def test_other_training_data_makes_other_language_models(tmp_path: Path) -> None:
+    """Training splits may have any names, as those of LibriSpeech have."""
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: ["call the office"],
+    )
+    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    knobs |= {"output_folder": str(tmp_path)}
+    for text, known in (("call", {"call"}), ("call", {"call"}), ("the office", {"the", "office"})):
+        train = make_store([Utterance("a", text, text, "ann", 0, b"")])
+        prints = {"train-clean-100": text, "dev-clean": "other"}
+        splits = Splits(train, {"dev-clean": train}, {}, fingerprints=prints)
+        prepare_language_models(knobs, splits, tokenizer)
+        words = load_language_models(tmp_path / LANGUAGE_MODELS, tokenizer).words
+        assert words is not None and {*words.words} == {*SPECIAL, *known}

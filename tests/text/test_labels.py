@@ -16,3 +16,12 @@ def test_one_class_is_refused_and_nothing_is_written(
         ensure_labels(tmp_path / "labels.txt", names)
     assert not (tmp_path / "labels.txt").exists()
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines"])
+def test_a_label_that_is_no_line_is_refused_and_nothing_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SbkitError, match="must be text of one line, but"):
+        ensure_labels(tmp_path / "labels.txt", ["a", name])
+    assert not (tmp_path / "labels.txt").exists()

@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 def check_features(planned: PlannedRun) -> Iterator[Finding]:
-    """Find features for another sample rate, and values that are the same in every frame of noise.
+    """Find parts for another sample rate, and values that are the same in every frame of noise.
 
     A mel filter that is narrower than the steps of the spectrum holds none of them: 160 of 400 at
     16 kHz do.
@@ -26,7 +26,7 @@ def check_features(planned: PlannedRun) -> Iterator[Finding]:
     rate = planned.knobs.get("sample_rate")
     if not isinstance(part, nn.Module) or rate is None:
         return
-    require_rate(part, rate)
+    require_rate(planned.hparams, rate)
     features = _of_noise(part, rate)  # (T, M)
     still = (features.amax(0) == features.amin(0)).nonzero().flatten().tolist()
     if still:
