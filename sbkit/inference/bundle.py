@@ -66,8 +66,8 @@ class Bundle:
     """A model that is ready to be run; torch is imported when it is made, not here.
 
     model: None until one is made; decoder: None where the best token of each frame is taken;
-    lm: its language model of words, which whoever asks how sure a word is asks, too, also of a
-    greedy decoder; refused_hotwords: what the model's tokens cannot spell.
+    lm: its language model of words, which the confidences of words need with any decoder;
+    refused_hotwords: what the model's tokens cannot spell.
     """
 
     config: BundleConfig

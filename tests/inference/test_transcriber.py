@@ -104,6 +104,16 @@ def test_batches_are_of_similar_length_and_go_across_sources(
         assert len(batch) * max(batch) < 2 * sum(batch)
 
 
+def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.inference.transcriber.usable_cores", lambda: 64)
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    transcriber.effective = replace(transcriber.effective, device="cuda:0")
+    transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
+    assert [len(batch) for batch in model.batches] == [64]
+
+
 def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     for name in ("one.wav", "two.wav"):
