@@ -56,6 +56,19 @@ def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_
     assert [each.text for each in heard.words] == text.split()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path) -> None:
+    """Beside the loud one the quiet one is a pause, also where two pieces share it."""
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    text = say(60, seed=seed)
+    loudness = np.full(len(text), 0.15)
+    for first, end in ((218, 223), (232, 237), (250, None)):  # letters of 120 ms
+        loudness[first:end] = 1.6
+    letters = speak(tokenizer, text).reshape(len(text), -1) * loudness[:, None]
+    heard = transcriber.transcribe(letters.ravel().astype(np.int16), RATE)
+    assert heard.text == text
+
+
 def test_a_hotword_that_cannot_be_spelled_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
