@@ -143,6 +143,11 @@ class Bundle:
                 f"A classifier must score its {len(labels)} labels, but gives an array of "
                 f"{probabilities.shape} for {len(clips)} clips. Export it again."
             )
+        if not np.isfinite(probabilities).all():
+            raise SbkitError(
+                "A classifier must give probabilities, but gives NaN. Look for NaN or infinity in "
+                "the audio or the model's weights."
+            )
         return probabilities
 
     def with_decoder(self, name: str | None) -> "Bundle":

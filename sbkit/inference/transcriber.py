@@ -7,7 +7,7 @@ Any number of threads may call one Transcriber.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -48,13 +48,25 @@ class Transcript:
     file: str | None
     text: str
     seconds: float
+    effective: Effective
     words: tuple[Word, ...] = ()
-    effective: Effective | None = None
     refused_hotwords: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Write what is said."""
         return self.text
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data, without hotwords where none is refused."""
+        refused = {"refused_hotwords": self.refused_hotwords} if self.refused_hotwords else {}
+        return {
+            "file": self.file,
+            "text": self.text,
+            "seconds": round(self.seconds, 3),
+            "words": [word.plain() for word in self.words],
+            "effective": asdict(self.effective),
+            **refused,
+        }
 
 
 @dataclass(frozen=True)
