@@ -2,9 +2,8 @@
 
 Viterbi over the text with blanks between its tokens. Any decoder's text can be aligned, so that
 times do not depend on how it was found. CTC writes a token in one or two of the frames in which it
-is heard, so that a word begins before its first token and ends after its last. Where a pause is
-before or after it, two numbers say by how much, which are fitted where the truth is known; without
-a pause, two words meet in the middle.
+is heard, so that a word begins before its first token and ends after its last: into a pause by
+offsets that are fitted to data with known times, and without a pause, two words meet in the middle.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank; N
 words, step: samples from a frame to the next.
@@ -22,7 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.spelling import SPACE
 
-MOST = 25.0  # frames: a second of 40 ms each
+MOST = 25.0  # frames of 40 ms: a second
 
 
 @dataclass(frozen=True)

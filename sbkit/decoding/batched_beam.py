@@ -12,7 +12,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from sbkit.decoding.frames import BeamSettings, Hypothesis, refuse_frame, refuse_vocabulary
+from sbkit.decoding.frames import BeamSettings, Hypothesis, frame_error, require_vocabulary
 from sbkit.decoding.scorer import NOTHING
 from sbkit.decoding.scorer_table import ScorerTable, tabulate
 from sbkit.distributed.device import widest_float
@@ -71,7 +71,7 @@ class BatchedBeamSearch:
 
         Raises SbkitError for another vocabulary and for frames without a finite largest value.
         """
-        refuse_vocabulary(log_probs.shape[-1], self.settings)
+        require_vocabulary(log_probs.shape[-1], self.settings.vocab_size)
         # Added up in float64, as the plain search does, where the device has it.
         dtype = widest_float(log_probs.device)
         log_probs = self._blank_padding(log_probs.to(dtype), frame_lengths)
@@ -140,7 +140,7 @@ def _check(log_probs: Tensor) -> None:
     bad = ~best.isfinite()
     if bool(bad.any()):
         utterance, frame = bad.nonzero()[0].tolist()
-        raise refuse_frame(frame, float(best[utterance, frame]))
+        raise frame_error(frame, float(best[utterance, frame]))
 
 
 def _merge(beam: Beam, extended: Tensor, blank: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.decoder import BeamDecoder, best_tokens
-from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.decoding.frames import Hypothesis, LogProbs, check_log_probs
 from sbkit.decoding.word_reader import WordReader
 from sbkit.text.word import Word
 
@@ -50,6 +50,8 @@ class ClipReader:
         self, log_probs: LogProbs, attention: AttentionDecoder | None
     ) -> tuple[list[int], Sequence[Hypothesis]]:
         if self.decoder is None:
-            return best_tokens(log_probs, self.words.tokenizer.vocabulary.blank), ()
+            vocabulary = self.words.tokenizer.vocabulary
+            check_log_probs(log_probs, vocabulary.size)
+            return best_tokens(log_probs, vocabulary.blank), ()
         beam = self.decoder.nbest(log_probs, attention)
         return list(beam[0].tokens), beam

@@ -63,7 +63,7 @@ class FittedConfidence:
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
         if self.calibration is None:
-            needed = f"at least {FEWEST} right words and {FEWEST} wrong ones"
+            needed = f"at least {FEWEST} right words and {FEWEST} wrong ones in two utterances"
             return f"none, since there must be {needed}, but {self.right} of {self.words} are right"
         return f"none, since it says too little of words it was not fitted to: {self.calibration}"
 
@@ -82,7 +82,7 @@ def fit_confidence(judged: Sequence[Judged]) -> FittedConfidence:
     judged = sorted((each for each in judged if each.right), key=_order)
     right = np.array([each for every in judged for each in every.right], np.bool_)
     counts = (len(right), int(right.sum()))
-    if min(counts[1], counts[0] - counts[1]) < FEWEST:
+    if len(judged) < 2 or min(counts[1], counts[0] - counts[1]) < FEWEST:
         return FittedConfidence(None, None, *counts)
     folds = np.array([place % FOLDS for place, each in enumerate(judged) for _ in each.right])
     features = {

@@ -3,7 +3,7 @@
 Legend: U frames of 40 ms, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
-from sbkit.decoding.word_scorer import WordScorer, make_lexicon
+from sbkit.decoding.word_scorer import Lexicon, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
@@ -121,10 +121,17 @@ class BeamDecoder:
         self.is_open = weights is None  # its weights are to be chosen
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
-        self.phrases: tuple[str, ...] = ()  # hotwords, of which `expected` are the words
-        self.expected = frozenset[str]()
-        self._hotwords: HotwordScorer | None = None
-        self._biased: Search | None = None
+        self.phrases: tuple[str, ...] = ()  # hotwords
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is made again when it is needed: its trees are too deep for pickle."""
+        made = {"search", "_biased", "_hotwords", "_lexicon"}
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """Return the words of the hotwords."""
+        return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @cached_property
     def language_models(self) -> LanguageModels:
@@ -135,11 +142,13 @@ class BeamDecoder:
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return the same decoder with other weights, and perhaps another beam."""
-        return self._copy(
+        made = self._copy(
             weights=weights,
             beam_size=beam_size or self.beam_size,
             language_models=self.language_models,
         )
+        made._lexicon = self._lexicon
+        return made
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
         """Return the same decoder, in which the attention decoder takes part in another way."""
@@ -184,11 +193,7 @@ class BeamDecoder:
                 "or choose another decoder: sbkit tune RUN --decoder beam"
             )
         decoder = self.with_weights(self.weights)
-        rewards = reward_phrases(phrases, self._spelling)
-        decoder._hotwords = HotwordScorer(rewards=rewards, spelling=self._spelling)
-        added = dict.fromkeys(word for phrase in phrases for word in phrase.split())
-        decoder.phrases, decoder.expected = tuple(phrases), frozenset(added)
-        decoder._biased = decoder._search([*self._scorers(tuple(added)), decoder._hotwords])
+        decoder.phrases = tuple(phrases)
         return decoder
 
     @cached_property
@@ -196,11 +201,29 @@ class BeamDecoder:
         return Spelling.of(self.tokenizer)
 
     @cached_property
+    def _lexicon(self) -> Lexicon:
+        """Make the tree of the known words; an empty one for a graph, and without such a model."""
+        words = self.language_models.words
+        if words is None or self.kind == "graph":
+            return Lexicon()
+        return make_lexicon(words, self._spelling)
+
+    @cached_property
+    def _hotwords(self) -> HotwordScorer:
+        rewards = reward_phrases(self.phrases, self._spelling)
+        return HotwordScorer(rewards=rewards, spelling=self._spelling)
+
+    @cached_property
     def search(self) -> Search:
         """Make the search without hotwords."""
         if self.kind == "graph":
             return self._search_graph()
         return self._search(self._scorers())
+
+    @cached_property
+    def _biased(self) -> Search:
+        """Make the search with hotwords."""
+        return self._search([*self._scorers(self.expected), self._hotwords])
 
     def _search_graph(self) -> GraphSearch:
         self.require_possible()
@@ -238,14 +261,14 @@ class BeamDecoder:
         weight = self.weights.attention
         return JointBeamSearch(settings=settings, weight=weight, eos=special.eos, scorer=scorer)
 
-    def _scorers(self, added: Sequence[str] = ()) -> list[Scorer]:
+    def _scorers(self, added: Collection[str] = ()) -> list[Scorer]:
         """Return the language models with their weights; ``added`` words are known, too."""
         models, weights, scorers = self.language_models, self.weights, list[Scorer]()
         if models.words is not None and weights.word:
             scorers.append(
                 WordScorer(
                     lm=models.words,
-                    lexicon=make_lexicon(models.words, self._spelling),
+                    lexicon=self._lexicon,
                     spelling=self._spelling,
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
@@ -278,7 +301,7 @@ class BeamDecoder:
                 "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
             )
         plain = self._decode(self.search, log_probs, attention)
-        if self._hotwords is None or self._biased is None:
+        if not self.phrases:
             return plain
         return self._hotwords.choose(plain, self._decode(self._biased, log_probs, attention))
 

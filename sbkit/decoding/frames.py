@@ -21,8 +21,8 @@ class BeamSettings:
 
     vocab_size: V; beam_size: hypotheses kept after each frame; token_threshold: natural
     log-probability that a token must exceed to be appended at a frame (the best token of a frame is
-    always tried; blanks and repeats always count); most_tokens: of a frame that may be appended,
-    the likeliest, None for all; excluded: tokens that are never appended, such as `<unk>`.
+    always tried; blanks and repeats always count); most_tokens: how many tokens may be appended at
+    a frame, the likeliest, None for all; excluded: tokens that never are, such as `<unk>`.
     Raises SbkitError for a beam without hypotheses, or a blank or token outside the vocabulary.
     """
 
@@ -73,7 +73,7 @@ class Frame:
 
 def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
     """Check log-probabilities (U, V) and list what may be appended at each frame."""
-    check_log_probs(log_probs, settings)
+    check_log_probs(log_probs, settings.vocab_size)
     log_probs = log_probs.astype(np.float64)
     tried = _tried(log_probs, settings)
     ends = np.cumsum(tried.sum(1))[:-1]
@@ -83,7 +83,7 @@ def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
     return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
 
 
-def check_log_probs(log_probs: LogProbs, settings: BeamSettings) -> None:
+def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
     """Refuse log-probabilities that cannot be decoded.
 
     Raises SbkitError for another shape than (U, V), for what is no number, and for an impossible
@@ -94,23 +94,23 @@ def check_log_probs(log_probs: LogProbs, settings: BeamSettings) -> None:
             f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
             f"{log_probs.shape}. Pass one utterance at a time."
         )
-    refuse_vocabulary(log_probs.shape[1], settings)
+    require_vocabulary(log_probs.shape[1], vocab_size)
     best = log_probs.max(1, initial=-inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
-        raise refuse_frame(place, float(best[place]))
+        raise frame_error(place, float(best[place]))
 
 
-def refuse_vocabulary(size: int, settings: BeamSettings) -> None:
+def require_vocabulary(size: int, vocab_size: int) -> None:
     """Refuse log-probabilities of another vocabulary."""
-    if size != settings.vocab_size:
+    if size != vocab_size:
         raise SbkitError(
             f"Log-probabilities must have as many columns as the tokenizer has tokens "
-            f"({settings.vocab_size}), but have {size}. Decode with this model's own tokenizer."
+            f"({vocab_size}), but have {size}. Decode with this model's own tokenizer."
         )
 
 
-def refuse_frame(place: int, best: float) -> SbkitError:
+def frame_error(place: int, best: float) -> SbkitError:
     """Return the error of a frame whose largest log-probability is no finite number."""
     return SbkitError(
         "Each frame's largest log-probability must be a finite number, but that of frame "

@@ -17,9 +17,9 @@ from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.text.tokenizer import Tokenizer
 
-# Natural logarithms: a phrase is likelier to be said than any other text by so much. What fits by
-# chance does so the less the longer it is, and the more the longer the list is. CHANGELOG has what
-# these come to on the demo's dev clips, where they were chosen.
+# How much likelier a phrase is than other text, as natural logarithms. More for a longer phrase,
+# which seldom fits the audio by chance, and less for one of a longer list. They were chosen on the
+# demo's dev clips (figures: CHANGELOG).
 REWARD = 2.0
 REWARD_OF_LETTER = 1.2
 LETTERS = 10  # that are rewarded

@@ -57,7 +57,7 @@ class JointBeamSearch:
 
     def decode(self, log_probs: LogProbs, attention: AttentionDecoder) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
-        check_log_probs(log_probs, self._settings)
+        check_log_probs(log_probs, self._settings.vocab_size)
         ctc = np.asarray(log_probs, np.float64)
         beam, ended = [self._root(ctc)], list[Hypothesis]()
         for _ in range(len(ctc) + 1):

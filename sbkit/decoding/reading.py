@@ -1,7 +1,6 @@
 """Decoding of many clips, in as many processes as there are cores where that is worth it.
 
-A beam search is Python, of which a process runs one line at a time: one core decodes 140 seconds of
-audio per second, whatever else the machine has.
+A beam search is Python, which uses one core of a process: 140 seconds of audio per second.
 """
 
 import os
@@ -20,8 +19,8 @@ from sbkit.decoding.frames import LogProbs
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
-MANY_FRAMES = 5000  # that were decoded, 200 s; a process takes half a second to start
-MOST_PROCESSES = 16  # each of which has the language models and what it remembers, 0.13 GB here
+MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
+MOST_PROCESSES = 16  # each has language models and caches of its own, 0.13 GB of the default run
 
 Read = TypeVar("Read")
 
@@ -32,8 +31,8 @@ _own: ClipReader  # of a process that decodes
 class HeardClip:
     """What a model heard in a clip.
 
-    log_probs: (U, V); samples: of the clip; begin: its seconds in the audio that it is cut from;
-    attention: its attention decoder, where the model has one.
+    log_probs: (U, V); samples: of the clip; begin: where it begins in the audio that it is cut
+    from, in seconds; attention: its attention decoder, where that takes part.
     """
 
     log_probs: LogProbs

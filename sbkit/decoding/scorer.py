@@ -81,10 +81,6 @@ class LazyAutomaton:
         self._scorer = scorer
         self._states = dict[Hashable, AutomatonState]()
 
-    def __reduce__(self) -> tuple[type["LazyAutomaton"], tuple[Scorer]]:
-        """Pickle the scorer without what was asked of it."""
-        return type(self), (self._scorer,)
-
     def start(self) -> AutomatonState:
         """Return the start state; forget all others where there are too many."""
         if len(self._states) > REMEMBERED:

@@ -240,18 +240,18 @@ class GraphSearch:
 
     def __init__(self, *, graph: Any, settings: BeamSettings) -> None:
         self._fst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
-        options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
-        self.graph, self._settings = graph, settings  # the decoder refers to the graph, unowned
-        self._decoder = self._kaldi.FasterDecoder(graph, options)
+        self._options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
+        self.graph, self._settings = graph, settings
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the best hypothesis of natural log-probabilities (U, V), one alone."""
-        check_log_probs(log_probs, self._settings)
+        check_log_probs(log_probs, self._settings.vocab_size)
         if not len(log_probs):
             return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0, lm_score=0.0)]
         rows = np.ascontiguousarray(log_probs, np.float32)
-        self._decoder.decode(self._kaldi.DecodableCtc(rows))
-        _, path = self._decoder.get_best_path()
+        decoder = self._kaldi.FasterDecoder(self.graph, self._options)  # it keeps its last path
+        decoder.decode(self._kaldi.DecodableCtc(rows))
+        _, path = decoder.get_best_path()
         _, labels, _, cost = self._fst.get_linear_symbol_sequence(path)
         heard = (label - 1 for label, _ in groupby(labels))
         ctc_score, lm_score = -float(cost.value2), -float(cost.value1)

@@ -66,8 +66,8 @@ class Bundle:
     """A model that is ready to be run; torch is imported when it is made, not here.
 
     model: None until one is made; decoder: None where the best token of each frame is taken;
-    lm: its language model of words, which whoever asks how sure a word is asks, too, also of a
-    greedy decoder; refused_hotwords: what the model's tokens cannot spell.
+    lm: its language model of words, which the confidences of words need with any decoder;
+    refused_hotwords: what the model's tokens cannot spell.
     """
 
     config: BundleConfig
@@ -142,6 +142,11 @@ class Bundle:
             raise SbkitError(
                 f"A classifier must score its {len(labels)} labels, but gives an array of "
                 f"{probabilities.shape} for {len(clips)} clips. Export it again."
+            )
+        if not np.isfinite(probabilities).all():
+            raise SbkitError(
+                "A classifier must give probabilities, but gives NaN. Look for NaN or infinity in "
+                "the audio or the model's weights."
             )
         return probabilities
 

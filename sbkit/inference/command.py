@@ -8,9 +8,8 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.printable import printable, printable_json
@@ -141,20 +140,12 @@ class _Writer:
         from sbkit.inference.subtitles import to_srt, to_tsv, to_vtt
 
         if self._format == "json":
-            found = json.dumps(asdict(result, dict_factory=_plain), ensure_ascii=False)
-            return printable_json(found)
+            return printable_json(json.dumps(result.plain(), ensure_ascii=False))
         if self._format in ("srt", "vtt", "tsv"):
             write = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[self._format]
             return write(result.words)
         named = self._many and self._out is None
         return f"{printable(str(result.file))}\t{result}" if named else str(result)
-
-
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Round times to milliseconds, and leave out what a transcript or a word does not have."""
-    absent = (("confidence", None), ("refused_hotwords", ()))
-    times = {name: round(value, 3) for name, value in pairs if name in ("start", "end", "seconds")}
-    return {name: value for name, value in pairs if (name, value) not in absent} | times
 
 
 @contextmanager

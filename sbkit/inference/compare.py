@@ -12,7 +12,6 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
-from sbkit.data.roles import require_split_name
 from sbkit.logs.intervals import errors_of, interval_of, totals_of
 from sbkit.logs.utterances import hash_references, read_utterances, utterances_file
 from sbkit.text.interval import Interval, Units, rate_interval, units_of
@@ -173,7 +172,11 @@ def _test_sets(folder: Path) -> dict[str, str]:
 
 
 def _utterances(folder: Path, name: str, expected: str) -> list[Scored]:
-    require_split_name(name)
+    if Path(name).name != name:
+        raise SbkitError(
+            f"The name of a test set must be that of a file, but in {folder} one is {name!r}. "
+            "Score again: sbkit score RUN DATA --out DIR."
+        )
     file = utterances_file(folder, name)
     scored = read_utterances(file)
     if hash_references(scored) != expected:

@@ -33,12 +33,11 @@ class BundleConfig:
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
     tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
     the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts; normalizer: the version and the table by which they were written, and those to
-    compare with are, too; None for today's of the language; decoder: its kind, beam
-    size, weights, how the attention decoder takes part, and what they reached on the validation
-    set; None for greedy decoding; confidence: by decoder, what turns features of words into
-    probabilities; a decoder may have none; word_offsets: from the frames of tokens to when words
-    are said.
+    the transcripts; normalizer: the version and the table that wrote them, by which references and
+    hotwords are written, too, None for this sbkit's of the language; decoder: its kind, beam size,
+    weights, how the attention decoder takes part, and what they reached on the validation set, None
+    for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
+    decoder may have none; word_offsets: from the frames of tokens to when words are said.
     """
 
     model_class: str
@@ -193,7 +192,7 @@ def _is_owned(value: Any) -> bool:
 def _is_labels(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and 0 <= len(value) <= MOST_LABELS
+        and len(value) <= MOST_LABELS
         and all(isinstance(each, str) for each in value)
         and len(set(value)) == len(value)
     )

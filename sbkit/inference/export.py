@@ -44,13 +44,14 @@ from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.inference.model_card import LICENCE_UNKNOWN, SUMMARY, model_card
+from sbkit.inference.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
 from sbkit.inference.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
+from sbkit.train.cost import SUMMARY
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
 IN_BUNDLE = (  # of decoder.json
@@ -103,10 +104,7 @@ def export_run(
                 Source(bundle, own), beside, wanted.formats, _held_out(run, own), wanted.grid
             )
         card = model_card(run, config, certificates, licence=wanted.licence)
-        for folder in (beside, beside / HUB):
-            if (folder / CONFIG).exists():
-                (folder / CARD).write_text(card, encoding="utf-8")
-                write_checksums(folder)
+        _write_into_both(beside, CARD, card)
     return certificates
 
 
@@ -164,13 +162,23 @@ def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Write a bundle again with other values in its config.json, whole or not at all."""
+    """Write a bundle, and its copy for a hub, again with other values in config.json.
+
+    It is written whole or not at all.
+    """
     config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
     with replacing(bundle) as beside:
         shutil.copytree(bundle, beside, dirs_exist_ok=True)
-        (beside / CONFIG).write_text(to_json(config | values, indent=1) + "\n", encoding="utf-8")
-        write_checksums(beside)
+        _write_into_both(beside, CONFIG, to_json(config | values, indent=1) + "\n")
         load_bundle(beside)
+
+
+def _write_into_both(bundle: Path, name: str, text: str) -> None:
+    """Write a file of a bundle, and of its copy for a hub where there is one."""
+    for folder in (bundle, bundle / HUB):
+        if (folder / CONFIG).exists():
+            (folder / name).write_text(text, encoding="utf-8")
+            write_checksums(folder)
 
 
 def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:

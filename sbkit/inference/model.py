@@ -1,8 +1,8 @@
 """What a runtime makes of a bundle, what it hears, and the one thread that keeps it.
 
-On the CPU other threads help it with batches, and it waits for them. Compiled code with CUDA graphs
-keeps its state in the thread that made it, and fails in any other (pytorch #123177). Here no thread
-has the model but by this one: it is an attribute of `threading.local`.
+Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
+(pytorch #123177). So the model is an attribute of a `threading.local`, which no other thread can
+reach; on the CPU other threads help that one with batches while it waits.
 
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """

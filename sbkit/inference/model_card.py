@@ -13,10 +13,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.inference.config import MODEL_CLASSES
+from sbkit.logs.run_results import DATA_REPORT
+from sbkit.logs.text_log import TEXT_LOG
+from sbkit.train.cost import SUMMARY
 
-SUMMARY, REPORT, LOG = "summary.json", "data_report.json", "train.log"
 LARGEST = 1 << 28  # bytes of one of them
-LANGUAGES = ("mul", "und")  # of several, or of none that is known
 RATES = ("WER", "CER", "accuracy")
 LICENCE_UNKNOWN = "unknown"
 FORMATS = {  # how each is loaded, and what of
@@ -49,7 +50,7 @@ def model_card(
     Raises SbkitError where the run folder holds something else than training wrote.
     """
     try:
-        summary, report = _read_json(run / SUMMARY), _read_json(run / REPORT)
+        summary, report = _read_json(run / SUMMARY), _read_json(run / DATA_REPORT)
         sections = [
             _head(config, summary, licence),
             _about(config, summary),
@@ -62,14 +63,14 @@ def model_card(
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SbkitError(
-            f"{SUMMARY}, {REPORT} and {LOG} must be what training wrote, but in {run} one of them "
-            f"is not ({type(error).__name__}: {str(error)[:100]}). Remove it."
+            f"{SUMMARY}, {DATA_REPORT} and {TEXT_LOG} must be what training wrote, but in {run} "
+            f"one of them is not ({type(error).__name__}: {str(error)[:100]}). Remove it."
         ) from error
     return "\n".join(section for section in sections if section)
 
 
 def _head(config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -> str:
-    language = str(config.get("language") or LANGUAGES[1])
+    language = str(config.get("language") or "und")
     task = "automatic-speech-recognition" if _is_asr(config) else "audio-classification"
     lines = ["---", f"language: {json.dumps(language)}", f"license: {json.dumps(licence)}"]
     lines += ["library_name: sbkit", f"pipeline_tag: {task}", f"tags: [speech, {task}]"]
@@ -160,9 +161,10 @@ def _making(run: Path, summary: Mapping[str, Any]) -> str:
 
 def _command(run: Path) -> str:
     """Find the command that began the run: its log begins with date, time and command."""
-    if not (run / LOG).is_file():
+    file = run / TEXT_LOG
+    if not file.is_file():
         return "(unknown: the run folder has no log)"
-    log = read_regular(run / LOG, largest=LARGEST, what="The run's log").decode(errors="replace")
+    log = read_regular(file, largest=LARGEST, what="The run's log").decode(errors="replace")
     words = log.partition("\n")[0].split(" ", 2)
     return printable(words[2]) if len(words) == 3 else "(unknown)"
 

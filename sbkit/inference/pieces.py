@@ -83,35 +83,37 @@ class Cutter:
         """Yield the pieces of blocks, (S,) each; the last one holds what is left, if only nothing.
 
         A piece ends in the first long pause after ``shortest`` seconds. Before it gets longer than
-        LONGEST it ends in its longest pause, and without a pause there, with an overlap.
+        LONGEST it ends in its longest pause, and without a pause there, with an overlap, all of
+        which the next piece holds.
         """
-        held, start = np.empty(0, np.int16), 0
+        held = np.empty(0, np.int16)
+        piece = Piece(held, 0)
         for block in blocks:
             held = np.concatenate([held, block])
             while len(held) > self._longest:
-                piece = self._first(held, start)
+                piece = self._first(held, after=piece)
                 yield piece
-                held, start = held[piece.next_start - start :], piece.next_start
+                held = held[len(piece.samples) - piece.overlap :]
         while True:
-            piece = self._first(held, start)
+            piece = self._first(held, after=piece)
             yield piece
-            if len(piece.samples) == len(held):
+            held = held[len(piece.samples) :]
+            if not len(held):
                 return
-            held, start = held[piece.next_start - start :], piece.next_start
 
     @property
     def _longest(self) -> int:
         return seconds_to_samples(LONGEST, self.sample_rate)
 
-    def _first(self, held: Samples, start: int) -> Piece:
-        """Take the first piece of what is held."""
-        ahead, goes_on = held[: self._longest], len(held) > self._longest
+    def _first(self, held: Samples, *, after: Piece) -> Piece:
+        """Take the first piece of what is held, which follows another one."""
+        start, ahead, goes_on = after.next_start, held[: self._longest], len(held) > self._longest
         window = self.sample_rate // WINDOWS
-        count = len(ahead) // window
+        count, least = len(ahead) // window, max(self.shortest * WINDOWS, after.overlap / window)
         pauses = [
             each
             for each in find_pauses(ahead, window)
-            if each.cut >= self.shortest * WINDOWS and (goes_on or each.end < count)
+            if each.cut >= least and (goes_on or each.end < count)
             if each.first > 0 or each.count == count
         ]
         for each in pauses:

@@ -5,8 +5,8 @@
     .NAME.HEX.old      the earlier one, for the moment in which the new one takes its name
 
 A kill leaves at least one whole bundle: under its name, or as `.old`, from where the next export
-to the same place puts it back. Who writes one has a lock on it: without, one of three exports at
-once cleared away what another wrote, which then became a bundle of two files.
+to the same place puts it back. A folder that is being written is locked, so that no other export
+takes it for one that a killed export left.
 """
 
 import json
@@ -130,7 +130,7 @@ def _clear(out: Path) -> None:
     """Restore or remove what a killed export left here; raises SbkitError over a living one."""
     pattern = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{12}}\.(new|old)")
     there = list(out.parent.iterdir()) if out.parent.is_dir() else []
-    for each in there:
+    for each in sorted(there, key=lambda each: each.suffix):  # ".new" first: its lock may refuse
         if not pattern.fullmatch(each.name) or each.is_symlink() or not each.is_dir():
             continue
         if each.name.endswith(".new") and _is_being_written(each):

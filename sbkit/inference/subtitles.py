@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
+from unicodedata import category
 
 from sbkit.text.word import Word
 
@@ -60,9 +61,17 @@ def _fitting(word: Word) -> Iterator[Word]:
         yield word
         return
     parts = max(ceil(letters / WIDTH), ceil(seconds / LONGEST))
-    for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
+    cuts = (_before_marks(word.text, letters * part // parts) for part in range(parts + 1))
+    for first, end in pairwise(dict.fromkeys(cuts)):
         begin, after = (word.start + seconds * place / letters for place in (first, end))
         yield replace(word, text=word.text[first:end], start=begin, end=after)
+
+
+def _before_marks(text: str, place: int) -> int:
+    """Return a place to cut a text at that parts no letter from its marks, such as Thai vowels."""
+    while 0 < place < len(text) and category(text[place]).startswith("M"):
+        place -= 1
+    return place
 
 
 def to_srt(words: Sequence[Word]) -> str:

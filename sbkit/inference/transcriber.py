@@ -7,7 +7,7 @@ Any number of threads may call one Transcriber.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -48,13 +48,25 @@ class Transcript:
     file: str | None
     text: str
     seconds: float
+    effective: Effective
     words: tuple[Word, ...] = ()
-    effective: Effective | None = None
     refused_hotwords: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Write what is said."""
         return self.text
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data, without hotwords where none is refused."""
+        refused = {"refused_hotwords": self.refused_hotwords} if self.refused_hotwords else {}
+        return {
+            "file": self.file,
+            "text": self.text,
+            "seconds": round(self.seconds, 3),
+            "words": [word.plain() for word in self.words],
+            "effective": asdict(self.effective),
+            **refused,
+        }
 
 
 @dataclass(frozen=True)
@@ -123,9 +135,9 @@ class Transcriber:
 
         device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
         int8 of onnx; compile: default or reduce-overhead, None for not at all; on_recompile: error,
-        or fallback to uncompiled code, which is counted; decoder: greedy or beam, None for the
-        bundle's own; hotwords: phrases with commas, or a file of them; times: whether words are
-        timed; own: modules of the user's that the bundle may use.
+        or fallback to uncompiled code, which is counted; decoder: greedy, beam or graph, None for
+        the bundle's own; hotwords: phrases with commas, or a file of them; times: whether words
+        are timed; own: modules of the user's that the bundle may use.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
@@ -228,8 +240,9 @@ class Transcriber:
         """Run the model on the pieces of a pool, batched by length: by place in the pool."""
         rows: dict[int, Heard | SbkitError] = {}
         clips = {place: part.piece.samples for place, part in enumerate(pool) if part.piece}
-        most = BATCH_SECONDS if self.effective.device != "cpu" else CPU_BATCH_SECONDS
-        batches = list(_batches(clips, seconds_to_samples(most, self._bundle.config.sample_rate)))
+        on_cpu, rate = self.effective.device == "cpu", self._bundle.config.sample_rate
+        most = seconds_to_samples(CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS, rate)
+        batches = list(_batches(clips, most, fewest=usable_cores() if on_cpu else 1))
         audio = [[clips[place] for place in batch] for batch in batches]
         for batch, found in zip(batches, self._thread.hear_each(audio), strict=True):
             if isinstance(found, Exception):  # over which of them? each is tried alone
@@ -327,13 +340,13 @@ def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
         yield pool
 
 
-def _batches(clips: Mapping[int, Samples], most: int) -> Iterator[list[int]]:
+def _batches(clips: Mapping[int, Samples], most: int, *, fewest: int) -> Iterator[list[int]]:
     """Yield the places of clips of similar length, within ``most`` samples of padded audio.
 
-    There are at least as many batches as usable cores, where there are as many clips.
+    There are at least ``fewest`` batches, where there are as many clips.
     """
     lengths = {place: len(clip) for place, clip in clips.items()}
-    most = min(most, sum(lengths.values()) // usable_cores())
+    most = min(most, sum(lengths.values()) // fewest)
     batch: list[int] = []
     for place in sorted(lengths, key=lengths.__getitem__):
         full = lengths[place] * (len(batch) + 1) > most

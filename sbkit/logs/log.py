@@ -181,8 +181,9 @@ class RunLog(QuietLog):
                 say(f"The log in {self._folder} may lack its end ({error.strerror}).")
 
     def _mirror(self, record: Record, *, step: int) -> None:
+        group = record.get("split", record["kind"])  # each test set has curves of its own
         points = {
-            f"{record['kind']}/{name}": float(value)
+            f"{group}/{name}": float(value)
             for name, value in record.items()
             if isinstance(value, int | float) and name not in ("step", "epoch")
         }

@@ -4,8 +4,9 @@ results -> for each test set the chosen utterances, frequent errors, slices -> a
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ CLIPS = 200  # that can be heard
 LONGEST = 30.0  # seconds that are heard of a clip
 ALL_BYTES, ROW_BYTES = 5_600_000, 700_000  # of rows with their clips, and without; a page has 6 MB
 MOST = 20  # frequent errors of each kind
+SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
 ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
@@ -83,6 +85,15 @@ class Section:
         return [each for each in self.errors if not each.reference][:MOST]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """The figures of some values of a column, for each run; ``values`` counts all of them."""
+
+    column: str
+    values: int
+    rows: list[tuple[str, list[Mapping[str, Any]]]]
+
+
 def write_report(
     file: Path,
     runs: Sequence[RunResults],
@@ -112,7 +123,7 @@ def write_report(
         runs=[*zip(("A", "B"), runs, strict=False)],
         names=names,
         sections=sections,
-        slices={name: _slices(name, runs) for name in names},
+        slices={name: [*_slices(name, runs)] for name in names},
         metrics=metrics,
         panels=_panels(runs, metrics),
         known=known,
@@ -163,12 +174,14 @@ def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[tuple[str, str
     ]
 
 
-def _slices(name: str, runs: Sequence[RunResults]) -> list[dict[str, Any]]:
-    """Return the figures of each value of each column that all runs are reported by."""
+def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Slices]:
+    """Yield the figures of each column that all runs are reported by."""
     reported = [each.test[name].get("report_by") or {} for each in runs]
-    return [
-        {"column": column, "value": value, "runs": [each[column][value] for each in reported]}
-        for column, values in reported[0].items()
-        for value in values
-        if all(value in each.get(column, {}) for each in reported)
-    ]
+    for column, values in reported[0].items():
+        shared = [
+            value for value in values if all(value in each.get(column, {}) for each in reported)
+        ]
+        largest = nlargest(SLICES, shared, key=lambda value: values[value]["utterances"])
+        rows = [(value, [each[column][value] for each in reported]) for value in sorted(largest)]
+        if rows:
+            yield Slices(column=column, values=len(shared), rows=rows)

@@ -143,6 +143,10 @@ def test_too_few_words_have_no_confidence() -> None:
     assert fitted.plain()["weights"] is None
     assert str(fitted).startswith("none, since there must be at least 20 right words and 20 wrong")
     assert fit_confidence([]).confidence is None
+    (one,) = utterances(1, words=100)
+    assert str(fit_confidence([one])).startswith(
+        "none, since there must be at least 20 right words"
+    )
 
 
 def test_words_that_are_all_right_have_no_confidence() -> None:

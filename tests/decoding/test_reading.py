@@ -14,9 +14,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding import reading
 from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import Declared, LanguageModels, ensure_language_models
 from sbkit.decoding.reading import HeardClip, Reading
 from sbkit.decoding.word_reader import WordReader
+from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.decoding.spoken import spoken
 from tests.runs import ROOT
@@ -113,7 +114,30 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
     assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
 
 
-def test_a_greedy_reader_needs_no_processes(reader: ClipReader, several: None) -> None:
+def test_a_greedy_reader_needs_no_processes_and_refuses_the_same(
+    reader: ClipReader, several: None
+) -> None:
     greedy = Reading(ClipReader(None, reader.words), processes=2)
     assert len(greedy.read(clips_of(reader), times=True)) == len(TEXTS)
     assert greedy._processes is None
+    shape = (3, reader.words.tokenizer.vocab_size)
+    bad = [HeardClip(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
+    for error, beam in zip(
+        greedy.read(bad, times=False),
+        Reading(reader, processes=1).read(bad, times=False),
+        strict=True,
+    ):
+        assert isinstance(error, SbkitError)
+        assert str(error) == str(beam)
+
+
+def test_a_decoder_is_sent_to_a_process_whatever_its_words(reader: ClipReader) -> None:
+    """A language without spaces has sentences for words; their letters lie inside each other."""
+    decoder, tokenizer = reader.decoder, reader.words.tokenizer
+    assert decoder is not None
+    sentence = "callthenorthoffice" * 50
+    models = LanguageModels(train([[sentence]], order=1).model, None)
+    long = decoder.with_language_models(models).with_hotwords([sentence])
+    log_probs = spoken(tokenizer, TEXTS[0], {})
+    found = long.nbest(log_probs)
+    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == found

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, pairwise, product
 from math import inf
 from pathlib import Path
@@ -183,6 +184,20 @@ def test_words_are_heard_as_the_language_model_has_them(
     assert heard(decoder, spoken(tokenizer, "call dan in the north", {})) == "call dan in the north"
     assert heard(decoder, spoken(tokenizer, "dan is cold", {})) == "dan is cold"
     assert decoder.nbest(np.zeros((0, tokenizer.vocab_size)))[0].tokens == ()
+
+
+def test_threads_may_share_a_search(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    decoder, texts = graph_of(tmp_path, tokenizer), TEXTS[:3]
+    clips = [spoken(tokenizer, text, {}) for text in texts]
+    assert decoder.search
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda n: heard(decoder, clips[n % 3]), range(300)))
+    finally:
+        sys.setswitchinterval(before)
+    assert found == texts * 100
 
 
 def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -248,6 +248,10 @@ def test_a_classifier_names_a_label_and_its_probability(
         classifier().require_asr()
     monkeypatch.setattr("sbkit.inference.classify.load_bundle", lambda *_, **__: classifier(3))
     assert "must score its 2 labels" in str(next(classify_files(tmp_path, files)))
+    bundle = classifier()
+    bundle.model.probabilities = lambda clips: np.full((len(clips), 2), np.nan)
+    monkeypatch.setattr("sbkit.inference.classify.load_bundle", lambda *_, **__: bundle)
+    assert "must give probabilities, but gives NaN" in str(next(classify_files(tmp_path, files)))
 
 
 def test_the_features_have_no_weights_to_compare_with(bundle: Path) -> None:

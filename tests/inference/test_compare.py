@@ -163,8 +163,15 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
         compare_runs(a, b)
     (b / "summary.json").write_text('{"test": {"../a/x": {"references": ""}}}')
     (a / "summary.json").write_text('{"test": {"../a/x": {"references": ""}}}')
-    with pytest.raises(SbkitError, match="name of a split must be made of letters"):
+    with pytest.raises(SbkitError, match=r"name of a test set must be that of a file, .* '../a/x'"):
         compare_runs(a, b)
+
+
+def test_scores_of_any_file_are_compared(tmp_path: Path) -> None:
+    """They go by the name of the file that was scored: my data (1).csv."""
+    scored = {"my data (1)": [score("a", "one", "one")]}
+    a, b = (write_run(tmp_path / side, scored, figures="scores.json") for side in "ab")
+    assert [each.name for each in compare_runs(a, b).test] == ["my data (1)"]
 
 
 def test_utterances_of_another_test_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import try_lock
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import export_run
@@ -114,6 +115,23 @@ def test_a_second_export_leaves_the_first_one_alone(run: Path, tmp_path: Path) -
     assert names(tmp_path) == {"bundle"}
 
 
+def test_a_second_export_takes_nothing_from_one_that_is_between_its_renames(
+    bundle: Path,
+) -> None:
+    """Whichever of the first one's folders it sees first; here there are many old ones."""
+    writing = bundle.with_name(f".bundle.{'a' * 12}.new")
+    writing.mkdir()
+    for place in range(20):
+        (bundle.parent / f".bundle.{place:012x}.old").mkdir()
+    shutil.rmtree(bundle)
+    there, lock = names(bundle.parent), os.open(writing, os.O_RDONLY)
+    assert try_lock(lock)
+    with pytest.raises(SbkitError, match="One export at a time"), replacing(bundle):
+        pass
+    os.close(lock)
+    assert names(bundle.parent) == there
+
+
 def test_an_old_one_that_cannot_be_removed_does_not_lose_the_new(
     run: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +185,6 @@ def test_a_foreign_run_is_data(run: Path, tmp_path: Path, old: str, new: str, wo
     assert names(tmp_path) == {"run"}
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("there", "lost", "words"),
     [
@@ -186,6 +203,7 @@ def test_a_run_that_lost_a_file_is_no_other_model(
         export_run(copy, tmp_path / "bundle")
 
 
+@pytest.mark.timeout(20)
 def test_a_pipe_in_a_run_does_not_block(run: Path, tmp_path: Path) -> None:
     foreign = Path(shutil.copytree(run, tmp_path / "run"))
     (foreign / "tokenizer.model").unlink()

@@ -42,6 +42,13 @@ def test_without_a_pause_two_pieces_share_whole_frames() -> None:
         assert np.array_equal(one.samples[-one.overlap :], two.samples[: one.overlap])
 
 
+def test_a_piece_holds_all_that_it_shares_with_the_one_before() -> None:
+    """What is a pause beside loud speech was none beside what came before it."""
+    quiet, click = noise(26.3, 100), noise(0.2, 20_000)
+    one, two, *_ = cut(quiet, click, noise(1.5, 100), click, noise(1.8, 100), noise(40, 20_000))
+    assert 0 < one.overlap < len(two.samples)
+
+
 def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> None:
     words, breath, pause = noise(4), noise(0.3, 10), noise(0.8, 10)
     short = cut(words, breath, words, pause, words)

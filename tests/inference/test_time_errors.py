@@ -149,11 +149,14 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
 ) -> None:
     """Two frames before and two and a half after, at the pauses; between words nothing counts."""
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    shutil.copytree(bundle, other / "hub")
     source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")
     with hearing(load_bundle(other)):
         fitted = fit_offsets(other, source)
         (found,) = time_source(load_bundle(other), source)
-    assert fitted == WordOffsets(-2.0, 2.5) == load_bundle(other).config.word_offsets
+    assert fitted == WordOffsets(-2.0, 2.5)
+    for folder in (other, other / "hub"):
+        assert load_bundle(folder).config.word_offsets == fitted
     assert found.recognized == found.aligned
     assert found.aligned[0].end == pytest.approx(0.86)
 

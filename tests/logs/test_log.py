@@ -169,6 +169,15 @@ def test_one_process_writes_one_file_of_tensorboard(tmp_path: Path) -> None:
     assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0)]
 
 
+def test_each_test_set_has_its_own_curve_of_tensorboard(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
+        log.write(FinalFigures(epoch=1, step=10, split=split, metrics={"WER": wer}))
+    log.close()
+    for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
+        assert _tensorboard(tmp_path, f"{split}/WER") == [(10, wer)]
+
+
 def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
     for _ in range(2):
         log = RunLog(tmp_path)
@@ -204,6 +213,10 @@ def test_facts_are_printed_once(
 
 
 def _tensorboard_losses(folder: Path) -> list[tuple[int, float]]:
+    return _tensorboard(folder, "step/loss")
+
+
+def _tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
     reader = import_module("tensorboard.backend.event_processing.event_accumulator")  # untyped
     events = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
-    return [(event.step, event.value) for event in events.Scalars("step/loss")]
+    return [(event.step, event.value) for event in events.Scalars(name)]

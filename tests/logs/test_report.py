@@ -16,6 +16,7 @@ from sbkit.logs.metric import Metric
 from sbkit.logs.report import ERROR_RATES, write_report
 from sbkit.logs.report_rows import choose, compare_utterances, confusions, unknown_words
 from sbkit.logs.run_results import RunResults, read_clips, read_results
+from sbkit.logs.wer_report import slice_error_rates
 from sbkit.text.wer import pair_words, score
 from tests.logs.reports import HOSTILE, RECORDS, results, tone, write_example
 
@@ -87,6 +88,21 @@ def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.Mo
     assert 80_000 <= most < 81_000
     static = len(write_example(tmp_path / "..").read_bytes()) - len(tone())
     assert page.stat().st_size < static + 20_000 + 400 * count
+
+
+def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -> None:
+    figures = {**slice_error_rates([score("a", "a b", "a c")]), "utterances": 1}
+    values = {f"speaker {n:05}": figures for n in range(20_000)}
+    values["speaker 19999"] = {**figures, "utterances": 9}
+    test = {"test": {"report_by": {"speaker": values, "length": {"short": figures}}}}
+    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
+    write_report(tmp_path / "report.html", [run], clips=no_clips)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert len(page) < 500_000
+    shown = [f"speaker {n:05}" for n in (0, 198, 19_999)]
+    assert all(f"<td>{each}<" in page for each in shown)
+    assert "speaker 00199" not in page
+    assert "The 200 of 20000 values of speaker with most utterances" in page
 
 
 def test_the_worst_and_typical_ones_are_chosen() -> None:

@@ -269,8 +269,10 @@ def _score(
     else:
         texts = {compared.candidate.decoder: transcribe([_scaled(each) for each in clips.audio])}
     for decoder, hypotheses in texts.items():
-        for name, heard in (("errors", hypotheses), ("trained", trained[decoder])):
-            scores = getattr(compared, name)
+        for scores, heard in (
+            (compared.errors, hypotheses),
+            (compared.trained, trained[decoder]),
+        ):
             pairs = zip(clips.rows, heard, strict=True)
             more = sum((count_errors(row["text"], text) for row, text in pairs), Scores())
             scores[decoder] = scores.get(decoder, Scores()) + more

@@ -27,6 +27,7 @@ from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle import Bundle
+from sbkit.inference.config import FEATURES
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, Limits
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
@@ -121,7 +122,7 @@ def _limits(model_type: str) -> Limits:
 
 
 def _require_features(bundle: Bundle) -> None:
-    features = bundle.config.parts["compute_features"]
+    features = bundle.config.parts[FEATURES]
     arguments = features.get("arguments", {}) if isinstance(features, dict) else {}
     name = features.get("new") if isinstance(features, dict) else None
     ours = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
