@@ -54,6 +54,7 @@ class Prediction:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    validation_bytes: int
     peak_bytes: int
     steps_per_epoch: int
     padding: float  # share of the audio
@@ -91,6 +92,7 @@ def as_table(prediction: Prediction) -> str:
         ("  gradients", _megabytes(prediction.gradient_bytes)),
         ("  optimizer", _megabytes(prediction.optimizer_bytes)),
         ("  activations of the largest batch", _megabytes(prediction.activation_bytes)),
+        ("  the largest batch of validation", _megabytes(prediction.validation_bytes)),
         ("steps per epoch", f"{prediction.steps_per_epoch:,}"),
         ("padding", f"{prediction.padding:.1%} of the audio"),
         ("seconds per epoch", _seconds(prediction.seconds_per_epoch)),
@@ -136,6 +138,7 @@ def _predict(planned: PlannedRun) -> Prediction:
         gradient_bytes=gradients,
         optimizer_bytes=optimizer_bytes,
         activation_bytes=activations,
+        validation_bytes=evaluation,
         peak_bytes=bytes_of(tensors) + optimizer_bytes + max(step, evaluation),
         steps_per_epoch=len(plan) // accumulation,
         padding=_padding(plan),
