@@ -93,7 +93,7 @@ def is_finished(
 
 
 def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:
-    """Return whether a test may write its results: never over those of a run that trained nothing.
+    """Return whether a test may write: not where nothing was trained and results are there.
 
     was_finished: what `is_finished` said before training. The summary is what a test writes last.
     """
