@@ -393,7 +393,3 @@ def _line(result: "Classification", options: argparse.Namespace) -> str:
         return printable_json(json.dumps(plain, ensure_ascii=False))
     named = len(options.files) > 1
     return f"{printable(str(result.file))}\t{result}" if named else str(result)
-
-
-if __name__ == "__main__":
-    main()

@@ -122,6 +122,16 @@ def edited(yaml: Path, old: str, new: str) -> str:
     return str(yaml)
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("knob", ["min_seconds: 0.2", "label_smoothing: 0.1", "token_type: char"])
+def test_a_knob_that_the_recipe_reads_and_the_yaml_does_not_have(
+    knob: str, check: bool, workplace: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    yaml = edited(tmp_path / "own.yaml", f"\n{knob}", "\n# ")
+    sentence = refused(workplace, tmp_path / "run", f"--check={check}", yaml=yaml, capsys=capsys)
+    assert f"`{knob.partition(':')[0]}` must be in the YAML, since this run reads it" in sentence
+
+
 @pytest.mark.parametrize("head", ["ctc_lin", "seq_lin"])
 def test_a_head_whose_size_is_typed_by_hand(
     head: str, workplace: Workplace, tmp_path: Path, capsys: Captured

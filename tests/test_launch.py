@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sbkit.base.cores import usable_cores
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.logs.log import Record, read_log
 from tests import processes
@@ -238,6 +239,21 @@ def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None
 
 
 # -- one node ------------------------------------------------------------------------------------
+
+THREADS = "source tools/launch/torchrun.sh; exec() { echo $OMP_NUM_THREADS; }; start -- a.yaml"
+
+
+def test_ranks_share_the_cores_that_may_be_used(tmp_path: Path) -> None:
+    """A container's quota counts, of which `nproc` knows nothing."""
+    machine = tmp_path / "nproc"
+    machine.write_text("#!/bin/sh\necho 128\n")
+    machine.chmod(0o755)
+    environment = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PET_NPROC_PER_NODE": "2"}
+    done = subprocess.run(
+        ["bash", "-c", THREADS], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == (f"{max(1, usable_cores() // 2)}\n", "")
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,9 @@ _is_kept = False
 
 
 def keep_freed_memory() -> bool:
-    """Set up glibc's allocator; return whether it was.
+    """Make glibc keep freed memory; return whether it does.
 
-    It is not where a variable of its own says otherwise, or where there is no glibc.
+    It does not where one of VARIABLES is set, or where there is no glibc.
     """
     global _is_kept
     _is_kept = not _given() and _set_up()

@@ -12,8 +12,8 @@ def usable_cores() -> int:
 
     `os.cpu_count()` counts those of the machine: of a job with 2 of 128 cores it says 128.
     """
-    quota = cgroup_quota(CGROUPS, MEMBERSHIP)
-    return max(1, min(affine_cores(), int(quota or affine_cores())))
+    affine, quota = affine_cores(), cgroup_quota(CGROUPS, MEMBERSHIP)
+    return affine if quota is None else max(1, min(affine, int(quota)))
 
 
 def affine_cores() -> int:

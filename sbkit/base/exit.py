@@ -21,7 +21,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-MENDS = {  # what the operating system says of a place, and what to do about it
+FIXES = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
     errno.ENAMETOOLONG: "Shorten its name",
@@ -68,7 +68,7 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except Exception as error:
         if interrupted.is_set():  # libraries swallow Ctrl-C while they are imported, and fail then
             code = INTERRUPTED
-        elif isinstance(error, OSError) and error.errno in MENDS:
+        elif isinstance(error, OSError) and error.errno in FIXES:
             code = _refuse(_of_a_place(error))
         elif _is_shortage(error):
             code = _refuse(_of_memory(error))
@@ -115,7 +115,7 @@ def _of_a_place(error: OSError) -> SbkitError:
     """Make a sentence of a full disk, a read-only folder, or a file where a folder must be."""
     return SbkitError(
         f"{error.filename or 'A file'} must be a place to read and write, but is not "
-        f"({error.strerror}). {MENDS[error.errno or 0]}, and give the same command again."
+        f"({error.strerror}). {FIXES[error.errno or 0]}, and give the same command again."
     )
 
 
@@ -139,7 +139,7 @@ def exit_code(error: BaseException) -> int:
     match error:
         case SbkitError():
             return BAD_INPUT
-        case OSError(errno=number) if number in MENDS:
+        case OSError(errno=number) if number in FIXES:
             return BAD_INPUT
         case Exception() if _is_shortage(error):
             return BAD_INPUT
@@ -199,7 +199,7 @@ def leave_terminal() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    for each in ASKING:  # once is enough: asked again, it would be torn out of its cleaning up
+    for each in ASKING:  # a second one would interrupt the cleaning up
         signal.signal(each, signal.SIG_IGN)
     if number == signal.SIGHUP:
         leave_terminal()

@@ -65,6 +65,12 @@ def require_writable(folder: Path, *, option: str) -> None:
         ) from error
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return a path, or the nearest of the folders above it that is there."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Encode plain data as valid JSON, in which NaN and infinity have no place and become null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
@@ -157,8 +163,7 @@ def _make_locked(folder: Path, *, mode: int = 0o777) -> tuple[Path, int]:
         # Another process may remove it before it is opened, or before it is locked.
         with suppress(FileNotFoundError):
             lock = os.open(beside, os.O_RDONLY)
-            try_lock(lock)
-            if beside.is_dir():
+            if try_lock(lock) and beside.is_dir():
                 return beside, lock
             os.close(lock)
 

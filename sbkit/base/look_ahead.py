@@ -1,4 +1,4 @@
-"""Going through what comes one by one, with a look ahead."""
+"""An iterator that looks one item ahead."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -7,7 +7,7 @@ Item = TypeVar("Item")
 
 
 def with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
-    """Yield each item and whether it is the last one, for which the next one is asked for first."""
+    """Yield each item, and whether it is the last one; the next one is asked for before."""
     held: list[Item] = []
     for item in items:
         if held:

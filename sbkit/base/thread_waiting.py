@@ -33,11 +33,11 @@ LIBRARY = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece brings 
 def prepare_waiting() -> bool:
     """Set up OpenMP, before anything loads it; return whether this module decides how it waits.
 
-    It knows of affinity by itself, but of no quota of a container, where threads beyond it would
-    use up the time of the others.
+    OpenMP starts a thread for each core of the affinity. Where a container's quota allows fewer,
+    OMP_NUM_THREADS is set to that: more threads would use up each other's time.
 
-    It does not where the user has said so, where one thread does all the work, and where the
-    system does not tell how long threads wait for a core.
+    This module does not decide where the user has set one of SETTINGS, where one thread does all
+    the work, and where the system does not tell how long threads wait for a core.
     """
     if usable_cores() < affine_cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))

@@ -13,6 +13,7 @@ from typing import Any
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import nearest_existing
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
@@ -48,16 +49,19 @@ SHOWN = 3
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
     """Find a run folder that cannot be written to, or that holds something else than this run."""
     folder = planned.run_folder
-    if folder is None or not folder.exists():
+    if folder is None:
         return
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    there = nearest_existing(folder)
+    if not there.is_dir() or not os.access(there, os.W_OK):
         yield planned.finding(
             RUN_FOLDER,
             "output_folder",
             declared=f"output_folder: {folder}",
-            effect="it is no folder to write to, so nothing could be saved",
+            effect=f"{there} is no folder to write to, so nothing could be saved",
             fix="Choose another --output_folder.",
         )
+        return
+    if not folder.exists():
         return
     yield from _find_foreign(planned, folder)
     newest = newest_checkpoint(folder)

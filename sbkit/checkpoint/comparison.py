@@ -1,4 +1,4 @@
-"""Whether weights are numbers, and those of a model; SpeechBrain is not imported for it."""
+"""Check that weights are finite and fit a model, without importing SpeechBrain."""
 
 from collections.abc import Container, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a checkpoint holds goes back into the objects that it was saved from.
+"""Load what a checkpoint holds into the objects that it was saved from.
 
 An optimizer goes on: its moments are those that were saved, its hyperparameters as declared.
 """

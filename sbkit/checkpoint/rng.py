@@ -1,4 +1,4 @@
-"""What the random generators would draw next, as JSON keeps it, and whether it can be so."""
+"""The state of the random generators: saved as JSON, checked, and restored."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A folder is written beside its place, and gets its name once it is whole on the disk."""
+"""Write a folder under another name, and rename it once it is whole on the disk."""
 
 import shutil
 from collections.abc import Iterator

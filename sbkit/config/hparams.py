@@ -21,6 +21,7 @@ from sbkit.base.files import write_text_atomically
 from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
 from sbkit.config.document import Document, read_document, read_yaml_text
+from sbkit.config.knobs import Knobs
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.config.references import check_references
@@ -61,15 +62,15 @@ class _Resolved:
 _resolved: dict[tuple[Path, str], _Resolved] = {}
 
 
-def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     """Read the root-level plain values as they take effect; keys that reach an object are absent.
 
     Raises SbkitError: a fault of the file or of the overrides.
     """
-    return deepcopy(dict(_resolve(yaml_file, overrides).knobs))
+    return Knobs(deepcopy(dict(_resolve(yaml_file, overrides).knobs)))
 
 
-def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     """Build everything the file declares.
 
     Raises SbkitError: a fault of the file or of the overrides, a number out of its range, or an
@@ -80,7 +81,7 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, 
         refuse_out_of_range(resolved.knobs)
         for _, sentence in arguments_out_of_range(resolved.document):
             raise SbkitError(sentence)
-        return build(resolved.document, resolved.text)
+        return Knobs(build(resolved.document, resolved.text))
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:

@@ -16,7 +16,7 @@ Count = Callable[[str], int]  # of the devices of a type that a machine has
 
 FORMS = "cpu, cuda, cuda:N, mps, xpu or xpu:N"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SUPPORTED = {  # device type -> precisions; fp16 needs a GradScaler, which has no CPU or MPS kernels
+SUPPORTED = {  # device type -> precisions; fp16, which needs a GradScaler, is for GPUs
     "cpu": ("fp32", "bf16"),
     "cuda": ("fp32", "bf16", "fp16"),
     "mps": ("fp32", "bf16"),

@@ -37,7 +37,6 @@ class Place:
 
     rank: int
     world_size: int
-    local_rank: int
     host: str
     port: int
 
@@ -60,8 +59,8 @@ def read_place(environment: Mapping[str, str]) -> Place:
     port = read_number(environment, "MASTER_PORT")
     if port >= 1 << 16:
         raise _refusal("MASTER_PORT must be below 65536", f"is {port}")
-    local_rank = read_number(environment, "LOCAL_RANK", default="0")
-    return Place(rank, world_size, local_rank, environment["MASTER_ADDR"], port)
+    read_number(environment, "LOCAL_RANK", default="0")  # `find_device` takes it
+    return Place(rank, world_size, environment["MASTER_ADDR"], port)
 
 
 def read_number(environment: Mapping[str, str], name: str, *, default: str = "") -> int:

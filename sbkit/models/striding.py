@@ -1,4 +1,4 @@
-"""How many frames a stack of strided layers leaves of n, found out by asking it.
+"""How many of n frames a stack of strided layers leaves, measured by running it.
 
 A layer with a stride makes floor((n + a) / s) of n, padded or not, rounding down or up, and so does
 a stack of such layers: two numbers say it all, whoever wrote the layers.

@@ -1,4 +1,4 @@
-"""What a skipped step, or one that is only tried, must not change."""
+"""Restore what a skipped step, or one that was only tried, must not change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -24,6 +24,7 @@ from sbkit.logs.run_results import read_results
 from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
+from sbkit.train.finished import BEST_EPOCH, first_best_epoch
 from sbkit.train.out_of_memory import BatchSplitter, TooLarge
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import agree_on_buffers, as_loss
@@ -124,9 +125,11 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
     values, best = measure_splits(brain.measure, results), best_key(type(brain).metrics)
     brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
+    folder = Path(brain.checkpointer.checkpoints_dir)
+    first = first_best_epoch(folder, best, epoch=epoch, value=values[best.name])
     brain.checkpointer.save_and_keep_only(
-        meta={**values, "epoch": epoch, RANKED_BY: best._asdict()},
-        num_to_keep=brain.hparams.average_checkpoints,
+        meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
+        num_to_keep=int(brain._declared("average_checkpoints", 1)),
         max_keys=[key] if (key := best.max_key) else [],
         min_keys=[key] if (key := best.min_key) else [],
     )

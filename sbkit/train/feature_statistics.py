@@ -1,4 +1,4 @@
-"""One exact pass over the training set for what the model has to know before its first step."""
+"""Mean and deviation of the features, measured in one exact pass over the training set."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,6 +1,7 @@
 """Whether a run has anything left to train, and whose results lie in its folder."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,56 @@ from sbkit.logs.log import say
 from sbkit.logs.metric import BestKey, Metrics, best_key
 from sbkit.train.cost import SUMMARY
 
+BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
+
 
 def epochs_since_best(checkpoints: Path, key: BestKey) -> int:
-    """Count the epochs since the first one with the best figure, which is always kept."""
+    """Count the epochs since the first one with the best figure."""
+    ranked = _ranked_epochs(checkpoints, key)
+    return max(ranked) - min(ranked.values())[-1] if ranked else 0
+
+
+def first_best_epoch(checkpoints: Path, key: BestKey, *, epoch: int, value: float) -> int:
+    """Return the first epoch with the best figure so far, where ``epoch`` has just reached a value.
+
+    It is saved as BEST_EPOCH: of several epochs with the best figure only the last ones are kept.
+    """
+    ranked = _ranked_epochs(checkpoints, key)
+    return min([*ranked.values(), (*_rank(value, key), epoch)])[-1]
+
+
+def _ranked_epochs(checkpoints: Path, key: BestKey) -> dict[int, tuple[bool, float, int]]:
+    """Return the rank of each epoch's figure, lower is better, and the first epoch that had it."""
     described = filter(None, map(describe, sorted(checkpoints.glob(f"{CKPT_PREFIX}+*"))))
     metas = (each.meta for each in described if each.meta.get("end-of-epoch", True))
-    figures: dict[int, float] = {
-        meta["epoch"]: float(meta[key.name])
+    return {
+        meta["epoch"]: (*_rank(meta[key.name], key), _first_of(meta))
         for meta in metas
         if isinstance(meta.get("epoch"), int) and isinstance(meta.get(key.name), int | float)
     }
-    sign = -1 if key.max_key else 1
-    ranked = sorted((math.isnan(value), sign * value, epoch) for epoch, value in figures.items())
-    return max(figures) - ranked[0][2] if ranked else 0
+
+
+def _rank(value: float, key: BestKey) -> tuple[bool, float]:
+    """Return what is lower the better a figure is; NaN comes last."""
+    if math.isnan(value):
+        return True, 0.0
+    return False, -value if key.max_key else value
+
+
+def _first_of(meta: Mapping[str, Any]) -> int:
+    first = meta.get(BEST_EPOCH)  # what an earlier sbkit saved has none
+    return first if isinstance(first, int) else meta["epoch"]
 
 
 def has_stopped_early(checkpoints: Path, metrics: Metrics, patience: int) -> bool:
-    """Return whether the first metric is no better since ``patience`` epochs; 0 is for ever."""
+    """Return whether the first metric is no better since ``patience`` epochs; 0 never stops."""
     return bool(patience and metrics) and (
         epochs_since_best(checkpoints, best_key(metrics)) >= patience
     )
 
 
 def stops_early(brain: Any, patience: int) -> bool:
-    """Return whether a Brain trains no further epoch; all ranks agree. 0 is endless patience."""
+    """Return whether a Brain trains no further epoch; all ranks agree. 0 never stops."""
     if not patience or brain.checkpointer is None:
         return False
     folder = Path(brain.checkpointer.checkpoints_dir)
@@ -45,7 +72,7 @@ def stops_early(brain: Any, patience: int) -> bool:
     )[0]
     if stops:
         name = best_key(type(brain).metrics).name
-        say(f"{name} is no better since {patience} epochs (`early_stopping`): training ends.")
+        say(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
     return stops
 
 
@@ -66,7 +93,7 @@ def is_finished(
 
 
 def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:
-    """Return whether a test may write its results: never over those of a run that trained nothing.
+    """Return whether a test may write: not where nothing was trained and results are there.
 
     was_finished: what `is_finished` said before training. The summary is what a test writes last.
     """

@@ -13,6 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.part_names import part_names, to_part_name
 from sbkit.config.document import did_you_mean
 
+SCHEDULERS = "speechbrain.nnet.schedulers"  # where they are defined
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 
 
@@ -50,8 +51,8 @@ def with_lr_scale(
     The longest path decides where several lead to a parameter. Groups that come in, such as those
     without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
     its own times ``group.get("lr_scale", 1.0)``.
-    Raises SbkitError for a path that leads nowhere, a scale that is no number of at least 0, or
-    what is no mapping.
+    Raises SbkitError for a path that leads nowhere, a scale that is no number of at least 0, what
+    is no mapping, or a scheduler of SpeechBrain's, all of which set one rate for all groups.
     """
     _refuse_other("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
     scale_of: dict[int, float] = {}
@@ -63,6 +64,13 @@ def with_lr_scale(
             )
         for parameter in _parameters_at(path, hparams, "lr_scale"):
             scale_of[id(parameter)] = float(scale)
+    for name, each in hparams.items() if scale_of else ():
+        if type(each).__module__ == SCHEDULERS:
+            raise SbkitError(
+                f"`lr_scale` must come with a schedule that keeps the rates of parts apart, but "
+                f"`{name}` ({type(each).__name__}) sets one rate for all. Take "
+                "sbkit.train.schedule.WarmupCosine as `lr_schedule`, or a scheduler of torch's."
+            )
 
     def make(groups: Groups) -> Any:
         optimizer = opt_class(list(split_groups(groups, scale_of)))
@@ -89,7 +97,8 @@ def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict
 
 def _refuse_other(knob: str, value: Any, kind: Any, must: str, hparams: Mapping[str, Any]) -> None:
     """Refuse what a recipe of SpeechBrain's may mean by the name of a knob."""
-    if value and not (isinstance(value, kind) and isinstance(hparams.get("model"), nn.Module)):
+    is_of_paths = isinstance(value, kind) and all(isinstance(each, str) for each in value)
+    if value and not (is_of_paths and isinstance(hparams.get("model"), nn.Module)):
         raise SbkitError(
             f"`{knob}` must be {must}, but is {value!r}, and `model` is "
             f"{type(hparams.get('model')).__name__}. Correct it, or give a knob of the recipe's "

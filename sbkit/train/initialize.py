@@ -15,7 +15,7 @@ import torch
 from ruamel.yaml.error import YAMLError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
@@ -26,9 +26,13 @@ from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
 from sbkit.config.judge import refuse_bomb
+from sbkit.models.encoder_adapter import token_embedding
+from sbkit.text.labels import ClassLabels
+from sbkit.text.tokenizer import Tokenizer
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
+HEADS = ("ctc_lin", "seq_lin", "label_lin")
 SHOWN = 4  # names in a line
 
 
@@ -36,8 +40,8 @@ SHOWN = 4  # names in a line
 class Initialized:
     """What became of each tensor.
 
-    loaded: taken from there; new: ours, but not there or of another shape, with the reason; left:
-    there, but not ours.
+    loaded: taken from there; new: ours, but not there, of another shape or of other labels, with
+    the reason; left: there, but not ours.
     """
 
     source: Path
@@ -61,10 +65,12 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
+    by_label = _by_label(hparams) if _has_other_labels(source, hparams) else frozenset[int]()
     loaded, new = [], []
     with torch.no_grad():
         for name, tensor in ours.items():
-            fault = _fault(theirs, ours, name)
+            others = "of other labels there" if id(tensor) in by_label else None
+            fault = _fault(theirs, ours, name) or others
             if fault is None:
                 tensor.copy_(theirs[name])
                 loaded.append(name)
@@ -99,10 +105,39 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
 
+def _by_label(hparams: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ids of the tensors that have a row for each token or class."""
+    modules = [hparams.get(name) for name in HEADS] + [token_embedding(hparams.get("Transformer"))]
+    return frozenset(
+        id(each) for part in modules if isinstance(part, nn.Module) for each in part.parameters()
+    )
+
+
+def _has_other_labels(source: Path, hparams: Mapping[str, Any]) -> bool:
+    """Return whether the rows of a head stand for something else there, as far as it is known."""
+    tokenizer, labels = hparams.get("tokenizer"), hparams.get("labels")
+    if isinstance(tokenizer, Tokenizer):
+        file = source / tokenizer.model_file.name
+        return file.is_file() and Tokenizer(model_file=file).pieces() != tokenizer.pieces()
+    if isinstance(labels, ClassLabels):
+        file = source / labels.file.name
+        if file.is_file():
+            return ClassLabels(file=file).names != labels.names
+        if (source / BUNDLE_CONFIG).is_file():
+            return _read_config(source).get("labels") != labels.names
+    return False
+
+
+def _read_config(source: Path) -> dict[str, Any]:
+    config = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))
+    if not isinstance(config, dict):
+        raise TypeError(f"{BUNDLE_CONFIG} is no mapping")
+    return config
+
+
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     try:
-        config = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))
-        parts = config["model"]
+        parts = _read_config(source)["model"]
         if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
             raise TypeError("`model` is no list of names")
         return load_safetensors(_read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)), parts

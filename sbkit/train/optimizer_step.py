@@ -64,11 +64,13 @@ class OptimizerStep:
         number: int,
     ) -> None:
         """Unscale, clip each by its norm, step unless one of the norms is not finite, update."""
-        for optimizer in optimizers:
+        # Those that have anything to step by: a GradScaler refuses the others.
+        stepping = [each for each in optimizers if any(True for _ in with_gradient([each]))]
+        for optimizer in stepping:
             scaler.unscale_(optimizer)
         norms = torch.stack([clip(each, max_grad_norm) for each in optimizers])
         skipped = ~norms.isfinite().all()
-        for optimizer in optimizers:
+        for optimizer in stepping:
             step_unless(skipped, optimizer, scaler)
         self._buffers.restore(skipped)
         scaler.update()
@@ -122,6 +124,8 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
     with it; for another one the host has to wait for it, which costs nothing on the CPU.
     """
     if scaler.is_enabled():
+        for found in scaler._found_inf_per_device(optimizer).values():
+            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
         scaler.step(optimizer)
     elif getattr(optimizer, "_step_supports_amp_scaling", False):
         device: Any = optimizer

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step
+from sbkit.config.knobs import KnobAttributes
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
@@ -116,6 +117,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self._frozen = Frozen(declared.get("freeze") or (), declared)
         opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
         super().__init__(modules, opt_class, hparams, options, checkpointer)
+        if hparams is not None:
+            self.hparams = KnobAttributes(**hparams)
         self.device, self.device_type = placement.device, placement.device.type
         self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
         self.scaler = placement.grad_scaler()

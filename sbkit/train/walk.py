@@ -1,4 +1,4 @@
-"""Over the micro-batches of an epoch: how many there are, which is the last, how far it is."""
+"""The micro-batches of an epoch: how many, which is the last, and how much of it is done."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -17,6 +17,7 @@ from sbkit.base.files import (
     require_writable,
     scratch_folder,
     to_json,
+    try_lock,
     write_bytes_atomically,
     write_text_atomically,
 )
@@ -133,6 +134,23 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
     with building(tmp_path / "store") as beside:
         assert removed != [beside] and beside.is_dir()
     assert (tmp_path / "store").is_dir()
+
+
+def test_a_folder_that_another_process_is_removing_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, removing = os.open, dict[Path, int]()
+
+    def found(path: Path, *options: Any) -> int:
+        if not removing:  # the other process looks for what was abandoned
+            removing[path] = opening(path, os.O_RDONLY)
+            assert try_lock(removing[path])
+        return opening(path, *options)
+
+    monkeypatch.setattr(os, "open", found)
+    with building(tmp_path / "store") as beside:
+        assert beside not in removing
+    os.close(*removing.values())
 
 
 def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(

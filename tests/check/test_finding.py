@@ -1,7 +1,5 @@
 """What a finding looks like in print, and what `sbkit check` leaves with."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from sbkit.check.check import from_error
 from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, plural, summary, words_of
 from sbkit.check.planned_run import PlannedRun
-from tests.runs import ROOT
 
 ERROR = Finding(check="labels", declared="a must be", effect="is not", where="x.yaml:3", fix="Do.")
 NOTE = Finding(check="data", declared="b", effect="c", where="x.yaml:4", fix="E.", stops=False)
@@ -98,11 +95,3 @@ def lambda_of(finding: Finding):  # type: ignore[no-untyped-def]
         return [finding]
 
     return check_it
-
-
-@pytest.mark.parametrize("module", ["sbkit", "sbkit.cli"])
-def test_the_package_can_be_run_as_a_module(module: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", module, "--version"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (ran.returncode, ran.stdout.split()[0]) == (0, "sbkit")

@@ -33,7 +33,7 @@ run_main(main)
 
 
 def test_a_place_is_read() -> None:
-    assert read_place(RANK_1) == Place(1, 2, 1, "127.0.0.1", 29500)
+    assert read_place(RANK_1) == Place(1, 2, "127.0.0.1", 29500)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
+
+from sbkit.train.step import require_same_weights
 
 TWO_RANKS = """
 import json
@@ -30,6 +33,11 @@ with process_group(torch.device("cpu")):
     if rank() == 0:
         print(json.dumps(everyone))
 """
+
+
+def test_one_process_adds_up_no_weights() -> None:
+    """MPS could not: it has no float64."""
+    require_same_weights(nn.Linear(2, 2, device="meta"))
 
 
 @pytest.mark.ddp

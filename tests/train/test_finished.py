@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, best_key
-from sbkit.train.finished import epochs_since_best, has_stopped_early, is_finished
+from sbkit.train.finished import (
+    BEST_EPOCH,
+    epochs_since_best,
+    first_best_epoch,
+    has_stopped_early,
+    is_finished,
+)
 from tests.runs import Workplace, make_workplace, read_json
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
@@ -50,15 +57,34 @@ def test_epochs_are_counted_from_the_best(
     assert not has_stopped_early(run / "checkpoints", {}, 1)
 
 
+@pytest.mark.parametrize(("metrics", "name"), [(LOWER, "CER"), (HIGHER, "accuracy")])
+def test_an_equal_figure_is_no_better_however_few_checkpoints_are_kept(
+    metrics: dict[str, Metric], name: str, tmp_path: Path
+) -> None:
+    keeper, key = Checkpointer(tmp_path), best_key(metrics)
+    since = []
+    for epoch, figure in enumerate((0.7, 0.5, 0.5, 0.5, 0.4, 0.7, 0.4), start=1):
+        value = figure if key.min_key else 1 - figure
+        first = first_best_epoch(tmp_path, key, epoch=epoch, value=value)
+        keeper.save_and_keep_only(
+            meta={name: value, "epoch": epoch, BEST_EPOCH: first},
+            num_to_keep=1,
+            **{("min_keys" if key.min_key else "max_keys"): [name]},
+        )
+        since.append(epochs_since_best(tmp_path, key))
+    assert since == [0, 0, 1, 2, 0, 1, 2]
+
+
 @pytest.mark.slow
 def test_a_run_that_is_no_better_ends_and_stays_ended(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workplace: Workplace = make_workplace(asterisk_english, tmp_path)
-    options = ("--number_of_epochs=30", "--early_stopping=2", "--lr=0.0")  # learns nothing
+    options = ("--number_of_epochs=30", "--early_stopping=2", "--average_checkpoints=1")
+    options += ("--lr=0.0",)  # learns nothing
     assert workplace.train_here(tmp_path / "run", *options) == 0
     out = capsys.readouterr().out
-    assert "CER is no better since 2 epochs (`early_stopping`): training ends." in out
+    assert "CER has not improved for 2 epochs (`early_stopping`): training ends." in out
     assert "epoch 3/30" in out
     assert "epoch 4/30" not in out
     summary = read_json(tmp_path / "run" / "summary.json")

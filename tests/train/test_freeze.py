@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from speechbrain.nnet.schedulers import NewBobScheduler
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
@@ -81,6 +82,19 @@ def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
         Frozen([path], parts())
     with pytest.raises(SbkitError, match=f"`lr_scale` must name modules .*{said}"):
         with_lr_scale(SGD, {path: 0.1}, parts())
+
+
+@pytest.mark.parametrize("knob", ["freeze", "lr_scale"])
+def test_paths_are_texts(knob: str) -> None:
+    with pytest.raises(SbkitError, match=f"`{knob}` must be a .* of paths"):
+        Frozen([1], parts()) if knob == "freeze" else with_lr_scale(SGD, {1: 0.1}, parts())
+
+
+def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
+    annealing = {"lr_annealing": NewBobScheduler(0.1)}
+    with pytest.raises(SbkitError, match=r"`lr_annealing` \(NewBobScheduler\) sets one rate"):
+        with_lr_scale(SGD, {"CNN": 0.1}, parts() | annealing)
+    assert with_lr_scale(SGD, {}, parts() | annealing) is SGD
 
 
 @pytest.mark.parametrize("scale", [-1, "fast", True, float("nan")])

@@ -6,7 +6,13 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from sbkit.train.optimizer_step import clip, normalize_by_tokens, step_unless, with_gradient
+from sbkit.train.optimizer_step import (
+    OptimizerStep,
+    clip,
+    normalize_by_tokens,
+    step_unless,
+    with_gradient,
+)
 
 
 def parts() -> tuple[nn.Linear, nn.Linear, list[SGD]]:
@@ -100,3 +106,24 @@ def test_a_skipped_step_leaves_weights_and_optimizer_as_they_were(
         assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not torch.equal(step(torch.randn(5))["weight"], before["weight"])
     assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["fp32", "scaled"])
+def test_optimizers_skip_a_step_together_and_one_without_a_gradient_is_passed_over(
+    scaled: bool,
+) -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizers = [SGD([each], lr=0.1) for each in weights]
+    scaler = GradScaler("cpu", enabled=scaled)
+    step = OptimizerStep(nn.ParameterList(weights), torch.device("cpu"), None)
+
+    def take(first: float) -> list[float]:
+        scaler.scale(torch.zeros(()))  # scalers want to have scaled something
+        for each, value in zip(weights, (first, 1.0), strict=False):
+            each.grad = torch.full((2,), value)
+        step.take(optimizers, scaler, max_grad_norm=0.0, number=1)
+        return [each[0].item() for each in weights]
+
+    assert take(torch.inf) == [1.0, 1.0, 1.0]
+    moved = take(1.0)
+    assert max(moved[:2]) < 1.0 == moved[2]

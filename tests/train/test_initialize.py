@@ -11,13 +11,15 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.text.labels import ensure_labels
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
 
-ORDER = ("CNN", "head")
+ORDER = ("CNN", "ctc_lin")
 
 
 def parts(value: float, *, vocabulary: int = 4, order: tuple[str, ...] = ORDER) -> dict[str, Any]:
-    named: dict[str, nn.Module] = {"CNN": nn.Linear(2, 3), "head": nn.Linear(3, vocabulary)}
+    named: dict[str, nn.Module] = {"CNN": nn.Linear(2, 3), "ctc_lin": nn.Linear(3, vocabulary)}
     for parameter in nn.ModuleList(named.values()).parameters():
         nn.init.constant_(parameter, value)
     return {**named, "model": nn.ModuleList(named[name] for name in order)}
@@ -26,7 +28,7 @@ def parts(value: float, *, vocabulary: int = 4, order: tuple[str, ...] = ORDER) 
 def write_run(folder: Path, hparams: dict[str, Any], order: tuple[str, ...] = ORDER) -> Path:
     folder.mkdir()
     (folder / "hyperparams.yaml").write_text(
-        "CNN: &cnn !new:os.system [touch built]\nhead: &head !new:torch.nn.Linear [3, 4]\n"
+        "CNN: &cnn !new:os.system [touch built]\nctc_lin: &ctc_lin !new:torch.nn.Linear [3, 4]\n"
         f"model: !new:torch.nn.ModuleList\n- [{', '.join(f'*{name.lower()}' for name in order)}]\n"
     )
     checkpointer = Checkpointer(folder / "checkpoints", recoverables={"model": hparams["model"]})
@@ -51,20 +53,54 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
     done = initialize_from(source, ours)
     assert done.loaded == ("CNN.weight", "CNN.bias")
     assert sorted(done.new) == [
-        "head.bias (4 there, 9 here)",
-        "head.weight (4x3 there, 9x3 here)",
+        "ctc_lin.bias (4 there, 9 here)",
+        "ctc_lin.weight (4x3 there, 9x3 here)",
     ]
     assert ours["CNN"].weight.unique().tolist() == [7.0]
-    assert ours["head"].weight.unique().tolist() == [1.0]
+    assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
     assert len(done.lines()) == 3
     assert ": 2 tensors are loaded: CNN.weight, CNN.bias." in done.lines()[0]
+
+
+def tokenizer_of(folder: Path, text: str) -> Tokenizer:
+    file = folder / "tokenizer.model"
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
+
+
+@pytest.mark.parametrize(("text", "value"), [("a b", 7.0), ("b c", 1.0)])
+def test_a_head_of_other_tokens_is_new_also_where_its_size_is_the_same(
+    tmp_path: Path, text: str, value: float
+) -> None:
+    source = write_bundle(tmp_path / "source", parts(7.0, vocabulary=7))
+    tokenizer_of(source, text)
+    ours = parts(1.0, vocabulary=7) | {"tokenizer": tokenizer_of(tmp_path, "a b")}
+    done = initialize_from(source, ours)
+    assert ours["CNN"].weight.unique().tolist() == [7.0]
+    assert ours["ctc_lin"].weight.unique().tolist() == [value]
+    assert ("ctc_lin.weight (of other labels there)" in done.new) is (value == 1.0)
+
+
+@pytest.mark.parametrize("write", [write_run, write_bundle])
+@pytest.mark.parametrize(("names", "value"), [(["no", "yes"], 7.0), (["maybe", "no"], 1.0)])
+def test_a_head_of_other_classes_is_new_too(
+    tmp_path: Path, write: Any, names: list[str], value: float
+) -> None:
+    source = write(tmp_path / "source", parts(7.0, vocabulary=2))
+    ensure_labels(source / "labels.txt", names)
+    if write is write_bundle:
+        (source / "labels.txt").unlink()
+        (source / "config.json").write_text(json.dumps({"model": list(ORDER), "labels": names}))
+    classes = parts(1.0, vocabulary=2)
+    classes |= {"labels": ensure_labels(tmp_path / "labels.txt", ["no", "yes"])}
+    initialize_from(source, classes)
+    assert classes["ctc_lin"].weight.unique().tolist() == [value]
 
 
 def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", parts(7.0))
     cnn = nn.Linear(2, 3)
     done = initialize_from(source, {"CNN": cnn, "model": nn.ModuleList([cnn])})
-    assert done.left == ("head.weight", "head.bias")
+    assert done.left == ("ctc_lin.weight", "ctc_lin.bias")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -1,4 +1,4 @@
-"""A metrics that cannot be written ends the run on every rank, by one of them with the reason."""
+"""A log that cannot be written ends the run on every rank, on one of them with the reason."""
 
 from pathlib import Path
 from unittest.mock import patch

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import nearest_existing, to_json, write_text_atomically
 from sbkit.check.cost.probe import (
     measure_evaluation_memory,
     measure_step_memory,
@@ -45,8 +45,8 @@ class Prediction:
     """What one process of a run will take.
 
     peak_bytes: model, optimizer, and the larger of activations and gradients, which make room for
-    each other, or both where gradients are accumulated. Seconds are of this machine; None when
-    another one is meant.
+    each other, or both where gradients are accumulated; or a batch of validation, if that is more.
+    Seconds are of this machine; None when another one is meant.
     """
 
     parameters: int
@@ -54,6 +54,7 @@ class Prediction:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    validation_bytes: int
     peak_bytes: int
     steps_per_epoch: int
     padding: float  # share of the audio
@@ -91,6 +92,7 @@ def as_table(prediction: Prediction) -> str:
         ("  gradients", _megabytes(prediction.gradient_bytes)),
         ("  optimizer", _megabytes(prediction.optimizer_bytes)),
         ("  activations of the largest batch", _megabytes(prediction.activation_bytes)),
+        ("  the largest batch of validation", _megabytes(prediction.validation_bytes)),
         ("steps per epoch", f"{prediction.steps_per_epoch:,}"),
         ("padding", f"{prediction.padding:.1%} of the audio"),
         ("seconds per epoch", _seconds(prediction.seconds_per_epoch)),
@@ -120,24 +122,24 @@ def _predict(planned: PlannedRun) -> Prediction:
         memory = measure_step_memory(brain, loaders.train, plan)
         validation = measure_evaluation_memory(brain, valid, list(valid.batch_sampler))
         optimizer_bytes, update = try_optimizer(planned)
-        seconds = (
-            None if planned.target else _seconds_of_epoch(brain, loaders, plan, evaluated, update)
-        )
+        seconds = None
+        if planned.target is None:
+            updates = update * (len(plan) // accumulation)
+            seconds = round(_seconds_of_batches(planned, brain, plan) + updates, 2)
     modules = planned.brain.modules
     tensors = [*modules.parameters(), *modules.buffers()]
     gradients = bytes_of(each for each in tensors if each.requires_grad)
     activations = int(memory([size_of(batch) for batch in plan]).max())
     evaluation = int(validation([size_of(batch) for batch in evaluated]).max())
-    together = (
-        (gradients + activations) if accumulation > 1 else max(gradients, activations, evaluation)
-    )
+    step = gradients + activations if accumulation > 1 else max(gradients, activations)
     return Prediction(
         parameters=sum(each.numel() for each in modules.parameters()),
         model_bytes=bytes_of(tensors),
         gradient_bytes=gradients,
         optimizer_bytes=optimizer_bytes,
         activation_bytes=activations,
-        peak_bytes=bytes_of(tensors) + optimizer_bytes + together,
+        validation_bytes=evaluation,
+        peak_bytes=bytes_of(tensors) + optimizer_bytes + max(step, evaluation),
         steps_per_epoch=len(plan) // accumulation,
         padding=_padding(plan),
         seconds_per_epoch=seconds,
@@ -170,14 +172,15 @@ def _plan(planned: PlannedRun) -> tuple[list[MicroBatch], int]:
     return [each for share in shares for each in share], accumulation
 
 
-def _seconds_of_epoch(
-    brain: Any, loaders: Any, plan: list[MicroBatch], evaluated: list[MicroBatch], update: float
-) -> float:
+def _seconds_of_batches(planned: PlannedRun, brain: Any, plan: list[MicroBatch]) -> float:
+    """Predict the first process's share of an epoch: its training, and its validation."""
+    loaders, processes = planned.loaders, count_processes(planned)
     training = time_steps(brain, loaders.train, plan)([size_of(batch) for batch in plan])
     valid = next(iter(loaders.valid.values()))
     validation = time_evaluation(brain, valid, list(valid.batch_sampler))
-    seconds = training.sum() + validation([size_of(batch) for batch in evaluated]).sum()
-    return round(float(seconds) + update * len(plan), 2)
+    shares = (list(each.batch_sampler)[::processes] for each in loaders.valid.values())
+    evaluated = validation([size_of(batch) for share in shares for batch in share])
+    return float(training.sum() + evaluated.sum())
 
 
 def try_optimizer(planned: PlannedRun) -> tuple[int, float]:
@@ -216,7 +219,7 @@ def _find_full_disk(planned: PlannedRun, prediction: Prediction) -> Iterator[Fin
     files = (planned.run_folder / CHECKPOINTS).rglob("*")
     there = sum(file.stat().st_size for file in files if file.is_file())
     needed = prediction.checkpoints * prediction.checkpoint_bytes - there
-    free = shutil.disk_usage(_existing(planned.run_folder)).free
+    free = shutil.disk_usage(nearest_existing(planned.run_folder)).free
     if needed > free:
         yield planned.finding(
             "cost",
@@ -254,10 +257,6 @@ def free_memory(planned: PlannedRun) -> int | None:
     lines = file.read_text().splitlines() if file.exists() and device.type == "cpu" else []
     free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     return free[0] if free else None
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
 
 
 def _megabytes(count: int) -> str:

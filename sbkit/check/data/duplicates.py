@@ -1,6 +1,6 @@
-"""What is there more than once: clips in a split; sentences, clips and speakers in two splits.
+"""Duplicates: clips within a split; sentences, clips and speakers that two splits share.
 
-Of what is in two splits a score would measure memory.
+A score on what is in the training set, too, measures memory.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Whether the data is whole: all there, written down, of a length, and as fast as speech."""
+"""Checks of the data: rows left out, lengths, empty transcripts, and how fast is spoken."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

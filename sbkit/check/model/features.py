@@ -1,4 +1,4 @@
-"""Whether the features tell of the audio in each of their values."""
+"""Whether each value of the features depends on the audio."""
 
 from collections.abc import Iterator
 from copy import deepcopy

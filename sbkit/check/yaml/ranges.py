@@ -1,16 +1,19 @@
 """Numbers that the run would refuse, or that would end it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.planned_run import PlannedRun
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.ranges import RANGES, out_of_range
 
 
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     """Find each knob, and each argument of a class that declares its ranges, out of its range."""
-    ranges = {**RANGES, **(planned.recipe.ranges if planned.recipe else {})}
+    ranges = dict(RANGES)
+    with suppress(MissingPartError):  # a YAML of SpeechBrain's names no recipe
+        ranges |= planned.recipe.ranges
     reported: dict[str | int, str] = {}
     for name, sentence in out_of_range(planned.knobs, ranges):
         reported[name] = sentence

@@ -15,7 +15,7 @@ from recipes.asr.recipe import ASR
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import prediction as cost
 from sbkit.check.cost.prediction import as_table, check_cost, predict
-from sbkit.check.cost.probe import fit, probes, size_of
+from sbkit.check.cost.probe import LinearCost, fit, probes, size_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.cli import run
 from sbkit.config.hparams import parse_command
@@ -128,16 +128,37 @@ def test_a_prediction_leaves_no_trace(planned: PlannedRun) -> None:
     assert "steps per epoch" in as_table(prediction)
 
 
-def test_gradients_that_pile_up_are_counted(planned: PlannedRun) -> None:
-    single = predict(planned)
-    planned.parts.pop(cost.NAME)
-    planned.knobs["grad_accumulation_factor"] = 2
-    split = predict(planned)
+def test_gradients_that_pile_up_are_counted_and_a_large_batch_of_validation(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = {1: 0.0, 2: 0.0, 3: 1e12}
+    predictions = []
+    for accumulation, size in evaluated.items():
+        planned.parts.pop(cost.NAME, None)
+        planned.knobs["grad_accumulation_factor"] = accumulation
+        line = LinearCost((size, 0.0, 0.0))
+        monkeypatch.setattr(cost, "measure_evaluation_memory", lambda *_, line=line: line)
+        predictions.append(predict(planned))
+    single, split, large = predictions
     assert split.activation_bytes <= single.activation_bytes
     assert split.steps_per_epoch == single.steps_per_epoch
-    assert split.peak_bytes == (
-        split.model_bytes + split.optimizer_bytes + split.gradient_bytes + split.activation_bytes
-    )
+    held = split.model_bytes + split.optimizer_bytes
+    assert split.peak_bytes == held + split.gradient_bytes + split.activation_bytes
+    assert large.peak_bytes == held + 1e12
+
+
+def test_an_epoch_has_an_update_for_each_step_and_a_share_of_the_validation(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (valid,) = planned.loaders.valid.values()
+    monkeypatch.setattr(valid.batch_sampler, "_batches", [[Example((0,), 16_000)]] * 4)
+    planned.knobs["grad_accumulation_factor"] = 2
+    monkeypatch.setattr(cost, "try_optimizer", lambda _: (0, 100.0))
+    monkeypatch.setattr(cost, "count_processes", lambda _: 2)
+    monkeypatch.setattr(cost, "time_steps", lambda *_: LinearCost((0.0, 0.0, 0.0)))
+    monkeypatch.setattr(cost, "time_evaluation", lambda *_: LinearCost((1.0, 0.0, 0.0)))
+    predicted = predict(planned)
+    assert predicted.seconds_per_epoch == 100 * predicted.steps_per_epoch + 2
 
 
 def test_without_data_nothing_is_predicted() -> None:

@@ -83,6 +83,13 @@ MUTATIONS = [
         expected=(Expected("run_folder", "output_folder", ("no folder to write to",)),),
     ),
     Mutation(
+        name="a run folder below a file",
+        options=("--output_folder=/dev/null/run",),
+        expected=(
+            Expected("run_folder", "output_folder", ("/dev/null is no folder to write to",)),
+        ),
+    ),
+    Mutation(
         name="a size that only running code could tell",
         text=(
             (

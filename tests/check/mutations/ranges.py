@@ -23,6 +23,13 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        name="numbers out of their range where no recipe is named",
+        text=(("recipe: recipes.asr.recipe.ASR\n", ""),),
+        recipe=lambda recipe: None,
+        options=("--log_every=0",),
+        expected=(Expected("ranges", "log_every", ("`log_every` must be a whole number", "is 0")),),
+    ),
+    Mutation(
         name="an argument out of the range that its class declares",
         text=(("    time_masks: !ref <time_masks>\n", "    time_masks: -1\n"),),
         expected=(
