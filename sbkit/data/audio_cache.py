@@ -24,7 +24,7 @@ from sbkit.data.shard import (
     Listing,
     Shard,
     read_sealed,
-    remove_unfinished,
+    recover_unfinished,
     write_sealed,
 )
 from sbkit.logs.log import say
@@ -120,7 +120,7 @@ class AudioCache(Place):
             raise self._unwritable(error) from error
         try:
             if try_lock(lock, without_locks=False):
-                remove_unfinished(self.folder)
+                recover_unfinished(self.folder)
             share_lock(lock)
             yield
         except OSError as error:
