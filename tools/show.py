@@ -34,11 +34,17 @@ def scores(arguments: Sequence[str]) -> str:
     """Print how many words and characters of the test split are wrong, with 95 % intervals."""
     summary = _read_summary(Path(arguments[0]))
     lines = (
-        f"{name} WER {_rate(each, 'word')}, CER {_rate(each, 'character')}, {how}"
+        f"{name} {_rates(each)}, {how}"
         for name, test in summary["test"].items()
         for how, each in _by_decoder(test)
     )
     return "\n" + "\n".join(lines)
+
+
+def _rates(test: dict[str, Any]) -> str:
+    """Write both rates; where a language writes no spaces between words there is no WER."""
+    units = ("word", "character") if "WER" in test else ("character",)
+    return ", ".join(f"{unit[0].upper()}ER {_rate(test, unit)}" for unit in units)
 
 
 def _rate(test: dict[str, Any], unit: str) -> str:
@@ -94,12 +100,17 @@ def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
     machine = summary["machine"]
-    errors = {name: sum(test[f"{name}_errors"].values()) for name in ("character", "word")}
+    units = {"CER": "character", "WER": "word"}
+    rates = {
+        rate: f"{test[rate]:.1%} ({sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']})"
+        for rate, unit in units.items()
+        if rate in test
+    }
     cells = [
         f"{summary['parameters'] / 1e6:.1f} M",
         how,
-        f"{test['CER']:.1%} ({errors['character']} / {test['characters']})",
-        f"{test['WER']:.1%} ({errors['word']} / {test['words']})",
+        rates["CER"],
+        rates.get("WER", "none"),
         f"{summary['train_seconds'] / 60:.1f} min",
         f"{summary['rtfx']:.0f}",
         f"{machine['accelerator'] or machine['cpu']}, {machine['cores']} cores",

@@ -67,7 +67,7 @@ class AsrBrain(Brain):
         if self.decoder is not None:
             self.decoder.require_possible()
         self._readings: dict[str, Reading] = {}  # by decoder, for a test
-        self._by_words = separates_words(getattr(self.hparams, "language", "und"))
+        self.by_words = separates_words(getattr(self.hparams, "language", "und"))
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
@@ -191,6 +191,7 @@ class AsrBrain(Brain):
                 speaker=speaker,
                 seconds=samples_to_seconds(count, rate),
                 words=heard.words,
+                by_words=self.by_words,
             )
             for name, text, heard, speaker, count in rows
         ]
@@ -198,18 +199,18 @@ class AsrBrain(Brain):
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""
         scores = total_scores(results)
-        return {"CER": scores.cer, **({"WER": scores.wer} if self._by_words else {})}
+        return {"CER": scores.cer, **({"WER": scores.wer} if self.by_words else {})}
 
     def measure_slice(self, results: Sequence[Scored]) -> Mapping[str, Any]:
         """Return both rates with their intervals."""
-        return slice_error_rates(results, by_words=self._by_words)
+        return slice_error_rates(results)
 
     def describe(self, results: Sequence[Scored]) -> str:
         """Write both rates with their counts and intervals."""
-        return describe_results(results, by_words=self._by_words)
+        return describe_results(results)
 
     def report(self, split: str, results: Sequence[Scored], folder: Path) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the counts and intervals."""
         decoder = GREEDY if self.decoder is None else self.decoder.kind
-        errors = report_errors(folder, split, results, by_words=self._by_words)
+        errors = report_errors(folder, split, results)
         return {**errors, "decoder": decoder}

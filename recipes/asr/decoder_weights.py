@@ -26,7 +26,7 @@ def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> 
     record: dict[str, Any] = {name: getattr(decoder, name) for name in names}
     if decoder.is_open and any(used_weights(decoder)):
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
-        tuned = tune(decoder, heard, add=_add, ping=ping)
+        tuned = tune(decoder, heard, by_words=brain.by_words, add=_add, ping=ping)
         decoder = decoder.with_weights(tuned.weights)
         record |= {"chosen_on": list(valid_sets(brain)), **tuned.plain()}
         chosen = tuned.weights.plain()

@@ -199,6 +199,8 @@ class Declaration:
             allowed |= PLACES
         values = self._with(before, allowed) if self.source else self.values
         seen: list[tuple[Any, Any]] = []
+        if self.source and self.source[0].name == RESOLVED:  # it has values for references
+            seen = [(each.before, each.now) for each in self.changes(before)]
         for each in _compare(before.values, values):
             if _root(each.name) in allowed or each.name.startswith(OPTIMIZER):
                 continue

@@ -22,8 +22,8 @@ from sbkit.data.shard import (
     CORPUS_FILE,
     ClipKey,
     read_sealed,
+    recover_unfinished,
     remove_shard,
-    remove_unfinished,
     write_sealed,
 )
 from sbkit.logs.log import say
@@ -119,7 +119,7 @@ class AudioCache(Place):
             raise self._unwritable(error) from error
         try:
             if try_lock(lock, without_locks=False):
-                remove_unfinished(self.folder)
+                recover_unfinished(self.folder)
             share_lock(lock)
             yield
         except OSError as error:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import soundfile
 
-from sbkit.audio.io import read_audio
+from sbkit.audio.io import Samples, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.storage import ByteRange, read_ranges
 
@@ -94,6 +94,15 @@ def _fetch(places: Sequence[Mapping[str, Any]]) -> list[bytes]:
                 "again, or prepare it again."
             )
     return stored
+
+
+def read_clips(
+    split: datasets.Dataset, rows: Sequence[int], at_once: int = 50
+) -> Iterator[Samples]:
+    """Yield the audio of rows of a prepared split, (S,) each; raises SbkitError as both below."""
+    clips = split.select_columns(["id", "samples", stored_column(split.column_names)])
+    for clip in read_rows(clips, rows, at_once):
+        yield np.frombuffer(read_stored(clip), "<i2")
 
 
 def read_stored(row: Mapping[str, Any]) -> bytes:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
+from sbkit.audio.io import Samples
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.manifest import RESERVED_COLUMNS
@@ -65,6 +66,11 @@ class Batch:
     def pin_memory(self) -> Self:
         """Pin the tensors; DataLoader calls this when there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
+
+    def clips(self) -> Iterator[Samples]:
+        """Yield the audio of each utterance, (S,)."""
+        for row, count in zip(self.audio.cpu().numpy(), self.audio_lengths.tolist(), strict=True):
+            yield row[:count]
 
     def take(self, rows: slice) -> Self:
         """Return some utterances, without the padding of the others."""

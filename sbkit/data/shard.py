@@ -26,6 +26,7 @@ from sbkit.base.regular import read_regular
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
 LARGEST_LISTING = 1 << 28  # bytes
+NOTE = ".json.tmp"  # ends the name of what is noted of an unfinished shard
 CLAIM = ".claim-"  # the lock file of who decodes a block of clips
 CORPUS_FILE = "corpus.json"  # in a folder of shards: whose audio they hold
 AUDIO_SCHEMA = pa.schema({"audio": pa.binary()})
@@ -97,11 +98,15 @@ class HashedFile(io.FileIO):
             rest = rest[super().write(rest) :]
         return size
 
+    def digest(self) -> str:
+        """Return the SHA-256 of what is written."""
+        return self._digest.hexdigest()
+
     def finish(self) -> str:
         """Wait until all is on the disk, and return the SHA-256."""
         os.fsync(self.fileno())
         self.close()
-        return self._digest.hexdigest()
+        return self.digest()
 
 
 class AudioFile:
@@ -118,12 +123,19 @@ class AudioFile:
         self._batch: list[bytes] = []
         self.bytes = 0
 
-    def add(self, audio: bytes) -> None:
-        """Add a row; it is on the way to the disk with the next batch."""
-        if sum(map(len, self._batch)) + len(audio) > BATCH_BYTES or len(self._batch) >= BATCH_ROWS:
+    def add(self, audio: bytes) -> bool:
+        """Add a row; return whether those before it were written as a batch."""
+        full = sum(map(len, self._batch)) + len(audio) > BATCH_BYTES
+        is_written = bool(self._batch) and (full or len(self._batch) >= BATCH_ROWS)
+        if is_written:
             self._flush()
         self._batch.append(audio)
         self.bytes += len(audio)
+        return is_written
+
+    def so_far(self) -> dict[str, Any]:
+        """Return the length and the SHA-256 of the file as it is."""
+        return {"bytes": self._sink.tell(), "sha256": self._sink.digest()}
 
     def finish(self) -> str:
         """Write the rest, and return the file's SHA-256."""
@@ -147,6 +159,9 @@ class AudioFile:
 class ShardWriter:
     """Write one shard; it is there when it is finished, and not before.
 
+    What a killed process wrote is made a shard by `recover_unfinished`, as far as the note beside
+    it goes, which is written anew with each record batch.
+
     audio: what is written so far; unreadable: files that need not be tried again.
     """
 
@@ -154,30 +169,35 @@ class ShardWriter:
         self._store = store
         self._file = folder / f"{uuid4().hex}.arrow"
         self.audio = AudioFile(self._file.with_name(f".{self._file.name}.tmp"))
+        self._note = self._file.with_name(f".{self._file.stem}{NOTE}")
         self._clips: list[CachedClip] = []
         self.unreadable: list[UnreadableClip] = []
 
     def add(self, clip: CachedClip, audio: bytes) -> None:
         """Add a clip; its audio is on the way to the disk with the next batch."""
+        if self.audio.add(audio):
+            write_sealed(self._note, self._listing() | self.audio.so_far())
         self._clips.append(clip)
-        self.audio.add(audio)
 
     def finish(self) -> Shard:
         """Write the data, then the listing that makes a shard of them."""
         with naming(self._file):
             sha256 = self.audio.finish()
             self.audio.path.rename(self._file)
-        clips = Listing.of(self._clips)
-        shard = Shard(self._file, clips, self.unreadable, sha256, self._store)
-        listing = {
-            "sha256": sha256,
-            "store": self._store,
-            "clips": clips,
-            "unreadable": self.unreadable,
-        }
-        write_sealed(self._file.with_suffix(".json"), listing)
+        write_sealed(self._file.with_suffix(".json"), self._listing() | {"sha256": sha256})
+        self._note.unlink(missing_ok=True)
         write_stamp(self._file, sha256)
-        return shard
+        clips = Listing.of(self._clips)
+        return Shard(self._file, clips, self.unreadable, sha256, self._store)
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is finished."""
+        self._note.unlink(missing_ok=True)
+        self.audio.discard()
+
+    def _listing(self) -> dict[str, Any]:
+        clips = Listing.of(self._clips)
+        return {"store": self._store, "clips": clips, "unreadable": self.unreadable}
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
@@ -277,8 +297,20 @@ def remove_shard(listing: Path) -> None:
         listing.with_suffix(suffix).unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left; only who holds the folder's lock may call this."""
+def recover_unfinished(folder: Path) -> None:
+    """Make shards of what killed processes noted, and remove the rest of what they left.
+
+    Only who holds the folder's lock may call this.
+    """
+    for note in folder.glob(f".*{NOTE}"):
+        noted, name = read_sealed(note), note.name.removeprefix(".").removesuffix(NOTE)
+        audio = folder / f".{name}.arrow.tmp"
+        if noted is None or not audio.is_file():
+            continue
+        os.truncate(audio, noted.pop("bytes"))
+        if has_checksum(audio, noted["sha256"]):  # a power cut may have lost some of it
+            audio.rename(folder / f"{name}.arrow")
+            write_sealed(folder / f"{name}.json", noted)
     for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
         for file in folder.glob(pattern):
             if file.suffix != ".arrow" or not file.with_suffix(".json").is_file():

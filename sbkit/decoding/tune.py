@@ -4,7 +4,7 @@ log-probabilities and texts of the set -> errors with some weights -> the best, 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,18 +53,22 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuned:
-    """The weights that were chosen, and the errors with them."""
+    """The weights that were chosen, and the errors with them.
+
+    by_words: false for a language that writes no spaces between words, which has no WER.
+    """
 
     weights: Weights
     scores: Scores
     utterances: int
+    by_words: bool = True
 
     def plain(self) -> dict[str, Any]:
         """Return them as plain data."""
         return {
             "weights": self.weights.plain(),
             "CER": self.scores.cer,
-            "WER": self.scores.wer,
+            **({"WER": self.scores.wer} if self.by_words else {}),
             "utterances": self.utterances,
         }
 
@@ -73,10 +77,11 @@ def tune(
     decoder: BeamDecoder,
     heard: Sequence[Heard],
     *,
+    by_words: bool = True,
     add: Add = list,
     ping: Callable[[], object] = int,
 ) -> Tuned:
-    """Choose weights by the sum of word and character error rate.
+    """Choose weights by the sum of word and character error rate; without words, by the latter.
 
     ``POINTS`` weights are tried that lie evenly in the space of all, and a quadratic function is
     fitted to their errors. The mean of the ``AVERAGED`` weights for which it is lowest is chosen,
@@ -100,8 +105,18 @@ def tune(
     choices = [names]
     if "token" in names and _unknown_share(decoder, heard, add) > MOST_UNKNOWN:
         choices.append([name for name in names if name not in OF_WORDS])
-    tuned = [_choose(decoder, heard, each, add, ping) for each in choices]
-    return min(tuned, key=lambda each: each.scores.wer + each.scores.cer)
+    aim = _both_rates if by_words else _character_rate
+    tuned = [_choose(decoder, heard, each, aim, add, ping) for each in choices]
+    best = min(tuned, key=lambda each: aim(each.scores))
+    return replace(best, by_words=by_words)
+
+
+def _both_rates(scores: Scores) -> float:
+    return scores.wer + scores.cer
+
+
+def _character_rate(scores: Scores) -> float:
+    return scores.cer
 
 
 def _unknown_share(decoder: BeamDecoder, heard: Sequence[Heard], add: Add) -> float:
@@ -118,6 +133,7 @@ def _choose(
     decoder: BeamDecoder,
     heard: Sequence[Heard],
     names: Sequence[str],
+    aim: Callable[[Scores], float],
     add: Add,
     ping: Callable[[], object],
 ) -> Tuned:
@@ -137,7 +153,7 @@ def _choose(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
             "them into the YAML, or name a set."
         )
-    smooth = _fit(points, np.array([each.wer + each.cer for each in found]))
+    smooth = _fit(points, np.array([aim(each) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     (reached,) = add([_errors(decoder.with_weights(best), heard)])
     return Tuned(best, reached, reached.utterances)

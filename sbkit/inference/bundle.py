@@ -41,7 +41,7 @@ from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.model import Heard
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.normalize import NORMALIZER_VERSION, normalize, separates_words
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.word import Word
 
@@ -200,7 +200,7 @@ class Bundle:
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{named[:100]} has none. Correct the list."
             )
-        if not separates_words(self.config.language or "und"):
+        if not self.config.has_words:
             print(
                 f"note: a hotword counts from one space to the next, which {self.config.language} "
                 "does not write between words: only one that stands alone is expected.",

@@ -6,7 +6,7 @@ utterances of each, refused unless the references are the same -> rates, their d
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sbkit.logs.intervals import errors_of, interval_of, totals_of
 from sbkit.logs.utterances import hash_references, read_utterances, utterances_file
 from sbkit.text.interval import Interval, Units, rate_interval, units_of
 from sbkit.text.mapsswe import Mapsswe, mapsswe
-from sbkit.text.wer import ErrorCounts, Scored
+from sbkit.text.wer import ErrorCounts, Scored, have_words
 
 FIGURES = ("summary.json", "scores.json")  # of a run, of `sbkit score --out`
 LARGEST = 64 << 20  # bytes of these
@@ -41,30 +41,38 @@ class TwoRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """One utterance in which A and B have different numbers of word errors."""
+    """One utterance in which A and B have different numbers of errors."""
 
     a: Scored
     b: Scored
 
     @property
     def difference(self) -> int:
-        """Return the word errors of A minus those of B."""
-        return self.a.scores.words.errors - self.b.scores.words.errors
+        """Return the errors of A minus those of B: of words, or else of characters."""
+        return self.a.errors.errors - self.b.errors.errors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What is different in one test set.
 
-    ``changed`` are the utterances whose word errors changed most, the largest change first.
+    ``changed`` are the utterances whose errors changed most, the largest change first. They and the
+    test count words, and where ``by_words`` is false, in a language that writes no spaces between
+    words, characters.
     """
 
     name: str
     utterances: int
+    by_words: bool
     wer: TwoRates
     cer: TwoRates
     mapsswe: Mapsswe
     changed: tuple[Changed, ...]
+
+    @property
+    def unit(self) -> str:
+        """Return what is counted, in the singular."""
+        return "word" if self.by_words else "character"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +113,14 @@ def compare_runs(a: Path, b: Path) -> RunComparison:
 
 def compare(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> Comparison:
     """Compare the results of two systems on the same ids and references, in any order."""
-    a, b = (sorted(side, key=lambda each: (each.id, each.reference)) for side in (a, b))
+    by_words = have_words([*a, *b])
+    a, b = (
+        sorted(
+            (replace(each, by_words=by_words) for each in side),
+            key=lambda each: (each.id, each.reference),
+        )
+        for side in (a, b)
+    )
     pairs = [Changed(a=one, b=other) for one, other in zip(a, b, strict=True)]
     speakers = [each.a.speaker or each.b.speaker for each in pairs]
     units = units_of([each.id for each in a], speakers)
@@ -115,12 +130,14 @@ def compare(name: str, a: Sequence[Scored], b: Sequence[Scored]) -> Comparison:
     return Comparison(
         name=name,
         utterances=len(pairs),
+        by_words=by_words,
         wer=_two_rates(*words, units=units),
         cer=_two_rates(*characters, units=units),
         mapsswe=mapsswe(
             [each.reference for each in a],
             [each.hypothesis for each in a],
             [each.hypothesis for each in b],
+            by_words=by_words,
         ),
         changed=tuple(each for each in by_change[:MOST] if each.difference),
     )

@@ -12,7 +12,6 @@ from sbkit.logs.intervals import describe_interval, describe_units, interval_fig
 from sbkit.logs.report import REPORT, write_report
 from sbkit.logs.run_results import read_clips, read_results
 from sbkit.text.interval import Interval
-from sbkit.text.mapsswe import Mapsswe
 from sbkit.text.wer import ErrorCounts
 
 LEVEL = 0.05  # below it a difference is called one
@@ -32,18 +31,23 @@ def _describe_alone(names: tuple[str, ...]) -> str:
 
 def _describe_set(comparison: Comparison) -> Iterator[str]:
     drawn = comparison.wer.difference_interval
-    words, characters = comparison.wer.a.total, comparison.cer.a.total
+    words = f"{comparison.wer.a.total} words, " if comparison.by_words else ""
     yield (
-        f"{comparison.name}: {comparison.utterances} utterances, {words} words, {characters} "
+        f"{comparison.name}: {comparison.utterances} utterances, {words}{comparison.cer.a.total} "
         f"characters; 95 % intervals over {describe_units(drawn.unit, drawn.unit_count)}"
     )
-    for name, rates in (("WER", comparison.wer), ("CER", comparison.cer)):
+    for name, rates in _rates(comparison).items():
         yield from _describe_rates(name, rates)
-    yield f"  MAPSSWE: {describe_test(comparison.mapsswe)}"
+    yield f"  MAPSSWE: {describe_test(comparison)}"
     if comparison.changed:
-        yield "  changed most, in word errors:"
+        yield f"  changed most, in {comparison.unit} errors:"
     for changed in comparison.changed:
         yield from _describe_changed(changed)
+
+
+def _rates(comparison: Comparison) -> dict[str, TwoRates]:
+    both = {"WER": comparison.wer, "CER": comparison.cer}
+    return both if comparison.by_words else {"CER": comparison.cer}
 
 
 def _describe_rates(name: str, rates: TwoRates) -> Iterator[str]:
@@ -59,8 +63,9 @@ def _describe_rates(name: str, rates: TwoRates) -> Iterator[str]:
     yield f"  {name} A - B {points:+6.1f} points ({describe_interval(interval)})"
 
 
-def describe_test(test: Mapsswe) -> str:
+def describe_test(comparison: Comparison) -> str:
     """Write what MAPSSWE found, or why it found nothing."""
+    test = comparison.mapsswe
     if test.z is None or test.p is None:
         return f"no test: {test.reason}"
     p = f"p {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
@@ -69,11 +74,11 @@ def describe_test(test: Mapsswe) -> str:
     )
     if test.p >= LEVEL:
         return f"{found}: no significant difference"
-    return f"{found}: {'B' if test.z > 0 else 'A'} makes fewer word errors"
+    return f"{found}: {'B' if test.z > 0 else 'A'} makes fewer {comparison.unit} errors"
 
 
 def _describe_changed(changed: Changed) -> Iterator[str]:
-    a, b = (each.scores.words.errors for each in (changed.a, changed.b))
+    a, b = (each.errors.errors for each in (changed.a, changed.b))
     yield f"    {changed.a.id}: {a} in A, {b} in B"
     for name, text in (
         ("reference", changed.a.reference),
@@ -98,8 +103,7 @@ def _set_figures(comparison: Comparison) -> dict[str, Any]:
     test = comparison.mapsswe
     return {
         "utterances": comparison.utterances,
-        "WER": _rate_figures(comparison.wer),
-        "CER": _rate_figures(comparison.cer),
+        **{name: _rate_figures(rates) for name, rates in _rates(comparison).items()},
         "MAPSSWE": {
             "segments": test.segment_count,
             "mean": test.mean,
@@ -113,8 +117,8 @@ def _set_figures(comparison: Comparison) -> dict[str, Any]:
                 "reference": each.a.reference,
                 "a": each.a.hypothesis,
                 "b": each.b.hypothesis,
-                "word_errors_a": each.a.scores.words.errors,
-                "word_errors_b": each.b.scores.words.errors,
+                f"{comparison.unit}_errors_a": each.a.errors.errors,
+                f"{comparison.unit}_errors_b": each.b.errors.errors,
             }
             for each in comparison.changed
         ],
@@ -161,7 +165,7 @@ def write_comparison(file: Path, compared: RunComparison, a: Path, b: Path) -> N
             [read_results(folder, read_figures(folder)) for folder in (a, b)],
             clips=clips,
             compared=comparison_figures(compared, a, b)["test"],
-            notes=[f"{each.name}: {describe_test(each.mapsswe)}" for each in compared.test],
+            notes=[f"{each.name}: {describe_test(each)}" for each in compared.test],
         )
     except (TypeError, ValueError, KeyError, AttributeError, TemplateError) as error:
         raise SbkitError(

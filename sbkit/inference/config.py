@@ -11,7 +11,7 @@ from sbkit.base.files import unique_keys
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
-from sbkit.text.normalize import Orthography, read_stored_table
+from sbkit.text.normalize import Orthography, read_stored_table, separates_words
 
 FORMAT = 2
 MODEL_CLASSES = ("sbkit.models.asr.AsrModel", "sbkit.models.classifier.UtteranceClassifier")
@@ -57,6 +57,11 @@ class BundleConfig:
     def is_asr(self) -> bool:
         """Check whether it is a model that transcribes."""
         return self.model_class == MODEL_CLASSES[0]
+
+    @property
+    def has_words(self) -> bool:
+        """Check whether its language writes spaces between words."""
+        return separates_words(self.language or "und")
 
 
 def parse_config(content: bytes, *, of: str) -> BundleConfig:

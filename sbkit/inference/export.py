@@ -135,22 +135,33 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
-    if decoder is None and (run / LANGUAGE_MODELS).exists():
+        _tell_untuned(run, config)
+    if decoder is not None:
+        models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
+        contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
+    contents[WEIGHTS] = save(_weights_of(best, run))
+    return contents, config
+
+
+def _tell_untuned(run: Path, config: Mapping[str, Any]) -> None:
+    """Say what a recognizer lacks that is chosen when its training ends.
+
+    Raises SbkitError for a tested run that would decode otherwise than it was tested.
+    """
+    if config["decoder"] is None and (run / LANGUAGE_MODELS).exists():
         if (run / SUMMARY).exists():
             raise SbkitError(
                 f"A run that was tested with language models must hold {DECODER_FILE}, but {run} "
                 f"does not, and would decode greedily. Write it again: sbkit tune {run}"
             )
-        print(
-            "note: the weights of this run's decoder are not chosen yet, so that it decodes "
-            f"greedily. Finish the run, or choose them: sbkit tune {run}",
-            file=sys.stderr,
-        )
-    elif decoder is not None:
-        models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
-        contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
-    contents[WEIGHTS] = save(_weights_of(best, run))
-    return contents, config
+        lacking = "the weights of this run's decoder are not chosen yet, so that it decodes "
+        lacking += "greedily. Finish the run, or choose them"
+    elif config["confidence"] is None:
+        lacking = f"this run has no {CONFIDENCE_FILE}, so that its words get no confidences. "
+        lacking += "Finish the run, or fit them"
+    else:
+        return
+    print(f"note: {lacking}: sbkit tune {run}", file=sys.stderr)
 
 
 def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:

@@ -209,10 +209,12 @@ def _agreement(found: Mapping[str, Any]) -> str:
 def _words(clips: Mapping[str, Any]) -> str:
     if "error_rates" not in clips:
         return "not compared: they are not there"
+    trained = clips["error_rates_of_the_trained_model"]
     rates = ", ".join(
-        f"WER {100 * figures['WER']:.2f} % ({decoder}; trained model "
-        f"{100 * clips['error_rates_of_the_trained_model'][decoder]['WER']:.2f} %)"
+        f"{rate} {100 * figures[rate]:.2f} % ({decoder}; trained model "
+        f"{100 * trained[decoder][rate]:.2f} %)"
         for decoder, figures in clips["error_rates"].items()
+        for rate in ["WER" if "WER" in figures else "CER"]
     )
     return (
         f"{rates}; other words in {clips['transcripts_with_other_words']} of {clips['utterances']}"

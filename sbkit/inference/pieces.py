@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
+from sbkit.audio.levels import WINDOWS, level_range, window_levels
 from sbkit.base.units import seconds_to_samples
 from sbkit.decoding.frames import LogProbs
 
@@ -25,8 +26,6 @@ SHORTEST = 1.0  # seconds of a piece before a long pause ends it
 LONG_PAUSE, SHORT_PAUSE = 0.5, 0.2  # seconds; the closure of a stop consonant lasts up to 0.15
 MARGIN = 0.5  # seconds of a pause that are left before speech
 OVERLAP = 4.0  # seconds that two pieces share where speech does not pause
-WINDOWS = 50  # a second
-SPEECH, NOISE = 95, 5  # percentiles of the levels of windows
 # A window is quiet 35 dB below speech, within 6 dB of the noise where that is 15 dB below, or at
 # 3 steps of int16.
 BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
@@ -133,9 +132,8 @@ def find_pauses(samples: Samples, window: int) -> list[Pause]:
     count = len(samples) // window
     if count == 0:
         return []
-    windows = samples[: count * window].reshape(count, window).astype(np.float32)
-    levels = 10 * np.log10(np.square(windows).mean(1) + 1)  # (W,) dB above one step of int16
-    noise, speech = np.percentile(levels, (NOISE, SPEECH))
+    levels = window_levels(samples, window)
+    noise, speech = level_range(levels)
     threshold = max(speech - BELOW_SPEECH, SILENCE)
     if speech - noise >= LEAST_RANGE:
         threshold = max(threshold, noise + ABOVE_NOISE)

@@ -20,6 +20,7 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
+from sbkit.data.audio_store import read_clips
 from sbkit.data.columns import filled_rows
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
@@ -41,7 +42,6 @@ from sbkit.logs.accuracy_report import (
 from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
 from sbkit.logs.run_results import read_results
 from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score
 from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, slice_columns, write_slices
@@ -132,7 +132,10 @@ def _report(
     entry: dict[str, Any] = {"utterances": len(rows), **task.report(wanted.out, name, results)}
     if wanted.report_by:
         known = {each: rows[each][:] for each in wanted.report_by if each in rows.column_names}
-        columns = slice_columns(wanted.report_by, known, rows["samples"][:], task.sample_rate)
+        clips = read_clips(rows, range(len(rows)))
+        columns = slice_columns(
+            wanted.report_by, known, rows["samples"][:], task.sample_rate, clips
+        )
         slices = measure_slices(wanted.report_by, columns, results, task.measure)
         write_slices(wanted.out / f"report_by_{name}.tsv", slices)
         entry["report_by"] = slices
@@ -273,13 +276,12 @@ def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> lis
 
 def _task_of(bundle: Bundle, wanted: Wanted) -> Task:
     if bundle.config.is_asr:
-        by_words = separates_words(bundle.config.language or "und")
         return Task(
             sample_rate=bundle.config.sample_rate,
             score=partial(_transcribe, bundle, wanted.out is not None),
-            measure=partial(slice_error_rates, by_words=by_words),
-            describe=partial(describe_results, by_words=by_words),
-            report=partial(report_errors, by_words=by_words),
+            measure=slice_error_rates,
+            describe=describe_results,
+            report=report_errors,
         )
     if wanted.label is None:
         raise SbkitError(
@@ -307,6 +309,7 @@ def _transcribe(
             speaker=str(row.get("speaker", "")),
             seconds=samples_to_seconds(row["samples"], rate),
             words=heard.words,
+            by_words=bundle.config.has_words,
         )
         for row, heard in zip(rows, found, strict=True)
     ]

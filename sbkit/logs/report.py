@@ -28,6 +28,7 @@ from sbkit.logs.report_rows import (
 from sbkit.logs.run_results import RunResults
 from sbkit.logs.wer_report import judge_words
 from sbkit.text.calibration import Bin, reliability_bins
+from sbkit.text.wer import have_words
 
 REPORT = "report.html"
 CLIPS = 200  # that can be heard
@@ -111,6 +112,8 @@ def write_report(
     """
     names = [name for name in runs[0].test if all(name in each.test for each in runs)]
     with_text = [name for name in names if all(name in each.utterances for each in runs)]
+    by_words = all(have_words(each.utterances[name]) for each in runs for name in with_text)
+    known = known if by_words else None
     sections, tables = list[Section](), dict[str, list[dict[str, Any]]]()
     for name in with_text:
         section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
@@ -124,14 +127,19 @@ def write_report(
         names=names,
         sections=sections,
         slices={name: [*_slices(name, runs)] for name in names},
-        metrics=metrics,
+        metrics={name: each for name, each in metrics.items() if _all_have(name, runs, names)},
+        unit="word" if by_words else "character",
         panels=_panels(runs, metrics),
         known=known,
         compared=compared,
         facts=runs[0].data,
-        data={"sets": tables, "runs": len(runs)},
+        data={"sets": tables, "runs": len(runs), "byWords": by_words},
     )
     write_text_atomically(file, content)
+
+
+def _all_have(metric: str, runs: Sequence[RunResults], names: Sequence[str]) -> bool:
+    return all(metric in each.test[name] for each in runs for name in names)
 
 
 def _section(

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from sbkit.base.files import to_json
-from sbkit.text.wer import Scored, WordPairs, mark_pair, pair_words
+from sbkit.text.wer import Scored, WordPairs, mark_pair
 from sbkit.text.word import Word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """An utterance as each run recognized it; pairs: its aligned words, for each run."""
+    """An utterance as each run recognized it; pairs: its aligned words, for each run.
+
+    Of a language that writes no spaces between words, these are its characters.
+    """
 
     runs: tuple[Scored, ...]
     pairs: tuple[WordPairs, ...]
@@ -27,18 +30,15 @@ class Compared:
 
     @property
     def errors(self) -> int:
-        """Count the word errors of all runs."""
-        return sum(each.scores.words.errors for each in self.runs)
+        """Count the errors of all runs."""
+        return sum(each.errors.errors for each in self.runs)
 
 
 def compare_utterances(runs: Sequence[Iterable[Scored]]) -> list[Compared]:
     """Put the same utterances of each run together, in the order of their ids."""
     ordered = [sorted(each, key=lambda one: (one.id, one.reference)) for each in runs]
     return [
-        Compared(
-            runs=same,
-            pairs=tuple(pair_words(x.reference.split(), x.hypothesis.split()) for x in same),
-        )
+        Compared(runs=same, pairs=tuple(each.pairs for each in same))
         for same in zip(*ordered, strict=True)
     ]
 
@@ -81,7 +81,7 @@ def _side(scored: Scored, pairs: WordPairs) -> dict[str, Any]:
     return {
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in pairs),
-        "errors": scored.scores.words.errors,
+        "errors": scored.errors.errors,
         "character_errors": scored.scores.characters.errors,
         "heard": [_time(each) for each in scored.words] if timed else None,
     }

@@ -5,6 +5,8 @@ A line for each utterance, sorted by id:
     id, reference, hypothesis    text, as it was scored
     reference_words, reference_characters    how many
     word_errors, character_errors    substitutions, deletions and insertions
+    by_words                     false for a language that writes no spaces between words, whose
+                                 lines have neither reference_words nor word_errors
     seconds, speaker             null where they are not known
     words                        of the hypothesis: text, start and end in seconds, and confidence
                                  where there is a calibrated one
@@ -70,8 +72,12 @@ def _row(utterance: Scored) -> dict[str, Any]:
         "id": utterance.id,
         "reference": utterance.reference,
         "hypothesis": utterance.hypothesis,
-        "reference_words": words.total,
-        "word_errors": edits(words),
+        "by_words": utterance.by_words,
+        **(
+            {"reference_words": words.total, "word_errors": edits(words)}
+            if utterance.by_words
+            else {}
+        ),
         "reference_characters": characters.total,
         "character_errors": edits(characters),
         "seconds": utterance.seconds,
@@ -95,8 +101,16 @@ def _read_row(row: Mapping[str, Any]) -> Scored:
     words = tuple(_read_word(each) for each in row.get("words") or ())
     # Refuses half a surrogate pair, which could not be printed.
     "".join([*texts, *(word.text for word in words)]).encode()
-    seconds = row.get("seconds")
-    return score(id, reference, hypothesis, speaker=speaker, seconds=seconds, words=words)
+    seconds, by_words = row.get("seconds"), row.get("by_words", True) is not False
+    return score(
+        id,
+        reference,
+        hypothesis,
+        speaker=speaker,
+        seconds=seconds,
+        words=words,
+        by_words=by_words,
+    )
 
 
 def _read_word(values: Mapping[str, Any]) -> Word:

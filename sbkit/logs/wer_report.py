@@ -8,40 +8,40 @@ from sbkit.base.files import write_text_atomically
 from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.calibration import measure_calibration
-from sbkit.text.wer import ErrorCounts, Scored, Scores, align, right_words, total_scores
+from sbkit.text.wer import (
+    ErrorCounts,
+    Scored,
+    Scores,
+    align,
+    have_words,
+    right_words,
+    total_scores,
+)
 
 
-def report_errors(
-    folder: Path, split: str, scored: Sequence[Scored], *, by_words: bool = True
-) -> dict[str, Any]:
-    """Write every utterance of a test set, for people and for programs; return its figures.
-
-    ``by_words`` is false for a language that writes no spaces between words: what stands between
-    two of them is a sentence, and there is no WER. So it is below.
-    """
+def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Write every utterance of a test set, for people and for programs; return its figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
-    figures = result_figures(scored)
-    return figures if by_words else _without_wer(figures)
+    return result_figures(scored)
 
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
     """Write every utterance with its aligned errors, the worst first, below the totals."""
     worst_first = sorted(scored, key=_badness)
-    head = _describe_scores(total_scores(worst_first))
+    head = _describe_scores(total_scores(worst_first), by_words=have_words(worst_first))
     bodies = map(_describe_utterance, worst_first)
     write_text_atomically(path, "\n".join([head, *bodies]))
 
 
 def _badness(utterance: Scored) -> tuple[int, float, str]:
-    words = utterance.scores.words
-    return (-words.errors, -words.rate, utterance.id)
+    return (-utterance.errors.errors, -utterance.errors.rate, utterance.id)
 
 
-def _describe_scores(scores: Scores) -> str:
+def _describe_scores(scores: Scores, *, by_words: bool) -> str:
+    wer = f"WER {_describe_counts(scores.words, 'words')}\n" if by_words else ""
     return (
-        f"WER {_describe_counts(scores.words, 'words')}\n"
-        f"CER {_describe_counts(scores.characters, 'characters')}\n\n"
+        f"{wer}CER {_describe_counts(scores.characters, 'characters')}\n\n"
         f"Utterances: {scores.utterances}, the worst first. "
         "S: substituted, D: deleted, I: inserted, *: no counterpart.\n"
     )
@@ -56,9 +56,10 @@ def _describe_counts(counts: ErrorCounts, unit: str) -> str:
 
 def _describe_utterance(utterance: Scored) -> str:
     words, characters = utterance.scores.words, utterance.scores.characters
-    lines = align(utterance.reference, utterance.hypothesis)
+    lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
+    wer = f"WER {_percent(words.rate)} ({words.errors} / {words.total}), "
     return (
-        f"{utterance.id}: WER {_percent(words.rate)} ({words.errors} / {words.total}), "
+        f"{utterance.id}: {wer if utterance.by_words else ''}"
         f"CER {_percent(characters.rate)} ({characters.errors} / {characters.total})\n"
         + _label("reference", lines.reference)
         + _label("hypothesis", lines.hypothesis)
@@ -74,9 +75,9 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.2f} %"
 
 
-def _describe_rates(scored: Sequence[Scored], *, by_words: bool) -> str:
+def _describe_rates(scored: Sequence[Scored]) -> str:
     """Write both rates with their counts and 95 % intervals, in one line."""
-    test, intervals = total_scores(scored), rate_intervals(scored)
+    test, intervals, by_words = total_scores(scored), rate_intervals(scored), have_words(scored)
     return ", ".join(
         f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
         f"{describe_interval(interval)})"
@@ -88,15 +89,15 @@ def _describe_rates(scored: Sequence[Scored], *, by_words: bool) -> str:
     )
 
 
-def describe_results(scored: Sequence[Scored], *, by_words: bool = True) -> str:
+def describe_results(scored: Sequence[Scored]) -> str:
     """Write both rates of a split with their counts and 95 % intervals, in one line.
 
     Where another decoder was used, the rates of the greedy one follow; where there are confidences,
     how good they are.
     """
-    line = _describe_rates(scored, by_words=by_words)
+    line = _describe_rates(scored)
     if greedy := greedy_of(scored):
-        line += f"; greedily {_describe_rates(greedy, by_words=by_words)}"
+        line += f"; greedily {_describe_rates(greedy)}"
     if (confidence := measure_calibration(*judge_words(scored))) is not None:
         line += f"; confidence {confidence}"
     return line
@@ -132,18 +133,20 @@ def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
 
 def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of one decoder, and how good its confidences are where it has any."""
-    intervals, confidence = rate_intervals(scored), measure_calibration(*judge_words(scored))
+    confidence = measure_calibration(*judge_words(scored))
     return {
-        **error_figures(total_scores(scored)),
-        "WER_interval": interval_figures(intervals.wer),
-        "CER_interval": interval_figures(intervals.cer),
+        **error_figures(total_scores(scored), by_words=have_words(scored)),
+        **_interval_figures(scored),
         **({} if confidence is None else {"confidence": confidence.plain()}),
     }
 
 
-def error_figures(test: Scores) -> dict[str, Any]:
-    """Return the rates of a split, with the counts that they are made of."""
-    return {
+def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
+    """Return the rates of a split, with the counts that they are made of.
+
+    ``by_words`` is false for a language that writes no spaces between words: it has no WER.
+    """
+    figures = {
         "WER": test.wer,
         "CER": test.cer,
         "utterances": test.utterances,
@@ -152,26 +155,30 @@ def error_figures(test: Scores) -> dict[str, Any]:
         "word_errors": edits(test.words),
         "character_errors": edits(test.characters),
     }
+    return figures if by_words else _without_words(figures)
 
 
-def slice_error_rates(scored: Sequence[Scored], *, by_words: bool = True) -> dict[str, Any]:
+def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
-    total, intervals = total_scores(scored), rate_intervals(scored)
+    total = total_scores(scored)
     figures = {
         "CER": total.cer,
         "WER": total.wer,
         "words": total.words.total,
         "characters": total.characters.total,
+        **_interval_figures(scored),
+    }
+    return figures if have_words(scored) else _without_words(figures)
+
+
+def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    intervals = rate_intervals(scored)
+    figures = {
         "CER_interval": interval_figures(intervals.cer),
         "WER_interval": interval_figures(intervals.wer),
     }
-    return figures if by_words else _without_wer(figures)
+    return figures if have_words(scored) else _without_words(figures)
 
 
-def _without_wer(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures, and those of greedy decoding beside them, without the rate and interval."""
-    return {
-        name: _without_wer(each) if name == "greedy" else each
-        for name, each in figures.items()
-        if not name.startswith("WER")
-    }
+def _without_words(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}

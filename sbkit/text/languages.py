@@ -6,57 +6,68 @@ from difflib import get_close_matches
 
 from sbkit.base.errors import SbkitError
 
-# ISO 639-1, then the languages of Common Voice that have only a code of three letters.
+# The codes of ISO 639-1, and those of three letters that ISO 639-2, and corpora, have for them.
 _CODES = """
-aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de
-dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id
-ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu
-lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu
-rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr
-ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
-abq ace ady aeb ajp apc ary arz ast awa ban bas bax bbl bew bho blo bsh btm brx bum bxr byv cdo ckb
-cnh cpx crh cut dag dar dav dru dsb dyu eko ewo fan fil fmp fon fuf gaa gag gom guc gsw hac haw hch
-hil hsb ibb ikt inh jbo jiv kaa kab kbd kdh keu kmr koi kpv kru ksf lez lij lld lmo ltg luo lus lzz
-mai mau mbf mdf mhr mmc mni mos mrj msi mvy myv nan nap ncj ncx nhe nhi nia nmz nqo nso nyn oto pap
-pcd pcm pez pms prs qus quy qvi quc quz sah sat scn sco sdh seh sei shi shn skr smj snv syr szl tar
-tig tli tob tok top trv trw tsz tui tvu tyv tzm udm umb ush uzs vec vmw vot vro xkl xmf yav yrk
-yue yua zam zgh zoc zza
+aa aar, ab abk, ae ave, af afr, ak aka, am amh, an arg, ar ara arb, as asm, av ava, ay aym, az aze,
+ba bak, be bel, bg bul, bh bih, bi bis, bm bam, bn ben, bo bod tib, br bre, bs bos, ca cat, ce che,
+ch cha, co cos, cr cre, cs ces cze, cu chu, cv chv, cy cym wel, da dan, de deu ger, dv div, dz dzo,
+ee ewe, el ell gre, en eng, eo epo, es spa, et est, eu eus baq, fa fas per, ff ful, fi fin, fj fij,
+fo fao, fr fra fre, fy fry, ga gle, gd gla, gl glg, gn grn, gu guj, gv glv, ha hau, he heb, hi hin,
+ho hmo, hr hrv, ht hat, hu hun, hy hye arm, hz her, ia ina, id ind, ie ile, ig ibo, ii iii, ik ipk,
+io ido, is isl ice, it ita, iu iku, ja jpn, jv jav, ka kat geo, kg kon, ki kik, kj kua, kk kaz, kl
+kal, km khm, kn kan, ko kor, kr kau, ks kas, ku kur, kv kom, kw cor, ky kir, la lat, lb ltz, lg lug,
+li lim, ln lin, lo lao, lt lit, lu lub, lv lav, mg mlg, mh mah, mi mri mao, mk mkd mac, ml mal, mn
+mon, mr mar, ms msa may, mt mlt, my mya bur, na nau, nb nob, nd nde, ne nep, ng ndo, nl nld dut, nn
+nno, no nor, nr nbl, nv nav, ny nya, oc oci, oj oji, om orm, or ori, os oss, pa pan, pi pli, pl pol,
+ps pus, pt por, qu que, rm roh, rn run, ro ron rum, ru rus, rw kin, sa san, sc srd, sd snd, se sme,
+sg sag, si sin, sk slk slo, sl slv, sm smo, sn sna, so som, sq sqi alb, sr srp, ss ssw, st sot, su
+sun, sv swe, sw swa, ta tam, te tel, tg tgk, th tha, ti tir, tk tuk, tl tgl, tn tsn, to ton, tr tur,
+ts tso, tt tat, tw twi, ty tah, ug uig, uk ukr, ur urd, uz uzb, ve ven, vi vie, vo vol, wa wln, wo
+wol, xh xho, yi yid, yo yor, za zha, zh zho chi cmn, zu zul
 """
-KNOWN_CODES = frozenset(_CODES.split())
-
-# What else people write: names in English and in the language itself, and codes of three letters.
-_OTHER_NAMES: Mapping[str, str] = {
-    "ar": "arabic ara",
-    "ca": "catalan català cat",
-    "cs": "czech čeština cze ces",
-    "da": "danish dansk dan",
-    "de": "german deutsch deu ger",
-    "el": "greek ell gre",
-    "en": "english eng",
-    "es": "spanish español espanol spa castellano",
-    "fa": "persian farsi fas per",
-    "fi": "finnish suomi fin",
-    "fr": "french français francais fra fre",
-    "hi": "hindi hin",
-    "hu": "hungarian magyar hun",
-    "it": "italian italiano ita",
-    "ja": "japanese jpn jp",
-    "ko": "korean kor kr",
-    "nb": "bokmål bokmal nob",
-    "nl": "dutch nederlands nld dut",
-    "nn": "nynorsk nno",
-    "no": "norwegian norsk nor",
-    "pl": "polish polski pol",
-    "pt": "portuguese português portugues por",
-    "ro": "romanian română ron rum",
-    "ru": "russian русский rus",
-    "sv": "swedish svenska swe",
-    "tr": "turkish türkçe turkce tur",
-    "uk": "ukrainian українська ukr ua",
-    "vi": "vietnamese vie",
-    "zh": "chinese mandarin zho chi cn 中文",
+_LONG_CODES = {
+    long: short for short, *others in map(str.split, _CODES.split(",")) for long in others
 }
-_MEANT = {name: tag for tag, names in _OTHER_NAMES.items() for name in names.split()}
+KNOWN_CODES = frozenset(_LONG_CODES.values())
+
+# What else people write: names in English and in the language itself, and codes of countries.
+_OTHER_NAMES: Mapping[str, str] = {
+    "ar": "arabic",
+    "ca": "catalan català",
+    "cs": "czech čeština",
+    "cy": "welsh cymraeg",
+    "da": "danish dansk",
+    "de": "german deutsch",
+    "el": "greek",
+    "en": "english",
+    "es": "spanish español espanol castellano",
+    "fa": "persian farsi",
+    "fi": "finnish suomi",
+    "fr": "french français francais",
+    "he": "hebrew",
+    "hi": "hindi",
+    "hu": "hungarian magyar",
+    "it": "italian italiano",
+    "ja": "japanese jp",
+    "ko": "korean kr",
+    "nb": "bokmål bokmal",
+    "nl": "dutch nederlands",
+    "nn": "nynorsk",
+    "no": "norwegian norsk",
+    "pl": "polish polski",
+    "pt": "portuguese português portugues",
+    "ro": "romanian română",
+    "ru": "russian русский",
+    "sv": "swedish svenska",
+    "sw": "swahili kiswahili",
+    "th": "thai",
+    "tr": "turkish türkçe turkce",
+    "uk": "ukrainian українська ua",
+    "vi": "vietnamese",
+    "yue": "cantonese",
+    "zh": "chinese mandarin cn 中文",
+}
+_MEANT = _LONG_CODES | {name: tag for tag, names in _OTHER_NAMES.items() for name in names.split()}
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
     r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*",
@@ -67,6 +78,8 @@ _TAG = re.compile(
 def check_language(value: object) -> str:
     """Return a language tag: a code of ISO 639, alone or with a region, as Common Voice writes it.
 
+    A code of three letters is one of ISO 639-3, which has 7,900, unless there is one of two.
+
     Raises:
         SbkitError: it is no tag, or one of no known language.
     """
@@ -75,12 +88,16 @@ def check_language(value: object) -> str:
             "`language` must be a tag as de or sv-SE, but is false: YAML reads no without quotes "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
-    if isinstance(value, str) and _TAG.fullmatch(value) and primary(value) in KNOWN_CODES:
+    if isinstance(value, str) and _TAG.fullmatch(value) and _is_known(primary(value)):
         return value
     raise SbkitError(
         "`language` must be the tag of a known language, as de, sv-SE or zh-CN, but is "
         f"{value!r}. {_advice(str(value))}"
     )
+
+
+def _is_known(code: str) -> bool:
+    return code in KNOWN_CODES or (len(code) == 3 and code not in _LONG_CODES)
 
 
 def language_tags(value: object) -> tuple[str, ...]:

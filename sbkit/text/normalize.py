@@ -76,7 +76,10 @@ _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE
 # Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
 _SPOKEN_PUNCTUATION = "%&@#§‰"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
-_UNSPACED = frozenset({"zh", "yue", "nan", "ja", "th", "lo", "km", "my", "bo", "dz"})
+# Languages that write no spaces between words: Chinese ones, then others.
+_UNSPACED = frozenset(("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh")).union(
+    ("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz")
+)
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
 

@@ -11,6 +11,8 @@ from rich.cells import cell_len
 
 from sbkit.text.word import Word
 
+SPACE = "\N{OPEN BOX}"  # what shows a space where characters are aligned
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
@@ -81,7 +83,8 @@ class Scored:
 
     greedy: what the best token of each frame comes to, where another decoder wrote the hypothesis;
     speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
-    the hypothesis in time, where they were aligned.
+    the hypothesis in time, where they were aligned; by_words: false for a language that writes no
+    spaces between words: what stands between two is a sentence, and there is no WER.
     """
 
     id: str
@@ -92,6 +95,17 @@ class Scored:
     speaker: str = ""
     seconds: float | None = None
     words: tuple[Word, ...] = ()
+    by_words: bool = True
+
+    @property
+    def errors(self) -> ErrorCounts:
+        """Return the counts that rank it: those of words, or of characters without words."""
+        return self.scores.words if self.by_words else self.scores.characters
+
+    @property
+    def pairs(self) -> "WordPairs":
+        """Pair its words, or its characters, with their counterparts."""
+        return _pair_units(self.reference, self.hypothesis, by_words=self.by_words)
 
 
 class Alignment(NamedTuple):
@@ -113,6 +127,7 @@ def score(
     speaker: str = "",
     seconds: float | None = None,
     words: tuple[Word, ...] = (),
+    by_words: bool = True,
 ) -> Scored:
     """Score one utterance."""
     return Scored(
@@ -123,7 +138,23 @@ def score(
         speaker=speaker,
         seconds=seconds,
         words=words,
+        by_words=by_words,
     )
+
+
+def have_words(scored: Iterable[Scored]) -> bool:
+    """Return whether all utterances are of a language that writes spaces between words."""
+    return all(each.by_words for each in scored)
+
+
+def split_units(text: str, *, by_words: bool) -> list[str]:
+    """Return what is aligned: the words of a text or, without words, its characters."""
+    return text.split() if by_words else list(SPACE.join(text.split()))
+
+
+def _pair_units(reference: str, hypothesis: str, *, by_words: bool) -> "WordPairs":
+    both = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
+    return pair_words(*both)
 
 
 def total_scores(scored: Iterable[Scored]) -> Scores:
@@ -161,15 +192,18 @@ def matching_words(reference: Sequence[str], heard: Sequence[str]) -> list[tuple
     ]
 
 
-def align(reference: str, hypothesis: str) -> Alignment:
+def align(reference: str, hypothesis: str, *, by_words: bool = True) -> Alignment:
     """Set the words of both in shared columns, ``*`` where one is missing, marked S, D or I.
+
+    Without words, the characters.
 
     Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
     combining accent.
     """
-    columns = [_column(*pair) for pair in pair_words(reference.split(), hypothesis.split())]
+    columns = [_column(*pair) for pair in _pair_units(reference, hypothesis, by_words=by_words)]
     lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
-    return Alignment(*(" ".join(line).rstrip() for line in lines))
+    between = " " if by_words else ""
+    return Alignment(*(between.join(line).rstrip() for line in lines))
 
 
 def _counts(output: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:

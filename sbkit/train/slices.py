@@ -5,10 +5,12 @@ The YAML names the columns in `report_by`; any recipe that measures its results 
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sbkit.audio.io import Samples
+from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import samples_to_seconds
@@ -17,8 +19,9 @@ from sbkit.data.splits import Splits
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
-LENGTH = "length"  # a column that all data has
-GROUPS = (0, 2, 5, 10, 20)  # seconds, at which groups of lengths begin
+LENGTH, NOISE = "length", "noise"  # columns that all data has
+LENGTHS = (0, 2, 5, 10, 20)  # seconds, at which groups begin
+RATIOS = (0, 10, 20, 30, 40, 50)  # dB of speech above noise (`sbkit/audio/levels.py`)
 EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 
 
@@ -33,7 +36,8 @@ def require_columns(report_by: Any, splits: Splits) -> None:
             "for none."
         )
     for name, split in splits.test.items():
-        columns = [each for each in split.column_names if each not in (*OWN, LENGTH)] + [LENGTH]
+        ours = (LENGTH, NOISE)
+        columns = [*(each for each in split.column_names if each not in (*OWN, *ours)), *ours]
         for column in report_by:
             if column not in columns:
                 raise SbkitError(
@@ -47,22 +51,29 @@ def slice_columns(
     columns: Mapping[str, Sequence[str]],
     samples: Sequence[int],
     sample_rate: int,
+    clips: Iterable[Samples] = (),
 ) -> list[tuple[str, ...]]:
-    """Return what the columns say of each utterance, and `length` by its samples.
+    """Return what the columns say of each utterance, `length` by its samples, `noise` by its clip.
 
-    A column of the data that is named so goes before.
+    A column of the data that is named so goes before; ``clips`` are read for `noise` alone.
     """
-    lengths = [_group_length(samples_to_seconds(each, sample_rate)) for each in samples]
-    found = {LENGTH: lengths, **columns}
+    seconds = [samples_to_seconds(each, sample_rate) for each in samples]
+    found = {LENGTH: [_group(each, LENGTHS, "s") for each in seconds], **columns}
+    if NOISE in names and NOISE not in found:
+        found[NOISE] = [_group_noise(estimate_snr(each, sample_rate)) for each in clips]
     return list(zip(*(found[name] for name in names), strict=True))
 
 
-def _group_length(seconds: float) -> str:
-    """Name the lengths between which an utterance is; sorted, the names are in their order."""
-    place = bisect_right(GROUPS, seconds) - 1
-    if place == len(GROUPS) - 1:
-        return f"{GROUPS[place]} s or more"
-    return f"{GROUPS[place]:02d} to {GROUPS[place + 1]:02d} s"
+def _group(value: float, groups: Sequence[int], unit: str) -> str:
+    """Name the numbers between which a value is; sorted, the names are in their order."""
+    place = bisect_right(groups, value) - 1
+    if place == len(groups) - 1:
+        return f"{groups[place]} {unit} or more"
+    return f"{groups[place]:02d} to {groups[place + 1]:02d} {unit}"
+
+
+def _group_noise(snr: float | None) -> str:
+    return "" if snr is None else _group(snr, RATIOS, "dB")
 
 
 def measure_slices(

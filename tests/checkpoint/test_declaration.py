@@ -10,7 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import FILE, Declaration
+from sbkit.checkpoint.declaration import FILE, RESOLVED, Declaration
 from sbkit.config.hparams import resolved_text
 from sbkit.train.finished import is_finished, may_write_results
 
@@ -157,6 +157,17 @@ def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
     assert declare(tmp_path, text).refuse_other(run) is None
     with pytest.raises(SbkitError, match="language: en when it began, de now"):
         declare(tmp_path, text, language="de").refuse_other(run)
+
+
+def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) -> None:
+    """Where references were, that has values: 9 epochs in `number_of_epochs` and in the counter."""
+    run, later = begun(tmp_path), {"number_of_epochs": 9}
+    (run / RESOLVED).write_text(resolved_text(tmp_path / "run.yaml", later))
+    own = Declaration.of(run / RESOLVED, {}, data=DATA, hparams=parts())
+    assert "number_of_epochs: 4 when it began, 9 now" in (own.refuse_other(run) or "")
+    other = Declaration.of(run / RESOLVED, {"hidden": 9}, data=DATA, hparams=parts())
+    with pytest.raises(SbkitError, match="hidden: 3 when it began, 9 now"):
+        other.refuse_other(run)
 
 
 def test_the_comparison_is_with_the_beginning_and_not_with_the_last_call(tmp_path: Path) -> None:

@@ -406,13 +406,14 @@ PREPARE = """
 import sys, threading, time
 from pathlib import Path
 from sbkit.base.exit import leaving_when_asked
-from sbkit.data import decode, fill
+from sbkit.data import decode, fill, shard
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 fill.SHARD_BYTES, fill.BLOCK = int(sys.argv[5]), int(sys.argv[4])
+shard.BATCH_ROWS = int(sys.argv[6])
 read_audio, count_decoded = decode.read_audio, []
 def slow(path, rate):
     time.sleep(delay)
@@ -430,9 +431,14 @@ print(prepared.fingerprint)
 
 
 def start(
-    folder: Path, count: int, delay: float, block: int = 1000, shard_bytes: int = 30_000
+    folder: Path,
+    count: int,
+    delay: float,
+    block: int = 1000,
+    shard_bytes: int = 30_000,
+    batch_rows: int = 100,
 ) -> Process:
-    return Process(["-c", PREPARE, folder, count, delay, block, shard_bytes])
+    return Process(["-c", PREPARE, folder, count, delay, block, shard_bytes, batch_rows])
 
 
 def test_a_killed_preparation_goes_on_and_leaves_nothing(
@@ -451,6 +457,26 @@ def test_a_killed_preparation_goes_on_and_leaves_nothing(
     assert 0 < len(decoded) < 60
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     assert len(shards_of(tmp_path)) == before + 1
+
+
+def test_a_killed_preparation_keeps_what_it_wrote(tmp_path: Path, decoded: list[str]) -> None:
+    """Of one shard that is not finished: what its record batches hold, and no clip that is torn."""
+    clips = make_clips(tmp_path / "clips", 60)
+    process = start(tmp_path, 60, delay=0.2, shard_bytes=10**9, batch_rows=5)
+    deadline = time.monotonic() + 60
+    notes: list[Path] = []
+    while not notes and time.monotonic() < deadline:
+        notes = list((tmp_path / "cache").rglob(f".*{shard.NOTE}"))
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (unfinished,) = (tmp_path / "cache").rglob(".*.arrow.tmp")
+    with unfinished.open("ab") as file:
+        file.write(b"a part of a batch")
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert len(decoded) % 5 == 0
+    assert 0 < len(decoded) <= 55
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
 
 
 def test_who_is_asked_to_stop_keeps_every_clip(tmp_path: Path, decoded: list[str]) -> None:

@@ -118,9 +118,10 @@ def test_a_model_that_knows_no_word_takes_no_part_where_it_misleads(
     words = train(map(str.split, wrong), order=2).model
     tokens = train((to_pieces(text, tokenizer) for text in unspaced), order=3).model
     models = LanguageModels(words, tokens)
-    tuned = tune(BeamDecoder(tokenizer=tokenizer, language_models=models), heard)
+    tuned = tune(BeamDecoder(tokenizer=tokenizer, language_models=models), heard, by_words=False)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=tuned.weights)
     assert tuned.weights.word == 0
+    assert "WER" not in tuned.plain()
     assert set(used_weights(decoder)) == {"token", "token_bonus"}
 
 

@@ -129,6 +129,34 @@ def test_speakers_that_one_side_names_are_drawn_for_both() -> None:
     assert [(each.unit, each.unit_count) for each in drawn] == [("speaker", 12)] * 3
 
 
+def test_without_words_characters_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"a": "今天天气很好", "b": "你好", "c": "我们去吃饭吧"}
+    heard = {"a": "今天天汽很好", "b": "你", "c": "我们去吃饭吧"}
+    runs = [
+        write_run(tmp_path / name, {"test": [_unspaced(*each, said) for each in texts.items()]})
+        for name, said in (("a", heard), ("b", texts))
+    ]
+    names = [str(each) for each in runs]
+    assert sbkit(["compare", *names, "--html", str(tmp_path / "both.html")]) == 0
+    said = capsys.readouterr().out
+    assert "test: 3 utterances, 14 characters; 95 %" in said
+    assert "CER A       14.3 % (2 / 14; " in said
+    assert "MAPSSWE: no test: segments must differ, but all 2 have the same difference" in said
+    assert "changed most, in character errors:" in said
+    page = (tmp_path / "both.html").read_text("utf-8")
+    assert "WER" not in said + page.partition("<script")[0]
+    assert sbkit(["compare", *names, "--json"]) == 0
+    (test,) = json.loads(capsys.readouterr().out)["test"].values()
+    assert "WER" not in test
+    assert [each["character_errors_a"] for each in test["changed"]] == [1, 1]
+
+
+def _unspaced(id: str, text: str, heard: Mapping[str, str]) -> Scored:
+    return score(id, text, heard[id], by_words=False)
+
+
 def test_an_empty_set_is_compared() -> None:
     found = compare("test", [], [])
     assert (found.utterances, found.wer.interval_a.low, found.mapsswe.z) == (0, None, None)

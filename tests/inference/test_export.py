@@ -48,8 +48,6 @@ def test_a_run_whose_decoder_has_no_weights_yet_is_not_greedy_in_silence(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unfinished = Path(shutil.copytree(run, tmp_path / "run"))
-    export_run(unfinished, tmp_path / "bundle")
-    assert not capsys.readouterr().err
     (unfinished / LANGUAGE_MODELS).touch()
     export_run(unfinished, tmp_path / "bundle")
     assert "decodes greedily. Finish the run, or choose them: sbkit tune" in capsys.readouterr().err
@@ -201,6 +199,19 @@ def test_a_run_that_lost_a_file_is_no_other_model(
     (copy / lost).unlink(missing_ok=True)
     with pytest.raises(SbkitError, match=words):
         export_run(copy, tmp_path / "bundle")
+
+
+def test_a_run_without_confidences_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "confidence.json").unlink(missing_ok=True)
+    export_run(copy, tmp_path / "bundle")
+    said = "note: this run has no confidence.json, so that its words get no confidences. Finish "
+    assert f"{said}the run, or fit them: sbkit tune {copy}" in capsys.readouterr().err
+    (copy / "confidence.json").write_text('{"greedy": {"weights": null}}')  # too few words
+    export_run(copy, tmp_path / "bundle")
+    assert "confidence" not in capsys.readouterr().err
 
 
 @pytest.mark.timeout(20)

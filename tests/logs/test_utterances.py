@@ -20,7 +20,7 @@ SET = [
         seconds=1.25,
         words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
     ),
-    score("a", "naïve\u2028 «да»", ""),
+    score("a", "naïve\u2028 «да»", "", by_words=False),
 ]
 
 
@@ -35,6 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "id": "b",
         "reference": "hold the line",
         "hypothesis": "told line",
+        "by_words": True,
         "reference_words": 3,
         "word_errors": {"substitutions": 1, "deletions": 1, "insertions": 0},
         "reference_characters": 13,
@@ -46,7 +47,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
             {"text": "line", "start": 0.48, "end": 1.0},
         ],
     }
-    assert (json.loads(lines[0])["seconds"], json.loads(lines[0])["speaker"]) == (None, None)
+    first = json.loads(lines[0])
+    assert (first["seconds"], first["speaker"], first["by_words"]) == (None, None, False)
+    assert not {"reference_words", "word_errors"} & first.keys()
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 

@@ -82,14 +82,36 @@ def test_confidences_are_compared_with_what_was_said() -> None:
 
 
 def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
-    """Greedily neither, nor of a part of the set."""
-    scored = [replace(each, greedy=each) for each in SPLIT]
-    assert "; greedily CER " in describe_results(scored, by_words=False)
-    assert "WER" not in describe_results(scored, by_words=False)
-    figures = report_errors(tmp_path, "test", scored, by_words=False)
-    parts = slice_error_rates(scored, by_words=False)
-    assert "WER" not in json.dumps([figures, parts])
-    assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"]
+    """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
+    texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
+    scored = [score(*each, by_words=False) for each in texts]
+    scored = [replace(each, greedy=each) for each in scored]
+    assert "; greedily CER " in describe_results(scored)
+    figures = report_errors(tmp_path, "test", scored)
+    parts = slice_error_rates(scored)
+    said = json.dumps([describe_results(scored), figures, parts])
+    assert "WER" not in said
+    assert "word" not in said
+    assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
+    assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
+    assert (
+        (tmp_path / "wer_test.txt").read_text()
+        == """\
+CER 42.86 % (3 errors / 7 characters: 1 S, 1 D, 1 I)
+
+Utterances: 2, the worst first. S: substituted, D: deleted, I: inserted, *: no counterpart.
+
+b: CER 100.00 % (2 / 2)
+  reference   你好**
+  hypothesis  您好吗
+              S   I
+
+a: CER 20.00 % (1 / 5)
+  reference   今天天气好
+  hypothesis  今天**气好
+                  D
+"""
+    )
 
 
 def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:

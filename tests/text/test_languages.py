@@ -5,7 +5,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.text.languages import check_language, language_tags
 
-KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE"]
+KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE", "ceb"]
 
 
 @pytest.mark.parametrize("tag", KNOWN)
@@ -19,6 +19,9 @@ def test_a_known_tag_is_taken_as_it_is(tag: str) -> None:
         ("deu", r"Write de\."),
         ("deutsch", r"Write de\."),
         ("German", r"Write de\."),
+        ("wel", r"Write cy\."),
+        ("cmn_hans_cn", r"Write zh\."),
+        ("Cantonese", r"Write yue\."),
         ("no ", r"Write no\."),
         ("de/../../x", r"Write de\."),
         ("engl", r"Did you mean en\?"),

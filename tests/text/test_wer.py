@@ -109,6 +109,11 @@ def test_alignment(reference: str, hypothesis: str, lines: tuple[str, str, str])
     assert align(reference, hypothesis) == lines
 
 
+def test_without_words_characters_are_aligned() -> None:
+    """A space is a character that can be seen, as it counts for the CER."""
+    assert align("今 天气", "今天气好", by_words=False) == ("今␣天气**", "今*天气好", "  D    I")
+
+
 def test_alignment_loses_no_word_and_marks_every_error() -> None:
     random_numbers = random.Random(1)
     for _ in range(100):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
@@ -64,6 +65,26 @@ def test_lengths_are_grouped_unless_the_data_says_them() -> None:
         "20 s or more",
     ]
     assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
+
+
+def test_noise_is_estimated_from_the_clip() -> None:
+    """Speech of level 10,000 in half of the windows, noise below it in all; a clip of nothing."""
+    random = np.random.default_rng(0)
+    speech = np.tile(np.repeat([10_000.0, 0.0], 16_000), 2)
+    clips = [
+        (
+            speech * random.standard_normal(len(speech)) * 0.3
+            + level * random.standard_normal(len(speech))
+        )
+        .clip(-32768, 32767)
+        .astype(np.int16)
+        for level in (1000, 100, 10)
+    ]
+    samples = [*map(len, clips), 0]
+    found = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
+    assert found == [("00 to 10 dB",), ("20 to 30 dB",), ("40 to 50 dB",), ("",)]
+    named: dict[str, list[str]] = {"noise": ["street"]}
+    assert slice_columns(["noise"], named, [1], 16_000) == [("street",)]
 
 
 def test_results_without_their_columns_are_no_report() -> None:

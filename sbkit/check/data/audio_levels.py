@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.data.utterances import Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_rows, read_stored, stored_column
+from sbkit.data.audio_store import read_clips
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 WHICH = f"up to {SAMPLED} clips of each split were looked at"
@@ -34,7 +33,7 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
     clipped: dict[str, Rows] = {}
     for name, split in planned.splits.named().items():
         rows = sampled_rows(len(split))
-        levels = list(_measure(split, rows))
+        levels = [*map(measure_audio, read_clips(split, rows.tolist(), AT_ONCE))]
         silent[name] = rows[np.array([each.peak < SILENT for each in levels], dtype=np.bool_)]
         clipped[name] = rows[np.array([each.at_top > CLIPPED for each in levels], dtype=np.bool_)]
     yield from notice(
@@ -56,12 +55,6 @@ def check_levels(planned: PlannedRun) -> Iterator[Finding]:
 def sampled_rows(count: int) -> Rows:
     """Choose rows evenly spread over a split, always the same."""
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64))
-
-
-def _measure(split: datasets.Dataset, rows: Rows) -> Iterator[Audio]:
-    clips = split.select_columns(["id", "samples", stored_column(split.column_names)])
-    for clip in read_rows(clips, rows.tolist(), AT_ONCE):
-        yield measure_audio(np.frombuffer(read_stored(clip), "<i2"))
 
 
 def measure_audio(samples: Samples) -> Audio:

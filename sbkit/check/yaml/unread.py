@@ -61,6 +61,14 @@ class Reading:
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that nothing reads, where there is a recipe to search."""
     if not planned.has_recipe:
+        yield planned.finding(
+            "recipe",
+            declared="a YAML must name its `recipe` to be checked whole",
+            effect="this one names none: no data, batch or step was looked at",
+            fix="Write `recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own. A YAML for a "
+            "script of its own needs none.",
+            stops=False,
+        )
         return
     reading = read_by(planned.recipe)
     known = {*RunOptions().as_dict(), *reading.asked} - set(planned.document.root)

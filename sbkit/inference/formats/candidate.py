@@ -12,8 +12,8 @@ class Limits:
     """How far a format may be from the trained model; None where there is no limit.
 
     difference: of log-probabilities; same_tokens: of greedy decoding; word_error_rate: difference
-    on held-out clips, as a fraction; frames: the least share of frames with the same best token,
-    where there are no such clips.
+    on held-out clips, as a fraction, in a language without words that of characters; frames: the
+    least share of frames with the same best token, where there are no such clips.
     """
 
     difference: float | None = None

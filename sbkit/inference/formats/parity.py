@@ -120,11 +120,13 @@ class Agreement:
 class Comparison:
     """A candidate beside the trained model: on the grid, and on held-out clips.
 
+    by_words: false for a language that writes no spaces between words, whose CER is compared;
     errors, trained: by decoder; other_words: transcripts that are others; failure: what the
     candidate raised, after which it is asked no more.
     """
 
     candidate: Candidate
+    by_words: bool = True
     grid: Agreement = field(default_factory=Agreement)
     clips: Agreement = field(default_factory=Agreement)
     errors: dict[str, Scores] = field(default_factory=dict)
@@ -161,13 +163,18 @@ class Comparison:
         return found + (self._other_rates(limits) if self.errors else self._other_frames(limits))
 
     def _other_rates(self, limits: Limits) -> list[str]:
-        allowed = limits.word_error_rate
+        allowed, name = limits.word_error_rate, "WER" if self.by_words else "CER"
         return [
-            f"WER ({decoder}) is {100 * scores.wer:.2f} % where the trained model has "
-            f"{100 * self.trained[decoder].wer:.2f} %, and {100 * allowed:g} points are allowed"
+            f"{name} ({decoder}) is {100 * self._rate(scores):.2f} % where the trained model has "
+            f"{100 * self._rate(self.trained[decoder]):.2f} %, and {100 * allowed:g} points are "
+            "allowed"
             for decoder, scores in self.errors.items()
-            if allowed is not None and abs(scores.wer - self.trained[decoder].wer) > allowed
+            if allowed is not None
+            and abs(self._rate(scores) - self._rate(self.trained[decoder])) > allowed
         ]
+
+    def _rate(self, scores: Scores) -> float:
+        return scores.wer if self.by_words else scores.cer
 
     def _other_frames(self, limits: Limits) -> list[str]:
         share = self.grid.frames_with_the_same_best_token / max(1, self.grid.frames)
@@ -183,7 +190,8 @@ def compare(
     source: Source, candidates: Sequence[Candidate], grid: Grid, held_out: HeldOut | None
 ) -> list[Comparison]:
     """Run every candidate and the trained model on the same audio."""
-    compared, bundle = [Comparison(each) for each in candidates], source.bundle
+    bundle = source.bundle
+    compared = [Comparison(each, bundle.config.has_words) for each in candidates]
     trained = partial(trained_log_probs, source.waveform)
     blank, rate = bundle.require_asr().vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
@@ -227,8 +235,8 @@ def certificate(compared: Comparison, grid: Grid, held_out: HeldOut | str) -> di
             "sets": {name: len(rows) for name, rows in held_out.sets.items()},
             **asdict(compared.clips),
             "transcripts_with_other_words": compared.other_words,
-            "error_rates": _rates(compared.errors),
-            "error_rates_of_the_trained_model": _rates(compared.trained),
+            "error_rates": _rates(compared.errors, compared),
+            "error_rates_of_the_trained_model": _rates(compared.trained, compared),
         }
     }
 
@@ -282,8 +290,10 @@ def _score(
     )
 
 
-def _rates(errors: Mapping[str, Scores]) -> dict[str, Any]:
-    return {decoder: error_figures(scores) for decoder, scores in errors.items()}
+def _rates(errors: Mapping[str, Scores], of: Comparison) -> dict[str, Any]:
+    return {
+        decoder: error_figures(scores, by_words=of.by_words) for decoder, scores in errors.items()
+    }
 
 
 def _as_batch(clips: WholeClips) -> tuple[Floats, Counts]:

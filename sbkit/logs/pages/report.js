@@ -10,6 +10,7 @@ const ROWS = 25; // that are shown at first, and then more
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const two = data.runs > 1;
+const SPACE = "\u2423", BETWEEN = data.byWords ? " " : ""; // as in `sbkit/text/wer.py`
 const letter = (run) => (two ? "AB"[run] : "");
 const get = (id) => document.getElementById(id);
 const view = { sort: two ? "changed" : "errors0", down: true, pair: null, rows: ROWS, open: null };
@@ -22,6 +23,8 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// A text stands in the direction of its script, also where its words are buttons.
+const isolate = (parts) => element("bdi", {}, ...parts);
 const percent = (part, whole) => (100 * part) / Math.max(1, whole);
 const fixed = (value, digits) => (value === null ? "" : value.toFixed(digits));
 
@@ -37,11 +40,16 @@ function columnsOf(rows) {
     const difference = (row) => row.runs[0].errors - row.runs[1].errors;
     columns.push({ key: "changed", title: "A − B", value: difference, order: (row) => Math.abs(difference(row)) });
   }
-  columns.push({ key: "words", title: "Words", value: (row) => row.words });
+  columns.push(
+    data.byWords
+      ? { key: "words", title: "Words", value: (row) => row.words }
+      : { key: "characters", title: "Characters", value: (row) => row.characters },
+  );
   if (!two) {
     const wer = (row) => percent(row.runs[0].errors, row.words);
     const cer = (row) => percent(row.runs[0].character_errors, row.characters);
-    columns.push({ key: "wer", title: "WER %", value: wer, digits: 0 }, { key: "cer", title: "CER %", value: cer, digits: 0 });
+    if (data.byWords) columns.push({ key: "wer", title: "WER %", value: wer, digits: 0 });
+    columns.push({ key: "cer", title: "CER %", value: cer, digits: 0 });
   }
   columns.push({ key: "seconds", title: "Seconds", value: (row) => row.seconds, digits: 1 });
   if (new Set(rows.map((row) => row.speaker)).size > 1) {
@@ -73,17 +81,35 @@ function chosenRows() {
 
 const isPair = (word) => word.mark !== "=" && word.said === view.pair.said && word.heard === view.pair.heard;
 
-// The aligned words of a run: {mark, said, heard, place}; place counts the words of the hypothesis.
+// What is aligned: words, or characters in a language that writes no spaces between words.
+function split(text) {
+  const words = text.split(/\s+/).filter(Boolean);
+  return data.byWords ? words : [...words.join(SPACE)];
+}
+
+// The aligned words of a run: {mark, said, heard, place}; place counts the words of the hypothesis,
+// in which its times are, also where characters are aligned.
 function alignedWords(row, run) {
-  const said = row.reference.split(/\s+/).filter(Boolean);
-  const heard = run.hypothesis.split(/\s+/).filter(Boolean);
-  let i = 0, place = 0;
-  return [...run.marks].map((mark) => ({
-    mark,
-    said: mark === "I" ? "" : said[i++],
-    heard: mark === "D" ? "" : heard[place],
-    place: mark === "D" ? null : place++,
-  }));
+  const said = split(row.reference), heard = split(run.hypothesis);
+  let i = 0, j = 0, spaces = 0;
+  return [...run.marks].map((mark) => {
+    const word = { mark, said: mark === "I" ? "" : said[i++], heard: mark === "D" ? "" : heard[j] };
+    word.place = mark === "D" ? null : data.byWords ? j : spaces;
+    if (mark !== "D" && heard[j++] === SPACE) spaces++;
+    return word;
+  });
+}
+
+// The words of the hypothesis that have times; one is right where all of it is.
+function timedWords(row, run) {
+  const found = [];
+  for (const { mark, heard, place } of alignedWords(row, run)) {
+    if (place === null || heard === SPACE) continue;
+    found[place] ??= { heard: "", mark: "=", place };
+    found[place].heard += heard;
+    if (mark !== "=") found[place].mark = mark;
+  }
+  return found;
 }
 
 // ---- the table
@@ -117,8 +143,8 @@ function show() {
 
 function rowElements(row) {
   const texts = row.runs.map((run, number) => {
-    const words = alignedWords(row, run).flatMap((word) => [...wordElements(word, run, null), " "]);
-    return element("div", { className: "text" }, ...(two ? [element("span", { className: "run" }, letter(number)), " "] : []), ...words);
+    const words = alignedWords(row, run).flatMap((word) => [...wordElements(word, run, null), BETWEEN]);
+    return element("div", { className: "text" }, ...(two ? [element("span", { className: "run" }, letter(number)), " "] : []), isolate(words));
   });
   const button = element("button", { type: "button", className: "open" }, element("span", { className: "id" }, row.id), ...texts);
   button.setAttribute("aria-expanded", view.open === row.id);
@@ -143,14 +169,14 @@ function wordElements(word, run, play) {
   if (word.said && word.mark !== "=") made.push(element("del", {}, word.said));
   if (!word.heard) return made;
   const time = run.heard?.[word.place];
-  const inner = element(play && time ? "button" : "span", {}, word.heard);
+  const inner = element(play && time ? "button" : "span", {}, word.mark === "=" ? word.heard.replace(SPACE, " ") : word.heard);
   markConfidence(inner, time);
   if (play && time) {
     inner.type = "button";
     inner.title = describeTime(time);
     inner.addEventListener("click", () => play(time[0], time[1]));
   }
-  if (made.length) made.push(" ");
+  if (made.length) made.push(BETWEEN);
   made.push(word.mark === "=" ? inner : element("ins", {}, inner));
   return made;
 }
@@ -172,10 +198,10 @@ function details(row, columns) {
   if (!row.clip) cell.append(element("p", { className: "quiet" }, "The audio of this utterance is not in the page."));
   const say = (label, ...words) => cell.append(element("div", { className: "spoken" }, element("span", { className: "run" }, label), ...words));
   row.runs.forEach((run, number) => {
-    say(letter(number), ...alignedWords(row, run).flatMap((word) => [...wordElements(word, run, player), " "]));
+    say(letter(number), isolate(alignedWords(row, run).flatMap((word) => [...wordElements(word, run, player), BETWEEN])));
   });
   const facts = [row.speaker && `speaker ${row.speaker}`, row.seconds !== null && `${row.seconds.toFixed(2)} s`];
-  cell.append(element("div", { className: "quiet" }, ["reference: " + row.reference, ...facts.filter(Boolean)].join(" · ")));
+  cell.append(element("div", { className: "quiet" }, "reference: ", isolate([row.reference]), ...facts.filter(Boolean).map((fact) => " · " + fact)));
   return element("tr", { className: "details" }, cell);
 }
 
@@ -212,7 +238,7 @@ function addPlayer(cell, row) {
 
 function lane(row, run, number, seconds, play) {
   const made = element("div", { className: "lane" });
-  for (const word of alignedWords(row, run)) {
+  for (const word of timedWords(row, run)) {
     const time = run.heard[word.place];
     if (!time || time[0] >= seconds) continue;
     const button = element("button", { type: "button", title: `${word.heard}: ${describeTime(time)}` }, word.heard);
@@ -297,12 +323,12 @@ function transform(real, imaginary) {
 
 function toCsv(rows) {
   const heads = ["id", "reference"];
-  data.sets[get("set").value][0]?.runs.forEach((_, run) => heads.push(...["hypothesis", "word_errors", "character_errors"].map((head) => head + (two ? `_${letter(run).toLowerCase()}` : ""))));
-  heads.push("words", "characters", "seconds", "speaker");
+  data.sets[get("set").value][0]?.runs.forEach((_, run) => heads.push(...["hypothesis", ...(data.byWords ? ["word_errors"] : []), "character_errors"].map((head) => head + (two ? `_${letter(run).toLowerCase()}` : ""))));
+  heads.push(...(data.byWords ? ["words"] : []), "characters", "seconds", "speaker");
   const lines = rows.map((row) => [
     row.id, row.reference,
-    ...row.runs.flatMap((run) => [run.hypothesis, run.errors, run.character_errors]),
-    row.words, row.characters, row.seconds ?? "", row.speaker,
+    ...row.runs.flatMap((run) => [run.hypothesis, ...(data.byWords ? [run.errors] : []), run.character_errors]),
+    ...(data.byWords ? [row.words] : []), row.characters, row.seconds ?? "", row.speaker,
   ]);
   return [heads, ...lines].map((line) => line.map(csvCell).join(",") + "\r\n").join("");
 }

@@ -1,0 +1,49 @@
+"""Levels of a clip's windows, and how far speech stands above noise.
+
+Legend: S samples, W windows of 20 ms.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
+
+WINDOWS = 50  # a second
+SPEECH, NOISE = 95, 5  # percentiles of the levels of windows
+
+Levels = npt.NDArray[np.float32]
+
+
+class Range(NamedTuple):
+    """The levels of noise and of speech, in dB."""
+
+    noise: float
+    speech: float
+
+
+def window_levels(samples: Samples, window: int) -> Levels:
+    """Compute the level of each window, (S,) -> (W,), in dB above one step of int16."""
+    count = len(samples) // window
+    windows = samples[: count * window].reshape(count, window).astype(np.float32)
+    levels: Levels = 10 * np.log10(np.square(windows).mean(1) + 1)
+    return levels
+
+
+def level_range(levels: Levels) -> Range:
+    """Return what a twentieth of the windows stays below, and what a twentieth rises above."""
+    noise, speech = np.percentile(levels, (NOISE, SPEECH)).tolist()
+    return Range(noise, speech)
+
+
+def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
+    """Return how many dB speech is above noise in a clip (S,); None for less than a window.
+
+    It is what the loudest twentieth of windows has above the quietest: too low where nobody pauses.
+    """
+    levels = window_levels(samples, sample_rate // WINDOWS)
+    if not len(levels):
+        return None
+    noise, speech = level_range(levels)
+    return speech - noise
