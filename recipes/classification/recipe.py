@@ -13,10 +13,8 @@ from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.text.labels import ClassLabels, ensure_labels
+from sbkit.text.labels import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe
-
-LABEL_FILE = "labels.txt"
 
 
 def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:

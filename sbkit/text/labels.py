@@ -7,6 +7,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.regular import read_regular
 
+LABEL_FILE = "labels.txt"  # of a classifier's run
 LARGEST = 1 << 22  # bytes
 
 

@@ -182,6 +182,15 @@ def test_what_cannot_be_is_one_sentence(
 
 
 @pytest.mark.slow
+def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "labels.txt").write_text("slow\nquick\n")
+    with pytest.raises(SbkitError, match="must list the classes that the run was trained on"):
+        sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+
+
+@pytest.mark.slow
 def test_what_has_no_label_is_left_out_and_said(
     release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

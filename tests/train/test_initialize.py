@@ -11,6 +11,8 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.text.labels import ensure_labels
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
 
 ORDER = ("CNN", "head")
@@ -99,3 +101,52 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="has none"):
         initialize_from(tmp_path, parts(1.0))
+
+
+def letters(folder: Path, text: str) -> Tokenizer:
+    return ensure_tokenizer(
+        model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: [text]
+    )
+
+
+@pytest.mark.parametrize("text", ["aab", "bba", "aac"])
+def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text: str) -> None:
+    """Characters have their ids by how often they occur, so that one corpus has others."""
+    names = ("CNN", "ctc_lin")
+    there, here = ({"CNN": nn.Linear(2, 3), "ctc_lin": nn.Linear(3, 6)} for _ in range(2))
+    there["model"] = nn.ModuleList(there[name] for name in names)
+    here["model"] = nn.ModuleList(here[name] for name in names)
+    source = write_bundle(tmp_path / "source", there)
+    (source / "config.json").write_text(json.dumps({"model": names}))
+    letters(source, "aab")
+    before = here["ctc_lin"].weight.detach().clone()
+    done = initialize_from(source, {**here, "tokenizer": letters(tmp_path, text)})
+    if text == "aab":
+        assert not done.new
+        return
+    assert done.new == tuple(
+        f"ctc_lin.{each} (of other labels there)" for each in ("weight", "bias")
+    )
+    assert done.loaded == ("CNN.weight", "CNN.bias")
+    assert torch.equal(before, here["ctc_lin"].weight)
+
+
+@pytest.mark.parametrize("told", ["labels.txt", "config.json", "nowhere"])
+def test_classes_of_other_names_make_a_new_head(tmp_path: Path, told: str) -> None:
+    made = {"label_lin": nn.Linear(3, 2)}
+    source = write_bundle(tmp_path / "source", {"model": nn.ModuleList(made.values())})
+    described: dict[str, Any] = {"model": list(made)}
+    if told == "labels.txt":
+        ensure_labels(source / told, ["left", "right"])
+    elif told == "config.json":
+        described["labels"] = ["left", "right"]
+    (source / "config.json").write_text(json.dumps(described))
+    for names, fits in ((["left", "right"], told != "nowhere"), (["down", "up"], False)):
+        ours = {"label_lin": nn.Linear(3, 2), "other": nn.Linear(1, 1)}
+        ours["model"] = nn.ModuleList([ours["label_lin"]])
+        ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
+        if fits:
+            assert len(initialize_from(source, ours).loaded) == 2
+        else:
+            with pytest.raises(SbkitError, match="none fits"):
+                initialize_from(source, ours)
