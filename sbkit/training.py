@@ -95,9 +95,13 @@ def prepare(run: Run) -> None:
         hold(run.folder)  # before anything in it is written
     if run.knobs.get("check", True) and rank() == 0:
         check_before_training(run)
-    data = run.splits.fingerprints
-    Declaration.of(run.yaml_file, run.overrides, data=data).refuse_other(run.folder)
-    _ = run.labels
+    Declaration.of(
+        run.yaml_file,
+        run.overrides,
+        data=run.splits.fingerprints,
+        tokenizer_file=run.label_file if run.label_file.is_file() else None,
+    ).refuse_other(run.folder)
+    _ = run.labels  # which makes what is missing, and language models of the tokenizer at hand
 
 
 def report_data(run: Run, splits: Splits, folder: Path) -> Path:

@@ -6,7 +6,6 @@ two packages -> key: text + g722 at 16 kHz -> clips/*.flac + train, dev, test, v
 import argparse
 import gzip
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from recipes.release_folder import Row, only, print_release, sentence_id, write_
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
-from sbkit.base.files import building
+from sbkit.base.files import building, scratch_folder
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.audio_cache import default_cache
 from sbkit.text.normalize import normalize
@@ -62,9 +61,9 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
     finished = sorted(releases.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
     if finished:
         return finished[-1].parent
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("sbkit-packages") as folder:
         name = f"asterisk-core-sounds-{language}"
-        packages = fetch_packages((name, f"{name}-g722"), Path(folder))
+        packages = fetch_packages((name, f"{name}-g722"), folder)
         release = releases / f"{packages.version}-r{RELEASE_VERSION}" / language
         with building(release) as beside:
             write_release(packages.root, language, beside)

@@ -5,7 +5,6 @@ package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test
 
 import argparse
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from recipes.debian import fetch_packages
 from recipes.FestvoxRu.phones import read_labels, time_words
 from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
 from sbkit.base.exit import run_main
-from sbkit.base.files import building
+from sbkit.base.files import building, scratch_folder
 from sbkit.data.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 
@@ -55,8 +54,8 @@ def prepare_festvox(*, cache_folder: str | Path) -> Path:
     finished = sorted(releases.glob(f"*-r{RELEASE_VERSION}/{LANGUAGE}/validated.tsv"))
     if finished:
         return finished[-1].parent
-    with tempfile.TemporaryDirectory() as folder:
-        package = fetch_packages((PACKAGE,), Path(folder))
+    with scratch_folder("sbkit-packages") as folder:
+        package = fetch_packages((PACKAGE,), folder)
         release = releases / f"{package.version}-r{RELEASE_VERSION}" / LANGUAGE
         with building(release) as beside:
             write_release(package.root, beside)

@@ -12,10 +12,8 @@ from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.text.labels import ClassLabels, ensure_labels
+from sbkit.text.labels import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe
-
-LABEL_FILE = "labels.txt"
 
 
 def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
@@ -27,9 +25,11 @@ def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
 def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split."""
-    rate = hparams["sample_rate"]
-    by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
+    """Plan the batches of every split; a label that training never shows is refused at once."""
+    rate, column = hparams["sample_rate"], hparams["label"]
+    for split in splits.evaluated().values():
+        labels.require(split[column][:], of=split["id"][:])
+    by_label = partial(collate, labels=labels, column=column, sample_rate=rate)
     return make_loaders(splits, hparams, collate=by_label, placement=placement)
 
 

@@ -29,14 +29,19 @@ def cgroup_quota(root: Path, membership: Path) -> float | None:
 
     The limit of every group above counts, too. Inside a container its own group is the root.
     """
+    limits = [_limit(each / "cpu.max") for each in cgroups(root, membership)]
+    return min((each for each in limits if each is not None), default=None)
+
+
+def cgroups(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[Path]:
+    """Return the folders of the version 2 cgroup of this process, and of all above it."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return None
+        return []
     inner = next((each[len("0::/") :] for each in lines if each.startswith("0::/")), "")
     group = root / inner
-    limits = [_limit(each / "cpu.max") for each in (group, *group.parents)]
-    return min((each for each in limits if each is not None), default=None)
+    return [group, *group.parents]
 
 
 def _limit(file: Path) -> float | None:

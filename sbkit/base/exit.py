@@ -25,7 +25,9 @@ FIXES = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
     errno.ENAMETOOLONG: "Shorten its name",
-    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "Move away what stands there"),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP), "Move away what stands there"
+    ),
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "Put back what was moved or removed"),
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), "Check its disk"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),

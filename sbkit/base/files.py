@@ -1,5 +1,6 @@
 """Write files that are whole whenever they are there, even after a kill or a power cut."""
 
+import errno
 import fcntl
 import glob
 import json
@@ -46,6 +47,16 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all."""
     write_bytes_atomically(path, text.encode())
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder unless it is there; never take a link for one, which leads elsewhere.
+
+    Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(errno.EEXIST, "it is a link to another folder", str(folder))
 
 
 def require_writable(folder: Path, *, option: str) -> None:

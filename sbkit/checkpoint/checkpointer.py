@@ -142,8 +142,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
         """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
 
-        Raises SbkitError when there are checkpoints and all of them are damaged, or when one of
-        those found was trained with another tokenizer.
+        Raises SbkitError when there are checkpoints and all of them are damaged, when one of
+        those found was trained with another tokenizer, or when they are of several runs.
         """
         ranked = self.find_checkpoints(**keys)
         nameless = list(without_meta(self.checkpoints_dir))
@@ -154,6 +154,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             raise all_damaged(self.checkpoints_dir, len(ranked) + len(nameless))
         for checkpoint in whole:
             self._refuse_other_tokenizer(checkpoint)
+        self._refuse_several_runs()
         return whole
 
     def load_average(
@@ -254,6 +255,16 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 f"The tokenizer of {checkpoint.path} must be the one that is declared, but "
                 f"{self.tokenizer_file} is another: what the model writes would be read as other "
                 "letters. Put its file back, or choose another output_folder."
+            )
+
+    def _refuse_several_runs(self) -> None:
+        """Refuse checkpoints of another run among these, whose model may be of the same sizes."""
+        saved = [(each.meta.get("declaration"), each.path) for each in self.list_checkpoints()]
+        runs = {str(declared): path.name for declared, path in saved if declared is not None}
+        if len(runs) > 1:
+            raise SbkitError(
+                f"All checkpoints in {self.checkpoints_dir} must be of one run, but "
+                f"{' and '.join([*runs.values()][:2])} are of two. Move those of the other away."
             )
 
     def _refuse_other_model(self, checkpoint: Checkpoint) -> None:

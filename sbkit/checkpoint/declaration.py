@@ -6,6 +6,7 @@ Each checkpoint keeps the checksum of that file. A run that goes on is compared 
 never with how it was last called.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.part_names import tensors_by_part
@@ -53,6 +55,7 @@ OPTIMIZER = "opt_class."  # compared by `load_optimizer`, which knows what the m
 PLACES = frozenset({"data_folder", "corpus", "manifest"})  # compared by the fingerprints instead
 SHOWN = 8  # differences in one sentence
 DIGITS = 12  # of a fingerprint
+LARGEST = 1 << 26  # bytes
 WIDEST = 60  # characters of a value
 SEEN_WITHIN, LOOK_AGAIN = 60.0, 0.5  # seconds; NFS remembers for a while that a file is not there
 ABSENT = "nothing"  # in the place of a value that is not declared
@@ -243,14 +246,17 @@ def read_declaration(folder: Path) -> Declaration | None:
     expected = None if newest is None else newest.meta.get("declaration")
     if not file.is_file() and expected is None:
         return None
-    if not file.is_file() or (expected is not None and checksum(file) != expected):
-        what = "another one" if file.is_file() else "not there"
+    content = None
+    if file.is_file():
+        content = read_regular(file.resolve(), largest=LARGEST, what="The declaration of a run")
+    if content is None or expected not in (None, hashlib.sha256(content).hexdigest()):
+        what = "not there" if content is None else "another one"
         raise SbkitError(
             f"{file} must be the one that {newest.path if newest else folder} was saved with, but "
             f"is {what}. Put it back, or choose another --output_folder for a new run."
         )
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(content)
         return Declaration(**{name: _mapping_or_text(name, record) for name in record})
     except (ValueError, TypeError, RecursionError) as error:
         raise SbkitError(

@@ -3,15 +3,14 @@
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming
+from sbkit.base.files import naming, scratch_folder
 
 STANDARD_INPUT = "-"
 
@@ -35,16 +34,17 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
     Raises:
         SbkitError: a folder or a pattern has no audio.
     """
-    with NamedTemporaryFile(prefix="sbkit-input-") as spool:
+    with ExitStack() as closing:
+        spool = Path()
         if STANDARD_INPUT in arguments:
-            with naming(Path(spool.name)):
-                shutil.copyfileobj(sys.stdin.buffer, spool)
-                spool.flush()
+            spool = closing.enter_context(scratch_folder("sbkit-input")) / "audio"
+            with naming(spool), spool.open("wb") as content:
+                shutil.copyfileobj(sys.stdin.buffer, content)
         yield [
             each
             for argument in arguments
             for each in (
-                [AudioFile(STANDARD_INPUT, Path(spool.name))]
+                [AudioFile(STANDARD_INPUT, spool)]
                 if argument == STANDARD_INPUT
                 else [AudioFile(str(path), path) for path in _find(argument)]
             )

@@ -28,8 +28,9 @@ from sbkit.base.regular import read_regular
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
-from sbkit.checkpoint.declaration import RESOLVED
-from sbkit.checkpoint.integrity import write_checksums
+from sbkit.checkpoint.declaration import FILE as DECLARATION
+from sbkit.checkpoint.declaration import RESOLVED, read_declaration
+from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
@@ -49,7 +50,7 @@ from sbkit.inference.module_spec import names_of, refuse_unlisted, to_plain
 from sbkit.inference.place import CARD, HUB, refuse_occupied, replacing
 from sbkit.inference.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.labels import ClassLabels
+from sbkit.text.labels import LABEL_FILE, ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.train.cost import SUMMARY
 
@@ -59,7 +60,6 @@ IN_BUNDLE = (  # of decoder.json
     *("chosen_on", "CER", "WER", "utterances"),
 )
 LARGEST_DESCRIPTION = 1 << 16  # bytes
-LABELS = "labels.txt"  # of a classifier's run: its labels in the order of their ids
 NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
 
@@ -121,6 +121,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             "back: what the model writes can be read with no other."
         )
     labels = _labels_of(run)
+    _refuse_others(run, labels)
     described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})
     for part in described["parts"].values():
         refuse_unlisted(part, own=own)
@@ -338,8 +339,19 @@ def _described(file: Path) -> dict[str, Any] | None:
 
 
 def _labels_of(run: Path) -> ClassLabels | None:
-    file = run / LABELS
+    file = run / LABEL_FILE
     return ClassLabels(file=file) if os.path.lexists(file) else None
+
+
+def _refuse_others(run: Path, labels: ClassLabels | None) -> None:
+    """Refuse checkpoints, or classes, that are not of the run that the folder says it is."""
+    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
+    expected = None if declared is None else declared.tokenizer
+    if labels is not None and expected not in (None, checksum(labels.file)):
+        raise SbkitError(
+            f"{labels.file} must list the classes that the run was trained on, in their order, but "
+            "is another list: what the model tells would go by other names. Put it back."
+        )
 
 
 def _require_run(run: Path) -> None:

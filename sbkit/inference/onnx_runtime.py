@@ -10,6 +10,7 @@ GPU, and the precision, which a file's name says and its nodes have.
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,11 +19,13 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
+from sbkit.base.memory import available_memory
 from sbkit.base.optional import require_package
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 
 FOLDER = "onnx"  # of a bundle
+MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
@@ -34,6 +37,9 @@ LARGEST = 1 << 31  # bytes of a protobuf
 LARGEST_SUMS = 1 << 16  # bytes
 LONGEST_NUMBER = 9  # digits
 MOST_SAMPLES = 1 << 20  # from one frame to the next, and that a model must have
+SHARE = 0.5  # of the free memory, for all sessions; what they give is copied once
+ARENA = "bfc_arena"  # in the errors of the allocator
+ENV_ALLOCATORS = "session.use_env_allocators"
 RECORD = "session.record_ep_graph_assignment_info"
 
 Floats = npt.NDArray[np.float32]
@@ -54,7 +60,7 @@ class OnnxModel:
         device: cpu, or the GPU that the session says it has, such as cuda:0.
         precision: of the products, as their nodes are: fp32, or "int8 and fp32".
         placement: nodes by the provider that they were given to.
-        metadata: what the file says of itself: sample_rate, min_samples, blank.
+        metadata: what the file says of itself: sample_rate, min_samples, blank, weights.
     """
 
     def __init__(self, content: bytes, *, device: str = "cpu", threads: int = 0) -> None:
@@ -67,6 +73,8 @@ class OnnxModel:
         asked, which = _require_provider(device, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
+        if bound_memory() is not None:
+            options.add_session_config_entry(ENV_ALLOCATORS, "1")
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
         try:
@@ -124,7 +132,16 @@ class OnnxModel:
         padded = np.pad(audio, ((0, 0), (0, missing))) if missing > 0 else audio
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
-        found = self._session.run(None, dict(zip(names, inputs, strict=True)))
+        try:
+            found = self._session.run(None, dict(zip(names, inputs, strict=True)))
+        except Exception as error:
+            if ARENA not in str(error):
+                raise
+            raise SbkitError(
+                f"An ONNX model must compute within {SHARE:.0%} of the memory that was free when "
+                f"it was loaded, but asks for more with audio of the shape {[*audio.shape]}. Free "
+                "memory, or use --runtime torch."
+            ) from error
         if self._session.get_providers() != self._providers:  # after an error it may go to the CPU
             raise SbkitError(
                 f"An ONNX model must run where it was loaded ({self._providers[0]}), but over an "
@@ -132,6 +149,24 @@ class OnnxModel:
                 "driver and the memory of the GPU, or choose the provider cpu."
             )
         return LogProbs(found[0], found[1])
+
+
+@cache
+def bound_memory() -> int | None:
+    """Let the sessions of this process share an arena that is bounded, and return its bytes.
+
+    A graph of a kilobyte can ask for any memory while it runs, of which Linux gives more than there
+    is, and then ends a process. None where the free memory is not known.
+    """
+    free = available_memory()
+    if free is None:
+        return None
+    runtime, most = require_package("onnxruntime", extra="export"), int(SHARE * free)
+    place = runtime.OrtMemoryInfo(
+        "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+    )
+    runtime.create_and_register_allocator(place, runtime.OrtArenaCfg({"max_mem": most}))
+    return most
 
 
 def _placed_nodes(session: Any) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
+from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
 from sbkit.inference.model import (
@@ -28,7 +29,7 @@ from sbkit.inference.model import (
     require_effective,
     run_batches,
 )
-from sbkit.inference.onnx_runtime import PROVIDERS, OnnxModel, read_count
+from sbkit.inference.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, read_count
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 LARGEST_LOG_PROB = 0.01  # 0 but for rounding
@@ -102,15 +103,24 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
         device = wanted.device
         if device == AUTO:
             device = "cpu" if why_no_cuda("onnx") else "cuda"
-        model = OnnxClips(
-            OnnxModel.load(folder, device=device, precision=wanted.precision, threads=1),
-            vocab_size=read.bundle.require_asr().vocab_size,
-        )
+        loaded = OnnxModel.load(folder, device=device, precision=wanted.precision, threads=1)
+        _refuse_other_weights(loaded, folder)
+        model = OnnxClips(loaded, vocab_size=read.bundle.require_asr().vocab_size)
         device = FIRST_GPU if device == "cuda" else device
         require_effective(model.effective, device=device, precision=wanted.precision)
         return model
 
     return _in_thread(read, make)
+
+
+def _refuse_other_weights(model: OnnxModel, folder: Path) -> None:
+    """Refuse a graph of another bundle's weights; an earlier sbkit did not write whose it is."""
+    made_of = model.metadata.get(MADE_OF, "")
+    if made_of and made_of != listed_checksums(folder).get(WEIGHTS):
+        raise SbkitError(
+            f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "
+            "made of others. Export it again."
+        )
 
 
 def _in_thread(read: ReadBundle, make: Callable[[], Model]) -> Bundle:

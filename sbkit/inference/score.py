@@ -4,7 +4,6 @@ model: a bundle, or a run, of which a bundle is made first -> data: tables, fold
 datasets -> prepared as for training -> whole clips transcribed or classified -> scored
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import datasets
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import require_writable, to_json, write_text_atomically
+from sbkit.base.files import require_writable, scratch_folder, to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
@@ -181,9 +180,9 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
     if (model / CONFIG).exists():
         yield load_bundle(model, own=own)
         return
-    with tempfile.TemporaryDirectory(prefix="sbkit-score-") as folder:
-        export_run(model, Path(folder) / "bundle", own=own)
-        yield load_bundle(Path(folder) / "bundle", own=own)
+    with scratch_folder("sbkit-score") as folder:
+        export_run(model, folder / "bundle", own=own)
+        yield load_bundle(folder / "bundle", own=own)
 
 
 def _prepare(

@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import naming
+from sbkit.base.files import make_own_folder, naming
 
 VERSION = "brain.Event:2"  # of the file's format
+OPENED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 STARTED = time.time()  # names one file for all that this process logs of a run
 
 
@@ -28,10 +29,11 @@ class EventFile:
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
         records: Any = import_module("tensorboard.summary.writer.record_writer")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folder(folder)
         name = f"events.out.tfevents.{STARTED:.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
-        self._file = self._path.open("ab")
+        with naming(self._path):
+            self._file = os.fdopen(os.open(self._path, OPENED, 0o666), "ab")
         self._records = records.RecordWriter(self._file)
         start = self._events.SessionLog(status=self._events.SessionLog.START)
         self._append(step=first_step, file_version=VERSION)

@@ -7,6 +7,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.regular import read_regular
 
+LABEL_FILE = "labels.txt"  # of a classifier's run
 LARGEST = 1 << 22  # bytes
 
 
@@ -52,6 +53,15 @@ class ClassLabels:
                 f"({shown}), but {of} has {name!r}. Correct it, or take it out."
             )
         return self._ids[name]
+
+    def require(self, names: Iterable[str], *, of: Iterable[str]) -> None:
+        """Refuse names that are no classes, before time is spent on a training with them.
+
+        Raises:
+            SbkitError: no utterance of the training set has one of them.
+        """
+        for name, utterance in zip(names, of, strict=True):
+            self.encode(name, of=utterance)
 
 
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:

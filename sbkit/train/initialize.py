@@ -1,12 +1,14 @@
 """Start a run from the weights of another one: what fits by name and by shape is loaded.
 
 Names are those of the YAML's parts, such as `CNN.conv1.weight`, so the other model may list its
-parts in another order, have others, or another vocabulary. Only numbers are read: safetensors or
-a state_dict, and a YAML or JSON as text; nothing of the other folder is built.
+parts in another order, have others, or another vocabulary, also one of the same size: characters
+are numbered by how often they occur. Only numbers are read: safetensors or a state_dict, and a YAML
+or JSON as text; nothing of the other folder is built.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,20 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
+from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
 from sbkit.config.judge import refuse_bomb
-from sbkit.models.encoder_adapter import token_embedding
-from sbkit.text.labels import ClassLabels
+from sbkit.models.encoder_adapter import NAME, token_embedding
+from sbkit.text.labels import LABEL_FILE, ClassLabels
 from sbkit.text.tokenizer import Tokenizer
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
-HEADS = ("ctc_lin", "seq_lin", "label_lin")
+TOKENIZER = "tokenizer.model"  # of a run and of a bundle
+HEADS = ("ctc_lin", "seq_lin", "label_lin")  # parts with an output for each label
 SHOWN = 4  # names in a line
 
 
@@ -40,8 +44,8 @@ SHOWN = 4  # names in a line
 class Initialized:
     """What became of each tensor.
 
-    loaded: taken from there; new: ours, but not there, of another shape or of other labels, with
-    the reason; left: there, but not ours.
+    loaded: taken from there; new: ours, but not there or of another shape, with the reason; left:
+    there, but not ours.
     """
 
     source: Path
@@ -65,12 +69,15 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
-    by_label = _by_label(hparams) if _has_other_labels(source, hparams) else frozenset[int]()
+    labels = labels_of(hparams)
+    known = labels is None or labels == _labels_there(source)
+    others = set[int]() if known else _rows_of_labels(hparams)
     loaded, new = [], []
     with torch.no_grad():
         for name, tensor in ours.items():
-            others = "of other labels there" if id(tensor) in by_label else None
-            fault = _fault(theirs, ours, name) or others
+            fault = _fault(theirs, ours, name)
+            if fault is None and id(tensor) in others:
+                fault = "of other labels there"
             if fault is None:
                 tensor.copy_(theirs[name])
                 loaded.append(name)
@@ -85,6 +92,35 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
             "have there."
         )
     return Initialized(source, tuple(loaded), tuple(new), left)
+
+
+def labels_of(hparams: Mapping[str, Any]) -> Sequence[str] | None:
+    """Return what the outputs of a model stand for: tokens or classes; None where none are told."""
+    for labels in (hparams.get("tokenizer"), hparams.get("labels")):
+        if isinstance(labels, Tokenizer):
+            return labels.pieces()
+        if isinstance(labels, ClassLabels):
+            return labels.names
+    return None
+
+
+def _labels_there(source: Path) -> Sequence[str] | None:
+    """Return what the outputs of a run's or a bundle's model stand for, likewise."""
+    if os.path.lexists(source / TOKENIZER):
+        return Tokenizer(model_file=source / TOKENIZER).pieces()
+    if os.path.lexists(source / LABEL_FILE):
+        return ClassLabels(file=source / LABEL_FILE).names
+    if (source / BUNDLE_WEIGHTS).is_file():
+        labels = _read_config(source).get("labels")
+        return labels if isinstance(labels, list) else None
+    return None
+
+
+def _rows_of_labels(hparams: Mapping[str, Any]) -> set[int]:
+    """Return the ids of the tensors that have something of each label."""
+    parts = [*(hparams.get(name) for name in HEADS), token_embedding(hparams.get(NAME))]
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    return {id(each) for part in modules for each in part.state_dict(keep_vars=True).values()}
 
 
 def read_named_weights(source: Path) -> dict[str, Tensor]:
@@ -105,48 +141,27 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     return {to_part_name(name, parts): each for name, each in weights.items()}
 
 
-def _by_label(hparams: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids of the tensors that have a row for each token or class."""
-    modules = [hparams.get(name) for name in HEADS] + [token_embedding(hparams.get("Transformer"))]
-    return frozenset(
-        id(each) for part in modules if isinstance(part, nn.Module) for each in part.parameters()
-    )
-
-
-def _has_other_labels(source: Path, hparams: Mapping[str, Any]) -> bool:
-    """Return whether the rows of a head stand for something else there, as far as it is known."""
-    tokenizer, labels = hparams.get("tokenizer"), hparams.get("labels")
-    if isinstance(tokenizer, Tokenizer):
-        file = source / tokenizer.model_file.name
-        return file.is_file() and Tokenizer(model_file=file).pieces() != tokenizer.pieces()
-    if isinstance(labels, ClassLabels):
-        file = source / labels.file.name
-        if file.is_file():
-            return ClassLabels(file=file).names != labels.names
-        if (source / BUNDLE_CONFIG).is_file():
-            return _read_config(source).get("labels") != labels.names
-    return False
-
-
-def _read_config(source: Path) -> dict[str, Any]:
-    config = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))
-    if not isinstance(config, dict):
-        raise TypeError(f"{BUNDLE_CONFIG} is no mapping")
-    return config
-
-
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     try:
         parts = _read_config(source)["model"]
         if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
             raise TypeError("`model` is no list of names")
         return load_safetensors(_read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)), parts
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _read_config(source: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG)).items())
+    except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(source, error) from error
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     refuse_bomb(source / RESOLVED)
+    if (source / DECLARATION).is_file():
+        read_declaration(source)  # whose checkpoints are another run's is refused
     try:
         parts = part_names_in(read_document(source / RESOLVED).root)
     except (YAMLError, RecursionError) as error:

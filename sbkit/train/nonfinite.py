@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import make_own_folder, to_json, write_text_atomically
 from sbkit.checkpoint.rng import TorchState
 from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batch import Batch, TextBatch
@@ -125,10 +125,11 @@ class NonFiniteRecorder:
             for seen, good in zip(step.seen, finite, strict=True)
         ]
         record = {"what": what, "step": step.step, "rank": rank(), "micro_batches": batches}
-        file = self._folder.resolve() / f"step-{step.step}-rank-{rank()}.json"
+        folder = self._folder.parent.resolve() / FOLDER
+        file = folder / f"step-{step.step}-rank-{rank()}.json"
         replay = replay_command(file) if self._keep(step, file.with_suffix(".pt")) else None
         with _reporting(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(file.parent)
             write_text_atomically(file, to_json(record | {"replay": replay}, indent=1))
 
     def _keep(self, step: Step, file: Path) -> bool:
@@ -143,8 +144,9 @@ class NonFiniteRecorder:
         saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
         beside = file.with_suffix(".tmp")
         with _reporting(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(file.parent)
             _make_room(file.parent)
+            beside.unlink(missing_ok=True)  # of a killed process, or a link to another's file
             try:
                 torch.save(saved, beside)
                 beside.replace(file)

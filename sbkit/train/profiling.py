@@ -98,7 +98,9 @@ class Profile:
                 calls[event.key] += event.count
         verdict = judge(Measured(steps, wall, waiting, seconds, calls, is_gpu))
         write_text_atomically(self._folder / "profile.txt", verdict + "\n")
-        profiler.export_chrome_trace(str(self._folder / "profile.json.gz"))
+        trace = self._folder / "profile.json.gz"
+        trace.unlink(missing_ok=True)  # it may be a link to another's file
+        profiler.export_chrome_trace(str(trace))
         say(verdict)
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sbkit.base.errors import STALLED
+from sbkit.base.files import make_own_folder
 from sbkit.distributed.ranks import rank, world_size
 
 FOLDER = "heartbeats"
@@ -65,7 +66,7 @@ class Watchdog(NullWatchdog):
 
     def __enter__(self) -> "Watchdog":
         """Start, after removing the files of an earlier job."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_own_folder(self._folder)
         for file in self._leftovers():
             file.unlink(missing_ok=True)
         self._last = Beat()
@@ -110,8 +111,10 @@ class Watchdog(NullWatchdog):
     def _write(self, beat: Beat) -> None:
         beside = self._file.with_suffix(".tmp")
         with suppress(OSError):  # a full disk is reported by the next checkpoint
-            self._folder.mkdir(exist_ok=True)
-            beside.write_text(json.dumps({"rank": rank(), **asdict(beat)}))
+            make_own_folder(self._folder)
+            beside.unlink(missing_ok=True)
+            with beside.open("x") as file:  # no link to another's
+                json.dump({"rank": rank(), **asdict(beat)}, file)
             beside.replace(self._file)
 
     def _report_and_end(self) -> None:

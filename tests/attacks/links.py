@@ -1,6 +1,7 @@
 """Folders in which what is written leads elsewhere by links, and what is read is somebody's own."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ OF_RUNS = (
     "left_out.tsv", "prediction.json", "decoder.json", "confidence.json", "lm.safetensors",
     "train_curves.svg", "train_curves.png", "checkpoints/averaged.json", "accuracy_test.json",
 )  # fmt: skip
+FOLDERS_OF_RUNS = ("tensorboard", "heartbeats", "nonfinite")
 OF_SCORES = ("scores.json", "report.html", "utterances_data.jsonl", "wer_data.txt")
 
 
@@ -23,6 +25,8 @@ def all_links() -> Iterator[Case]:
         for kind in ("link", "temporary"):
             called = f"run {name} {kind}"
             yield Case("link", called, partial(_resumed, _LINKED[kind], name), harmless=True)
+    for name in FOLDERS_OF_RUNS:
+        yield Case("link", f"run {name}", partial(_resumed, _link_folder, name), harmless=True)
     for name in OF_SCORES:
         for kind, link in _LINKED.items():
             yield Case("link", f"scores {name} {kind}", partial(_scored, link, name), harmless=True)
@@ -40,6 +44,12 @@ def _link(file: Path, place: Place) -> None:
     """Let a file be a link to somebody's own."""
     file.unlink(missing_ok=True)
     file.symlink_to(place.mine / "kept.txt")
+
+
+def _link_folder(folder: Path, place: Place) -> None:
+    """Let a folder be a link to somebody's own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.symlink_to(place.mine)
 
 
 def _link_temporary(file: Path, place: Place) -> None:

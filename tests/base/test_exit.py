@@ -49,6 +49,7 @@ def test_an_error_without_an_interrupt_is_raised() -> None:
     [
         (OSError(errno.EIO, "Input/output error", "/x"), "/x must be a place to read and write"),
         (FileNotFoundError(errno.ENOENT, "gone", "/x"), "Put back what was moved or removed"),
+        (OSError(errno.ELOOP, "a loop of links", "/x"), "Move away what stands there"),
         (OSError(errno.EMFILE, "Too many open files"), "Allow more open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Memory and threads must suffice"),
         (MemoryError(), "the system refused some (MemoryError)"),

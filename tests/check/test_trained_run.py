@@ -85,6 +85,9 @@ def test_a_replaced_tokenizer_is_found(
     [finding] = check(workplace, monkeypatch, run)
     assert "is another one" in finding.effect
     assert finding.stops
+    models = ("--check=False", "--word_lm_order=2", "--token_lm_order=2")
+    assert workplace.train_here(run, *OPTIONS, *models) == BAD_INPUT
+    assert not (run / "lm.safetensors").exists()  # of the tokenizer that was refused
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
 
+import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,9 +17,9 @@ from sbkit.base import provenance
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
-from sbkit.inference import runtimes
+from sbkit.inference import onnx_runtime, runtimes
 from sbkit.inference.runtimes import OnnxClips, Wanted, open_model
-from tests.inference.bundles import make_bundle
+from tests.inference.bundles import edit_weights, make_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
@@ -91,6 +92,7 @@ def stand_in(
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(onnx_runtime, "bound_memory", lambda: None)
     monkeypatch.setattr(provenance, "version", partial(version_with, wheels))
     monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
 
@@ -232,6 +234,20 @@ def test_an_onnx_model_must_give_log_probabilities(
     with pytest.raises(SbkitError, match=says):
         model.hear([np.zeros(6400, np.int16)])
     model.close()
+
+
+def test_an_onnx_model_of_other_weights_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    digest = json.loads((bundle / "checksums.json").read_text())["model.safetensors"]
+    said = {"samples_per_frame": str(FRAME), "weights": digest}
+    metadata = SimpleNamespace(custom_metadata_map=said)
+    monkeypatch.setattr(StandInSession, "get_modelmeta", lambda self: metadata)
+    assert effective(bundle, device="cpu").device == "cpu"
+    edit_weights(bundle, lambda all_: {name: each + 1 for name, each in all_.items()})
+    with pytest.raises(SbkitError, match="made of the weights of its bundle"):
+        effective(bundle, device="cpu")
 
 
 def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(

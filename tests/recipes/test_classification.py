@@ -186,6 +186,27 @@ def test_what_cannot_be_is_one_sentence(
 
 
 @pytest.mark.slow
+def test_a_label_of_the_test_that_training_never_shows_is_refused_before_it(
+    release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(release, tmp_path / "release")
+    file = tmp_path / "release/test.tsv"
+    file.write_text(file.read_text().rstrip("\n").rpartition("\t")[0] + "\tsteady\n")
+    assert train_here(tmp_path / "release", tmp_path / "run", "--check=False") == BAD_INPUT
+    assert "has 'steady'" in capsys.readouterr().err
+    assert not (tmp_path / "run/train_log.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "labels.txt").write_text("slow\nquick\n")
+    with pytest.raises(SbkitError, match="must list the classes that the run was trained on"):
+        sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+
+
+@pytest.mark.slow
 def test_what_has_no_label_is_left_out_and_said(
     release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

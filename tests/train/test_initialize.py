@@ -62,40 +62,6 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
     assert ": 2 tensors are loaded: CNN.weight, CNN.bias." in done.lines()[0]
 
 
-def tokenizer_of(folder: Path, text: str) -> Tokenizer:
-    file = folder / "tokenizer.model"
-    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
-
-
-@pytest.mark.parametrize(("text", "value"), [("a b", 7.0), ("b c", 1.0)])
-def test_a_head_of_other_tokens_is_new_also_where_its_size_is_the_same(
-    tmp_path: Path, text: str, value: float
-) -> None:
-    source = write_bundle(tmp_path / "source", parts(7.0, vocabulary=7))
-    tokenizer_of(source, text)
-    ours = parts(1.0, vocabulary=7) | {"tokenizer": tokenizer_of(tmp_path, "a b")}
-    done = initialize_from(source, ours)
-    assert ours["CNN"].weight.unique().tolist() == [7.0]
-    assert ours["ctc_lin"].weight.unique().tolist() == [value]
-    assert ("ctc_lin.weight (of other labels there)" in done.new) is (value == 1.0)
-
-
-@pytest.mark.parametrize("write", [write_run, write_bundle])
-@pytest.mark.parametrize(("names", "value"), [(["no", "yes"], 7.0), (["maybe", "no"], 1.0)])
-def test_a_head_of_other_classes_is_new_too(
-    tmp_path: Path, write: Any, names: list[str], value: float
-) -> None:
-    source = write(tmp_path / "source", parts(7.0, vocabulary=2))
-    ensure_labels(source / "labels.txt", names)
-    if write is write_bundle:
-        (source / "labels.txt").unlink()
-        (source / "config.json").write_text(json.dumps({"model": list(ORDER), "labels": names}))
-    classes = parts(1.0, vocabulary=2)
-    classes |= {"labels": ensure_labels(tmp_path / "labels.txt", ["no", "yes"])}
-    initialize_from(source, classes)
-    assert classes["ctc_lin"].weight.unique().tolist() == [value]
-
-
 def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", parts(7.0))
     cnn = nn.Linear(2, 3)
@@ -135,3 +101,52 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="has none"):
         initialize_from(tmp_path, parts(1.0))
+
+
+def letters(folder: Path, text: str) -> Tokenizer:
+    return ensure_tokenizer(
+        model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: [text]
+    )
+
+
+@pytest.mark.parametrize("text", ["aab", "bba", "aac"])
+def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text: str) -> None:
+    """Characters have their ids by how often they occur, so that one corpus has others."""
+    names = ("CNN", "ctc_lin")
+    there, here = ({"CNN": nn.Linear(2, 3), "ctc_lin": nn.Linear(3, 6)} for _ in range(2))
+    there["model"] = nn.ModuleList(there[name] for name in names)
+    here["model"] = nn.ModuleList(here[name] for name in names)
+    source = write_bundle(tmp_path / "source", there)
+    (source / "config.json").write_text(json.dumps({"model": names}))
+    letters(source, "aab")
+    before = here["ctc_lin"].weight.detach().clone()
+    done = initialize_from(source, {**here, "tokenizer": letters(tmp_path, text)})
+    if text == "aab":
+        assert not done.new
+        return
+    assert done.new == tuple(
+        f"ctc_lin.{each} (of other labels there)" for each in ("weight", "bias")
+    )
+    assert done.loaded == ("CNN.weight", "CNN.bias")
+    assert torch.equal(before, here["ctc_lin"].weight)
+
+
+@pytest.mark.parametrize("told", ["labels.txt", "config.json", "nowhere"])
+def test_classes_of_other_names_make_a_new_head(tmp_path: Path, told: str) -> None:
+    made = {"label_lin": nn.Linear(3, 2)}
+    source = write_bundle(tmp_path / "source", {"model": nn.ModuleList(made.values())})
+    described: dict[str, Any] = {"model": list(made)}
+    if told == "labels.txt":
+        ensure_labels(source / told, ["left", "right"])
+    elif told == "config.json":
+        described["labels"] = ["left", "right"]
+    (source / "config.json").write_text(json.dumps(described))
+    for names, fits in ((["left", "right"], told != "nowhere"), (["down", "up"], False)):
+        ours = {"label_lin": nn.Linear(3, 2), "other": nn.Linear(1, 1)}
+        ours["model"] = nn.ModuleList([ours["label_lin"]])
+        ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
+        if fits:
+            assert len(initialize_from(source, ours).loaded) == 2
+        else:
+            with pytest.raises(SbkitError, match="none fits"):
+                initialize_from(source, ours)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing, to_json, write_text_atomically
+from sbkit.base.memory import available_memory
 from sbkit.check.cost.probe import (
     measure_evaluation_memory,
     measure_step_memory,
@@ -253,10 +253,7 @@ def free_memory(planned: PlannedRun) -> int | None:
         return None
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    file = Path("/proc/meminfo")
-    lines = file.read_text().splitlines() if file.exists() and device.type == "cpu" else []
-    free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return free[0] if free else None
+    return available_memory() if device.type == "cpu" else None
 
 
 def _megabytes(count: int) -> str:

@@ -10,9 +10,11 @@ from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
+from sbkit.checkpoint.integrity import listed_checksums
+from sbkit.inference.bundle import WEIGHTS
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
 from sbkit.inference.formats.traced import Source, quietly, shortest
-from sbkit.inference.onnx_runtime import FILES, OnnxModel
+from sbkit.inference.onnx_runtime import FILES, MADE_OF, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
@@ -26,6 +28,7 @@ def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
         "min_samples": shortest(program),
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.require_asr().vocabulary.blank,
+        MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
     }
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
     save_onnx(model, folder / FILES["fp32"], metadata)
