@@ -38,7 +38,8 @@ from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel
 from tests.inference.bundles import ROOT, make_run
-from tools.bench_transcribe import SIDES
+from tools import bench_transcribe
+from tools.bench_transcribe import BASE, SIDES
 
 pytestmark = pytest.mark.slow
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
@@ -187,26 +188,37 @@ def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: 
     assert [each.split() for each in words] == [text.split() for text in expected]
 
 
-def test_all_of_them_are_timed_in_turns(
-    folder: Path, asterisk_english: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def data(asterisk_english: Path, tmp_path: Path) -> Path:
+    """A table of eight clips."""
     (tmp_path / "clips").symlink_to(asterisk_english / "clips")
     lines = (asterisk_english / "test.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "test.tsv").write_text("".join(lines[:9]))
-    command = [sys.executable, "-m", "tools.bench_transcribe", folder]
-    done = subprocess.run(
-        [*command, tmp_path / "test.tsv", "--rounds=1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 * len(SIDES)
-    for name, line in zip(SIDES, lines[len(SIDES) :], strict=True):
-        assert re.fullmatch(rf"{name} +\d+ RTFx +\d+\.\d\d x .* \d+ of 8 clips .*", line)
-        assert name == "onnx-int8" or ", 0 of 8 clips with other words" in line
+    return tmp_path / "test.tsv"
+
+
+def test_sides_are_timed_in_turns(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of them, each a process of its own."""
+    sides = ("torch", BASE)
+    monkeypatch.setattr(bench_transcribe, "SIDES", sides)
+    monkeypatch.setattr(sys, "argv", ["bench", str(folder), str(data), "--rounds=1"])
+    bench_transcribe.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == [f"round 1 {name}" for name in sides]
+    for name, line in zip(sides, lines[2:], strict=True):
+        figures = rf"{name} +\d+ RTFx +\d+\.\d\d x .* 0 of 8 clips with other words"
+        assert re.fullmatch(figures, line)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_every_side_that_is_timed_hears_the_same_words(name: str, folder: Path, data: Path) -> None:
+    clips, expected = bench_transcribe.read_clips(folder, data)
+    heard = bench_transcribe.MAKERS[name](folder)(clips)
+    assert len(heard) == 8
+    same = [one.split() == two.split() for one, two in zip(heard, expected, strict=True)]
+    assert all(same) or name == "onnx-int8"
 
 
 def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
