@@ -71,7 +71,8 @@ class AddNoise(nn.Module):
                 "`snr_db` of AddNoise must be the lowest and the highest ratio in decibels, such "
                 f"as [5, 20], but is {list(snr_db)}. Correct it."
             )
-        self.files = audio_files(folder)
+        found = audio_files(folder)
+        self.files, self.found = take_evenly(found), len(found)
         self.low, self.high = map(float, snr_db)
         self.prob, self.sample_rate = prob, sample_rate
 
@@ -106,7 +107,8 @@ class AddReverb(nn.Module):
     def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         _check_prob("AddReverb", prob)
-        self.files = audio_files(folder)
+        found = audio_files(folder)
+        self.files, self.found = take_evenly(found), len(found)
         self.prob, self.sample_rate = prob, sample_rate
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,10 +131,7 @@ class AddReverb(nn.Module):
 
 
 def audio_files(folder: str) -> tuple[Path, ...]:
-    """Return the audio files below a folder, in order; of more than MOST_FILES, that many, evenly.
-
-    Raises SbkitError where there are none.
-    """
+    """Return the audio files below a folder, in order; raise SbkitError where there are none."""
     path = Path(folder)
     found = tuple(sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES))
     if not found:
@@ -141,9 +140,14 @@ def audio_files(folder: str) -> tuple[Path, ...]:
             "The folder of noises or rooms must hold audio files "
             f"({', '.join(SUFFIXES[:6])} ...), but {folder} {came}. Correct `folder`."
         )
-    if len(found) <= MOST_FILES:
-        return found
-    return tuple(found[place * len(found) // MOST_FILES] for place in range(MOST_FILES))
+    return found
+
+
+def take_evenly(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return all files, or MOST_FILES of more, evenly; `sbkit check` names how many were found."""
+    if len(files) <= MOST_FILES:
+        return files
+    return tuple(files[place * len(files) // MOST_FILES] for place in range(MOST_FILES))
 
 
 @lru_cache(maxsize=8)

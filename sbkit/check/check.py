@@ -9,6 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost.prediction import check_cost, write_prediction
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
+from sbkit.check.data.noises import check_noises
 from sbkit.check.data.speech import check_columns, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
@@ -44,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     check_causality,
     check_columns,
     check_speech,
+    check_noises,
     check_unread,
     check_unused,
     check_cost,

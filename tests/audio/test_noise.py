@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio import noise
 from sbkit.audio.augment import Compose
-from sbkit.audio.noise import AddNoise, AddReverb, audio_files
+from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.base.errors import SbkitError
 
 
@@ -114,9 +114,11 @@ def test_of_a_large_folder_files_are_taken_evenly(
     for number in range(7):
         (tmp_path / f"{number}.wav").touch()
     monkeypatch.setattr(noise, "MOST_FILES", 3)
-    assert [file.stem for file in audio_files(str(tmp_path))] == ["0", "2", "4"]
+    for part in (AddNoise(folder=str(tmp_path)), AddReverb(folder=str(tmp_path))):
+        assert [file.stem for file in part.files] == ["0", "2", "4"]
+        assert part.found == 7
     monkeypatch.setattr(noise, "MOST_FILES", 7)
-    assert len(audio_files(str(tmp_path))) == 7
+    assert len(AddNoise(folder=str(tmp_path)).files) == 7
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path, noises: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
+from sbkit.check.data.noises import check_noises
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, Expected, Mutation
@@ -17,6 +18,7 @@ from tests.runs import rows_of
 
 Row = dict[str, str]
 LETTERS = f"{ascii_lowercase} '"
+NOISE = "wave_augment: !new:sbkit.audio.noise.AddNoise\n    folder: !ref <data_folder>/noises\n"
 
 
 # -- edits of a release ------------------------------------------------------------------------
@@ -39,6 +41,12 @@ def sentence(split: str, change: Callable[[str], str]) -> Edit:
 
 def longer(times: int) -> Callable[[str], str]:
     return lambda text: " ".join([text] * times)
+
+
+def with_noises(release: Path) -> None:
+    (release / "noises").mkdir()
+    for number in range(1801):
+        (release / "noises" / f"{number}.wav").touch()
 
 
 def with_unseen_letter(release: Path) -> None:
@@ -331,5 +339,12 @@ MUTATIONS = [
         options=("--max_seconds=6",),
         release=audio("dev", lambda samples: np.tile(samples, 7)),
         expected=(Expected("data", "max_seconds", ("1 of 4 in dev",), stops=False),),
+    ),
+    Mutation(
+        name="a folder of more noises than are taken",
+        text=(("spec_augment: !new", f"{NOISE}spec_augment: !new"),),
+        release=with_noises,
+        checks=(check_noises,),
+        expected=(Expected("noises", "wave_augment", ("1,801", "1,800 are taken"), stops=False),),
     ),
 ]
