@@ -198,6 +198,9 @@ def test_what_has_no_label_is_left_out_and_said(
     run = tmp_path / "run"
     assert train_here(tmp_path / "release", run) == 0
     assert "1 of 12 rows in train" in capsys.readouterr().out
+    left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[0] for line in left_out] == [*COUNTS]
+    assert all(line.endswith("\tno label\tpace is empty") for line in left_out)
     assert (run / "labels.txt").read_text() == "quick\nslow\n"
     assert read_json(run / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"] - 1
     command = ["score", str(run), str(tmp_path / "release/test.tsv"), "--label", "pace"]
