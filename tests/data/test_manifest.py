@@ -93,6 +93,7 @@ def test_a_bad_row_is_noted_and_the_others_stay(
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
+    "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "at least one clip"),
     "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
     "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "age comes twice. Rename"),
