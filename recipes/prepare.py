@@ -1,10 +1,12 @@
 """From the knobs to prepared splits, for every recipe: corpus -> manifests -> datasets."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ from datasets import Dataset, concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
-from sbkit.data.columns import filled_rows, take_columns
+from sbkit.data.columns import filled_rows, sample_counts, take_columns
 from sbkit.data.corpus import read_listed
 from sbkit.data.manifest import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
-from sbkit.data.splits import Excluded, Splits, within_limits
+from sbkit.data.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
 from sbkit.text.languages import check_language
 from sbkit.text.normalize import normalize
@@ -98,6 +102,23 @@ def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
                     f"({', '.join(islice(known, 10))}), but {split[row]['id']} of {name} has "
                     f"{label!r}. Correct it, or take it out."
                 )
+
+
+def tell_data(splits: Splits, knobs: Knobs) -> None:
+    """Print how much every split holds, and list what is left out in the run folder; rank 0 does.
+
+    Each recipe's `make_loaders` calls it, when nothing more is left out.
+    """
+    if rank() > 0:
+        return
+    for name, split in splits.named().items():
+        minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
+        say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
+    listing = Path(knobs["output_folder"]) / "left_out.tsv"
+    excluded = [*splits.excluded, *splits.out_of_range]
+    write_excluded(listing, excluded)
+    for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
+        say(f"{name}: {count} left out, {reason} (listed in {listing})")
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:

@@ -1,6 +1,5 @@
 """The data of speech recognition: from a corpus to loaders, by way of stores and tokenizer."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
-from sbkit.base.units import samples_to_seconds
+from recipes.prepare import tell_data
 from sbkit.data.batch import TextCollate
-from sbkit.data.columns import sample_counts, take_columns
+from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Excluded, Splits, write_excluded
+from sbkit.data.splits import Excluded, Splits
 from sbkit.data.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -49,8 +48,9 @@ def make_asr_loaders(
         hparams["compute_features"], hparams["CNN"], hparams["sample_rate"]
     )
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
+    tell_data(splits, hparams)
     if rank() == 0:
-        _tell(splits, tokenizer, subsampling, hparams)
+        _tell(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -76,21 +76,11 @@ def leave_out_impossible(
     return replace(splits, train=splits.train.select(kept), excluded=[*splits.excluded, *left_out])
 
 
-def _tell(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Striding, hparams: Mapping[str, Any]
-) -> None:
-    for name, split in splits.named().items():
-        minutes = samples_to_seconds(int(sample_counts(split).sum()), hparams["sample_rate"]) / 60
-        say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
-    listing = Path(hparams["output_folder"]) / "left_out.tsv"
-    excluded = [*splits.excluded, *splits.out_of_range]
-    say(describe_normalizer(hparams["language"]))
+def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Striding, language: str) -> None:
+    say(describe_normalizer(language))
     sentences = take_columns(splits.train, "sentence")["sentence"].to_pylist()
-    if dropped := describe_dropped(sentences, hparams["language"]):
+    if dropped := describe_dropped(sentences, language):
         say(f"note: in train, {dropped}.")
-    write_excluded(listing, excluded)
-    for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
-        say(f"{name}: {count} left out, {reason} (listed in {listing})")
     for name, split in splits.evaluated().items():
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
-from recipes.prepare import prepare_labelled
+from recipes.prepare import prepare_labelled, tell_data
 from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
@@ -25,11 +25,10 @@ def prepare_labels(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
 def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split; a label that training never shows is refused at once."""
-    rate, column = hparams["sample_rate"], hparams["label"]
-    for split in splits.evaluated().values():
-        labels.require(split[column][:], of=split["id"][:])
-    by_label = partial(collate, labels=labels, column=column, sample_rate=rate)
+    """Plan the batches of every split."""
+    tell_data(splits, hparams)
+    rate = hparams["sample_rate"]
+    by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
     return make_loaders(splits, hparams, collate=by_label, placement=placement)
 
 

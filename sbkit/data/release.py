@@ -122,7 +122,7 @@ def _read_row(
     if isinstance(row, BadRow):
         return row
     where = f"line {row.line}"
-    path = clips.locate(row.fields[path_column])
+    path = clips.locate(row.fields.get(path_column, ""))  # JSON Lines may lack it
     if isinstance(path, tuple):
         return BadRow(where, *path)
     columns = open_columns(row.fields, (path_column, text_column))

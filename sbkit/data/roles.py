@@ -38,7 +38,7 @@ def resolve_splits(
         _refuse_unknown(role, splits, available)
         if "train" in splits and role != "train":
             raise SbkitError(
-                f"A split called train must be trained on, as a run calls what it trains on so, "
+                "A split called train must be trained on, since a run calls its training set so, "
                 f"but is in `splits.{role}`. Rename it, or choose another split."
             )
     _refuse_overlap(roles)

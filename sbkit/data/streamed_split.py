@@ -39,24 +39,20 @@ class StreamedSplit:
         """Return a unit for each file; audio that files hold is put into ``scratch`` for a moment.
 
         Raises:
-            SbkitError: the files differ in their columns, or one of them cannot be read.
+            SbkitError: a file is not there. One that cannot be read, or lacks a column, is refused
+                when it is its turn.
         """
-        first = self._columns(self.files[0])
-        return [self._unit(file, first, options, scratch) for file in self.files]
+        return [self._unit(file, options, scratch) for file in self.files]
 
-    def _unit(
-        self, file: str, columns: tuple[str, ...], options: ShardOptions, scratch: Path
-    ) -> Unit:
+    def _unit(self, file: str, options: ShardOptions, scratch: Path) -> Unit:
         def rows(start: int) -> Iterator[Row | BadRow]:
-            if here := sorted({*columns} ^ {*self._columns(file)}):
-                raise SbkitError(
-                    f"All files of a split must have the same columns, but {self.files[0]} and "
-                    f"{file} differ in {', '.join(here)}. Give all of them the same, and prepare "
-                    "again; shards of what did not change stay."
-                )
+            with _reading(file):
+                columns = tuple(next(iter(_open(file)), {}))
+            if not columns:  # a file without rows, as Spark writes them
+                return
             shuffled = _open(file).shuffle(seed=options.seed, buffer_size=SHUFFLED)
             content = _rows(file, shuffled.skip(start), self.path_column, scratch)
-            table = Table(_parent(file) / "rows", columns, content)
+            table = Table(Path(file), columns, content)
             for row in read_rows(table, self.path_column, self.text_column):
                 yield with_language(row, self.language)
 
@@ -64,10 +60,6 @@ class StreamedSplit:
             system, path = fsspec.url_to_fs(file)
             state = system.ukey(path)
         return Unit(options.key(file, state), rows, cut=True)
-
-    def _columns(self, file: str) -> tuple[str, ...]:
-        with _reading(file):
-            return tuple(next(iter(_open(file)), {}))
 
 
 def streamed_files(source: str) -> list[str]:
@@ -120,10 +112,6 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
     place.parent.mkdir()
     place.write_bytes(content)
     return str(place)
-
-
-def _parent(file: str) -> Path:
-    return Path("/") if "://" in file else Path(file).parent
 
 
 def _open(file: str) -> datasets.IterableDataset:

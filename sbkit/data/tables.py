@@ -62,7 +62,7 @@ def read_table(file: Path) -> Table:
     first = _first_line(file)
     start = first.lstrip()[:1]
     if not start:
-        raise SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
+        raise _empty(file)
     if start == "[":
         raise SbkitError(
             f"{file} must be JSON Lines, one object on each line, but is a JSON list. Write each "
@@ -160,6 +160,10 @@ def _first_line(file: Path) -> str:
         return next((line for line in stream if line.strip()), "")
 
 
+def _empty(file: Path) -> SbkitError:
+    return SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
+
+
 def _wrong_encoding(file: Path, fault: str, name: str) -> str:
     return (
         f"{file} must be UTF-8 text, but {fault}. Save it as UTF-8: "
@@ -170,7 +174,10 @@ def _wrong_encoding(file: Path, fault: str, name: str) -> str:
 def _read_delimited(file: Path, first: str) -> Table:
     delimiter = max(DELIMITERS, key=lambda each: (each == "\t" in first, first.count(each)))
     lines = _split_lines(file, delimiter)
-    header = _read_header(file, next(lines)[1])
+    first_row = next(lines, None)
+    if first_row is None:  # nothing but delimiters
+        raise _empty(file)
+    header = _read_header(file, first_row[1])
     rows = (_read_row(header, line, row) for line, row in lines)
     return Table(file, tuple(name for name in header if name), rows)
 

@@ -229,7 +229,7 @@ def take_enough(heard: Iterable[Heard]) -> list[Heard]:
     """Keep utterances evenly over the set, of at most ``ENOUGH`` tokens together.
 
     Of a set that has more, every second one is kept, or every fourth and so on: the others are
-    dropped as they come. The log-probabilities of 20 hours by 5,000 tokens are 36 GB.
+    dropped as they come. The log-probabilities of 4,000 clips of 4 s by 1,000 tokens take 1.6 GB.
     """
     kept, counts, stride = list[Heard](), list[int](), 1
     for number, each in enumerate(heard):

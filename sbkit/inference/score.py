@@ -256,13 +256,12 @@ def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Man
     is_release = source.suffix == ".tsv" and (source.parent / "clips").is_dir()
     if is_release and not has_text:
         has_text = not {*TEXT_COLUMNS}.isdisjoint(map(str.lower, read_table(source).columns))
-    path_column = wanted.path_column
     text_column: str | Literal[False] | None = wanted.text_column if has_text else False
     if is_release:
-        knobs = {"path_column": path_column, "text_column": text_column}
+        knobs = {"path_column": wanted.path_column, "text_column": text_column}
         return read_release(source, language, knobs)
     return read_manifests(
-        [source], path_column=path_column, text_column=text_column, language=language
+        [source], path_column=wanted.path_column, text_column=text_column, language=language
     )
 
 

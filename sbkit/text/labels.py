@@ -54,15 +54,6 @@ class ClassLabels:
             )
         return self._ids[name]
 
-    def require(self, names: Iterable[str], *, of: Iterable[str]) -> None:
-        """Refuse names that are no classes, before time is spent on a training with them.
-
-        Raises:
-            SbkitError: no utterance of the training set has one of them.
-        """
-        for name, utterance in zip(names, of, strict=True):
-            self.encode(name, of=utterance)
-
 
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder has them; refuse others.

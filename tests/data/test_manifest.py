@@ -91,8 +91,16 @@ def test_a_bad_row_is_noted_and_the_others_stay(
     assert manifest.bad_rows == (BadRow("line 3", reason, detail),)
 
 
+def test_an_object_without_a_path_is_a_bad_row(tmp_path: Path) -> None:
+    rows = '{"path": "a.mp3", "sentence": "yes"}\n{"sentence": "no"}\n'
+    manifest = read_manifest(write(tmp_path, rows))
+    assert [clip.id for clip in manifest.clips] == ["a"]
+    assert manifest.bad_rows == (BadRow("line 2", "no path", "the field path is empty"),)
+
+
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
+    "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "at least one clip"),
     "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
     "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "age comes twice. Rename"),

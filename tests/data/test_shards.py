@@ -554,9 +554,21 @@ def test_a_full_disk_keeps_the_shards_that_are_finished(clips: list[Clip], tmp_p
     assert len(train_of(str(folder))) == 25
 
 
-def test_parts_of_a_stream_with_other_columns_are_refused(tmp_path: Path, place: str) -> None:
+def test_parts_of_a_stream_may_have_other_columns_but_need_those_that_are_read(
+    tmp_path: Path, place: str
+) -> None:
     write_stream(tmp_path / "stream")
-    other = datasets.Dataset.from_list([{"audio": {"bytes": wav(1), "path": "1.wav"}, "text": "a"}])
-    other.to_parquet(tmp_path / "stream" / "part2.parquet")
-    with pytest.raises(SbkitError, match=r"part0.parquet and .*part2.parquet differ in speaker"):
-        write_streamed(place, tmp_path / "stream")
+    row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part2.parquet")
+    none = datasets.Dataset.from_list([row]).select([])
+    none.to_parquet(tmp_path / "stream" / "part3.parquet")
+    assert write_streamed(place, tmp_path / "stream") is not None
+    clips = corpus_of(knobs(place)).read(knobs(place), "train").clips
+    columns = {clip.id: {**clip.columns} for clip in clips}
+    assert len(columns) == 21
+    assert columns["other"] == {"mood": "calm", "language": "en"}
+    assert columns["0"] == {"speaker": "ann", "language": "en"}
+    del row["text"]
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "stream" / "part4.parquet")
+    with pytest.raises(SbkitError, match=r"part4.parquet must name one of the columns sentence"):
+        write_streamed(f"{place}-more", tmp_path / "stream")

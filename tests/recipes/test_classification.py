@@ -176,18 +176,6 @@ def test_what_cannot_be_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_a_label_of_the_test_that_training_never_shows_is_refused_before_it(
-    release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(release, tmp_path / "release")
-    file = tmp_path / "release/test.tsv"
-    file.write_text(file.read_text().rstrip("\n").rpartition("\t")[0] + "\tsteady\n")
-    assert train_here(tmp_path / "release", tmp_path / "run", "--check=False") == BAD_INPUT
-    assert "has 'steady'" in capsys.readouterr().err
-    assert not (tmp_path / "run/train_log.jsonl").exists()
-
-
-@pytest.mark.slow
 def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -209,6 +197,9 @@ def test_what_has_no_label_is_left_out_and_said(
     run = tmp_path / "run"
     assert train_here(tmp_path / "release", run) == 0
     assert "1 of 12 rows in train" in capsys.readouterr().out
+    left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[0] for line in left_out] == [*COUNTS]
+    assert all(line.endswith("\tno label\tpace is empty") for line in left_out)
     assert (run / "labels.txt").read_text() == "quick\nslow\n"
     assert read_json(run / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"] - 1
     command = ["score", str(run), str(tmp_path / "release/test.tsv"), "--label", "pace"]
