@@ -52,7 +52,7 @@ def read_hotwords(named: str) -> Iterator[str]:
 
 
 def _read_list(named: str) -> list[str]:
-    if not _is_file(named):
+    if not _is_there(named):
         if Path(named).suffix in SUFFIXES and "," not in named:
             raise SbkitError(
                 "`--hotwords` must be a file that is there, or phrases with commas between them, "
@@ -70,10 +70,11 @@ def _read_list(named: str) -> list[str]:
     return text.split("\n")
 
 
-def _is_file(named: str) -> bool:
+def _is_there(named: str) -> bool:
+    """Check whether it names a file, or a pipe, which is refused; a folder's name may be a word."""
     try:
-        return Path(named).is_file()
-    except OSError:  # a list that is too long for a name
+        return Path(named).exists() and not Path(named).is_dir()
+    except (OSError, ValueError):  # a list that is no name, as it is too long for one
         return False
 
 

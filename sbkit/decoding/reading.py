@@ -57,15 +57,20 @@ class Reading:
         times: whether its words have times, which count from the begin of its audio.
 
         Raises:
-            SbkitError: a process ended.
+            SbkitError: a process ended, or another thread called `close`.
         """
         self._frames += sum(len(clip.log_probs) for clip in clips)
         if self._count < 2 or self._frames < MANY_FRAMES or not self._is_slow():
             return [_attempt(self.reader, clip, times) for clip in clips]
-        from loky.process_executor import BrokenProcessPool
+        from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
         try:
             return list(self._started().map(_read, clips, [times] * len(clips)))
+        except ShutdownExecutorError as error:
+            raise SbkitError(
+                "Clips must be decoded before what decodes them is closed, but it was closed "
+                "meanwhile. Close it once all threads are done."
+            ) from error
         except BrokenProcessPool as error:
             self.close()
             raise SbkitError(

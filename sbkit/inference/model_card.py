@@ -1,4 +1,4 @@
-"""The card of a bundle, README.md: what the model is, of what, how good, and who may use it.
+"""The card of a bundle, README.md: what the model is, its data, its results and its licence.
 
 Its head is YAML as model hubs read it. All is taken from what training wrote into the run folder;
 what is not known there is said to be unknown.

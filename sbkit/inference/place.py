@@ -127,7 +127,7 @@ def _what_is_wrong(out: Path) -> str | None:
 
 
 def _clear(out: Path) -> None:
-    """Restore or remove what a killed export left here; raises SbkitError over a living one."""
+    """Restore or remove what a killed export left; raises SbkitError while another one writes."""
     pattern = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{12}}\.(new|old)")
     there = list(out.parent.iterdir()) if out.parent.is_dir() else []
     for each in sorted(there, key=lambda each: each.suffix):  # ".new" first: its lock may refuse

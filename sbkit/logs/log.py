@@ -62,7 +62,7 @@ _unsaid: list[object] = []  # who asked for quiet
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Say nothing of what is done only to be looked at."""
+    """Keep `say` silent meanwhile, as `sbkit check` does with the steps of a run that it tries."""
     _unsaid.append(None)
     try:
         yield

@@ -145,7 +145,7 @@ def _all_have(metric: str, runs: Sequence[RunResults], names: Sequence[str]) -> 
 def _section(
     name: str, runs: Sequence[RunResults], clips: Clips, known: Known | None, *, share: int
 ) -> tuple[Section, list[dict[str, Any]]]:
-    """Return what is shown of a test set, which has a ``share``-th of the room, and its rows."""
+    """Return what is shown of a test set, and its rows, in a ``share``-th of the page's bytes."""
     utterances = compare_utterances([each.utterances[name] for each in runs])
     ordered = choose(utterances)
     sizes = row_sizes(ordered)

@@ -1,5 +1,6 @@
 """A decoder's weights are chosen on what was heard, its models kept and refused with a reason."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -322,3 +323,8 @@ def test_a_list_is_a_file_or_words_with_commas(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SbkitError, match="must be a UTF-8 text with a phrase on each line"):
         list(read_hotwords(str(file)))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SbkitError, match="pipe is a pipe. Put the file itself there"):
+        list(read_hotwords(str(tmp_path / "pipe")))
+    assert list(read_hotwords(str(tmp_path))) == [str(tmp_path)]
+    assert list(read_hotwords("a\0b")) == ["a\0b"]

@@ -5,6 +5,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,19 @@ def test_a_process_that_is_killed_is_said(reader: ClipReader, several: None) -> 
             many.read(clips, times=True)
     assert len(many.read(clips, times=True)) == len(TEXTS)
     many.close()
+
+
+def test_closing_it_meanwhile_is_said(reader: ClipReader, several: None) -> None:
+    many, clips = Reading(reader, processes=2), clips_of(reader)
+    many.read(clips, times=True)
+    assert many._processes is not None
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(many.read, clips * 1000, times=True)
+        while len(many._processes._pending_work_items) < 1000:
+            time.sleep(0.01)
+        many.close()
+        with pytest.raises(SbkitError, match="but it was closed meanwhile"):
+            waiting.result()
 
 
 NEVER_CLOSED = """

@@ -254,7 +254,7 @@ def test_a_classifier_names_a_label_and_its_probability(
     assert "must give probabilities, but gives NaN" in str(next(classify_files(tmp_path, files)))
 
 
-def test_the_features_have_no_weights_to_compare_with(bundle: Path) -> None:
+def test_a_bundle_names_the_class_of_its_features(bundle: Path) -> None:
     assert json.loads((bundle / "config.json").read_text())["parts"]["compute_features"]["new"] == (
         f"{Fbank.__module__}.{Fbank.__qualname__}"
     )

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import draw_curves
+from sbkit.logs.curves import draw_curves, run_panels
 from sbkit.logs.log import EpochFigures, Figures, FinalFigures, StepFigures
 from sbkit.logs.metric import Metric
 
@@ -86,6 +86,18 @@ def test_panels(
     assert drawn["Loss by epoch"] == by_epoch
     assert drawn["Metrics"] == error_rates
     assert _size(tmp_path / "curves.png") == (1440, 960)
+
+
+def test_the_running_mean_of_a_long_run_has_few_points() -> None:
+    records = [
+        {"kind": "step", "step": step, "epoch": 1, "loss": float(step % 2)}
+        for step in range(100_000)
+    ]
+    raw, mean = run_panels(records, METRICS)[0].curves
+    assert len(raw.ys) == 100_000
+    assert 250 < len(mean.ys) < 350
+    assert mean.ys == pytest.approx([0.5] * len(mean.ys), abs=1e-3)
+    assert mean.xs[0] == 100_000 // 30 // 2
 
 
 def test_a_run_without_a_log_gets_an_empty_picture(tmp_path: Path) -> None:
