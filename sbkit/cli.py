@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    check = commands.add_parser("check", help="prove a run before paying for it")
+    # A key of the YAML may begin like an option.
+    check = commands.add_parser("check", help="check a run before it starts", allow_abbrev=False)
     check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
@@ -93,7 +94,9 @@ def _add_export(commands: Any) -> None:
 
 def _add_prepare(commands: Any) -> None:
     prepare = commands.add_parser(
-        "prepare", help="decode the data of a run; any number of processes may share the work"
+        "prepare",
+        help="decode the data of a run; any number of processes may share the work",
+        allow_abbrev=False,
     )
     prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")

@@ -214,5 +214,5 @@ def start_weights(run: Run) -> None:
     """Load what fits of `init_from`, unless the run has weights of its own."""
     source = run.knobs.get("init_from")
     if source and newest_described(run.folder / CHECKPOINTS) is None:
-        for line in initialize_from(Path(source), run.hparams).lines():
+        for line in initialize_from(Path(str(source)), run.hparams).lines():
             say(line)

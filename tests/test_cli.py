@@ -69,6 +69,22 @@ def test_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
+def test_a_key_of_the_yaml_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    module = ModuleType("sbkit.check.command")
+    monkeypatch.setattr(
+        module,
+        "check_file",
+        lambda *given, **options: asked.append((given, options)),
+        raising=False,
+    )
+    monkeypatch.setitem(sys.modules, "sbkit.check.command", module)
+    run(["check", "own.yaml", "--s=5", "--json", "--tar=x"])
+    ((given, options),) = asked
+    assert given == (Path("own.yaml"), ["--s=5", "--tar=x"])
+    assert (options["as_json"], options["strict"], options["target"]) == (True, False, None)
+
+
 def test_export_hands_over_both_folders_and_the_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

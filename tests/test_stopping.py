@@ -44,8 +44,8 @@ def whole(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run
 
 
-def train(workplace: Workplace, run: Path) -> int:
-    return workplace.train_here(run, f"--number_of_epochs={EPOCHS}", "--check=false")
+def train(workplace: Workplace, run: Path, *more: str) -> int:
+    return workplace.train_here(run, f"--number_of_epochs={EPOCHS}", "--check=false", *more)
 
 
 @contextmanager
@@ -114,6 +114,19 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(
     assert train(workplace, tmp_path) == 0
     assert_same_run(tmp_path, whole)
     assert (tmp_path / "train.log").read_text().startswith(log)
+
+
+@pytest.mark.parametrize("accumulations", [(1, 2), (3, 1)])
+def test_a_run_goes_on_at_the_same_step_with_another_accumulation(
+    accumulations: tuple[int, int], workplace: Workplace, whole: Path, tmp_path: Path
+) -> None:
+    first, second = (f"--grad_accumulation_factor={each}" for each in accumulations)
+    with signalled(signal.SIGTERM, hook="on_fit_batch_end", at_step=7):  # within an epoch
+        assert train(workplace, tmp_path, first) == ASKED_TO_STOP
+    assert train(workplace, tmp_path, second) == 0
+    ended = [[each["step"], each["epoch"]] for each in trace(tmp_path) if each["kind"] == "step"]
+    wanted = [[each["step"], each["epoch"]] for each in trace(whole) if each["kind"] == "step"]
+    assert ended == wanted
 
 
 def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
     """Refuse, as training does, an `init_from` that has no weights of the model."""
     source, folder = planned.knobs.get("init_from"), planned.run_folder
     if source and (folder is None or newest_described(folder / CHECKPOINTS) is None):
-        initialize_from(Path(source), planned.hparams)
+        initialize_from(Path(str(source)), planned.hparams)
     return ()
 
 

@@ -38,13 +38,14 @@ MAY_CHANGE = frozenset(
         # where and how fast it is computed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
+        *("compile", "compile_module_keys"),
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
         # how what was learned is decoded
         *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
         *("attention_decoding", "decoder_type"),
         # what is watched, logged, saved and averaged
-        *("check", "log_every", "report_by", "stall_seconds", "nonfinite_patience"),
+        *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
         *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
         # the size of the steps to come: what one lowers when a run diverges; the change is said

@@ -47,7 +47,7 @@ AT_LEAST_ONE = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
 NOT_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 RANGES = {  # of what every run has; a class declares those of its arguments as `RANGES`, too
-    "seed": Range(low=0, whole=True, advice="Pass any other."),
+    "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any other."),
     "shuffle_shards": Range(low=1, whole=True, advice="Pass 1 to shuffle within each shard."),
     "num_workers": Range(low=0, whole=True, advice="Pass 0 to read in the training process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),

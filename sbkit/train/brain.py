@@ -84,6 +84,7 @@ class Brain(StepBrain):
         profiles = folder is not None and rank() == 0 and self._declared("profile", False)
         self._profile = Profile(folder, self.device) if folder and profiles else None
         self.resume_rng: State | None = None  # of the checkpoint, until it is set
+        self.saved_accumulation: int | None = None  # likewise
         self._steps_of_epoch = 0
         self._valid_set: Mapping[str, Any] = {}  # of the last fit
 
@@ -288,9 +289,13 @@ class Brain(StepBrain):
         self._is_planned = isinstance(sampler, TrainSampler)
         self._global_step.nonfinite.begin_epoch(sampler, epoch)
         if isinstance(sampler, TrainSampler):
+            if self.saved_accumulation is not None:  # other micro-batches of the same steps
+                steps = self.step // self.saved_accumulation
+                self.step = steps * self.grad_accumulation_factor
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
             self.train_sampler.set_epoch(epoch)
+        self.saved_accumulation = None
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
         rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]

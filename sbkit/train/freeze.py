@@ -4,6 +4,7 @@ A path begins with a key of the YAML and goes on as in PyTorch: `CNN`, `Transfor
 `Transformer.encoder.0.norm.weight`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,8 @@ def with_lr_scale(
     _refuse_other("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
     scale_of: dict[int, float] = {}
     for path, scale in sorted(scales.items(), key=lambda item: item[0].count(".")):
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale >= 0:
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not is_number or not 0 <= scale < math.inf:
             raise SbkitError(
                 f"`lr_scale` must give each path a number of at least 0, but gives {path} "
                 f"{scale!r}. Write 0.1 for a tenth of `lr`, and use `freeze` for none."

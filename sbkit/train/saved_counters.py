@@ -11,19 +11,21 @@ import yaml
 from sbkit.checkpoint.rng import check_count, check_number, check_random_state, random_state
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
+OF_RESUME = ("resume_rng", "saved_accumulation")
 MOST_STEPS = 10**9  # a thousand steps a second for eleven days
 
 
 def write_counters(brain: Any, file: Path) -> None:
     """Write where a run stands."""
     state = {name: getattr(brain, name) for name in COUNTERS}
+    state["accumulation"] = brain.grad_accumulation_factor
     state |= brain._training_metrics.state()
     state["random"] = random_state(brain.device)
     file.write_text(json.dumps(state))
 
 
 def read_counters(brain: Any, file: Path) -> None:
-    """Set a Brain to where a run stood; ``resume_rng`` is set when training goes on.
+    """Set a Brain to where a run stood; ``resume_rng`` takes effect when training goes on.
 
     Raises ValueError for what no run can have written.
     """
@@ -35,12 +37,13 @@ def read_counters(brain: Any, file: Path) -> None:
         setattr(brain, name, state.get(name, getattr(brain, name)))
     brain._training_metrics.restore(state)
     brain.resume_rng = state.get("random")
+    brain.saved_accumulation = state.get("accumulation")
 
 
 @contextmanager
 def counters_kept(brain: Any) -> Iterator[None]:
     """Keep the counters of the whole run while an earlier checkpoint is loaded."""
-    counters = {name: getattr(brain, name) for name in (*COUNTERS, "resume_rng")}
+    counters = {name: getattr(brain, name) for name in (*COUNTERS, *OF_RESUME)}
     sums = brain._training_metrics.state()
     yield
     for name, value in counters.items():
@@ -55,6 +58,10 @@ def check_brain_state(state: Any) -> None:
     for name in COUNTERS:
         if name in state:
             check_count(name, state[name], MOST_STEPS)
+    accumulation = state.get("accumulation", 1)
+    check_count("accumulation", accumulation, MOST_STEPS)
+    if accumulation == 0:
+        raise ValueError("`accumulation` is 0, of which no step is made")
     for name in ("so_far", "unread"):
         totals = state.get(name, {})
         if not isinstance(totals, Mapping):

@@ -22,7 +22,7 @@ from sbkit.checkpoint.rng import seed_step
 from sbkit.config.knobs import KnobAttributes
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.data.batch import Batch
-from sbkit.distributed.device import resolve
+from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.log import say
 from sbkit.train.accumulation import Accumulation
@@ -108,7 +108,9 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     ) -> None:
         options = declared_options(hparams, run_opts)
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
-        evaluation = resolve(placement.device.type, options.get("eval_precision", "fp32"))
+        eval_precision = options.get("eval_precision", "fp32")
+        check_precision(placement.device.type, eval_precision, key="eval_precision")
+        evaluation = Placement(placement.device, eval_precision)
         options["device"] = str(placement.device)
         declared = hparams or {}
         refuse_unmade(modules or {})

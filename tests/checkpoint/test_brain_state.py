@@ -43,6 +43,8 @@ def test_what_training_leaves_is_taken() -> None:
         lambda good: good.update(optimizer_step=10**9),
         lambda good: good.update(optimizer_step=1.5),
         lambda good: good.update(nonfinite_count=None),
+        lambda good: good.update(accumulation=0),
+        lambda good: good.update(accumulation="2"),
         lambda good: good.update(so_far=3),
         lambda good: good["so_far"].update(loss="much"),
         lambda good: good.update(train_seconds=[]),

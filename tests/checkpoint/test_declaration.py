@@ -22,6 +22,8 @@ language: en
 number_of_epochs: 4
 lr: 0.1
 hidden: 3
+compile: False
+profile: False
 CNN: !new:torch.nn.Linear
     in_features: 2
     out_features: !ref <hidden>
@@ -75,6 +77,11 @@ def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
     said = declare(tmp_path, number_of_epochs=9, lr=0.5).refuse_other(run)
     assert said is not None
     assert "number_of_epochs: 4 when it began, 9 now; lr: 0.1 when it began, 0.5 now" in said
+    said = declare(tmp_path, compile=True, profile=True).refuse_other(run)
+    assert said is not None
+    assert said.endswith(
+        "compile: false when it began, true now; profile: false when it began, true now."
+    )
 
 
 def test_a_rank_that_does_not_see_the_folder_of_the_first_is_refused(

@@ -25,7 +25,7 @@ REFUSED: list[tuple[str, object, str]] = [
     ("average_checkpoints", 0, "a whole number of at least 1, but is 0."),
     ("ckpt_interval_minutes", math.nan, "a number, but is nan."),
     ("num_workers", -1, "a whole number of at least 0, but is -1."),
-    ("seed", -1, "a whole number of at least 0, but is -1."),
+    ("seed", -1, "a whole number from 0 to 9.22337e+18, but is -1."),
 ]
 
 

@@ -97,7 +97,7 @@ def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
     assert with_lr_scale(SGD, {}, parts() | annealing) is SGD
 
 
-@pytest.mark.parametrize("scale", [-1, "fast", True, float("nan")])
+@pytest.mark.parametrize("scale", [-1, "fast", True, float("nan"), float("inf")])
 def test_a_scale_that_is_no_factor_is_refused(scale: Any) -> None:
     with pytest.raises(SbkitError, match="a number of at least 0"):
         with_lr_scale(SGD, {"CNN": scale}, parts())
