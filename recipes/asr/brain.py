@@ -16,6 +16,7 @@ from recipes.asr.confidence import fit_readers
 from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
 from sbkit.base.cores import usable_cores
+from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.attend import attend
@@ -35,6 +36,8 @@ from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
+
+ORDERS = ("word_lm_order", "token_lm_order")  # of the decoder's language models
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,12 @@ class AsrBrain(Brain):
             self.decoder = self.decoder.with_attention(None)  # it is not trained
         if self.decoder is not None:
             self.decoder.require_possible()
+        elif any(getattr(self.hparams, name, 0) for name in ORDERS):
+            raise SbkitError(
+                f"`{ORDERS[0]}` and `{ORDERS[1]}` must be those of a `decoder`, but the YAML has "
+                "none, so that greedy decoding uses no language model. Set both to 0, or add the "
+                "decoder."
+            )
         self._readings: dict[str, Reading] = {}  # by decoder, for a test
         self.by_words = separates_words(getattr(self.hparams, "language", "und"))
         self._stage = Stage.TRAIN
@@ -91,7 +100,7 @@ class AsrBrain(Brain):
         if stage is Stage.TRAIN and hasattr(self.hparams, "wave_augment"):
             audio, lengths = self.hparams.wave_augment(audio, lengths)
         features, frames = self.asr_model.features(audio, lengths)
-        if stage is Stage.TRAIN:
+        if stage is Stage.TRAIN and hasattr(self.hparams, "spec_augment"):
             features = self.hparams.spec_augment(features, frames)
         encoded = self.asr_model.run(
             features,

@@ -136,7 +136,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer.content
-        _tell_untuned(run, config)
+        _tell_untuned(run, config, has_decoder="decoder" in root)
     if decoder is not None:
         models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
         contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
@@ -144,12 +144,12 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     return contents, config
 
 
-def _tell_untuned(run: Path, config: Mapping[str, Any]) -> None:
+def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
     """Say what a recognizer lacks that is chosen when its training ends.
 
     Raises SbkitError for a tested run that would decode otherwise than it was tested.
     """
-    if config["decoder"] is None and (run / LANGUAGE_MODELS).exists():
+    if has_decoder and config["decoder"] is None and (run / LANGUAGE_MODELS).exists():
         if (run / SUMMARY).exists():
             raise SbkitError(
                 f"A run that was tested with language models must hold {DECODER_FILE}, but {run} "

@@ -20,13 +20,20 @@ def require_schedule(hparams: Mapping[str, Any]) -> None:
         return
     counts = hasattr(hparams.get("epoch_counter"), "limit")
     rate = isinstance(hparams.get("lr"), int | float)
-    if not (counts and rate and callable(schedule) and isinstance(schedule(0.0), int | float)):
+    if not (counts and rate and _gives_factor(schedule)):
         raise SbkitError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
             f"the number `lr`, beside an `epoch_counter`, but is a {type(schedule).__name__}. Take "
             "sbkit.train.schedule.WarmupCosine, or call a scheduler that the recipe steps by "
             "another name, such as `lr_annealing`."
         )
+
+
+def _gives_factor(schedule: Any) -> bool:
+    try:
+        return callable(schedule) and isinstance(schedule(0.0), int | float)
+    except Exception:  # a scheduler takes its optimizer, and fails on a number in any way
+        return False
 
 
 def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:

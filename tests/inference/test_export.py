@@ -201,6 +201,17 @@ def test_a_run_that_lost_a_file_is_no_other_model(
         export_run(copy, tmp_path / "bundle")
 
 
+def test_a_run_whose_yaml_has_no_decoder_is_greedy(tmp_path: Path) -> None:
+    text = (ROOT / "hparams" / "ctc.yaml").read_text()
+    begin, end = text.index("\ndecoder: "), text.index("\ncompute_features: ")
+    (tmp_path / "greedy.yaml").write_text(text[:begin] + text[end:])
+    run = make_run(tmp_path / "run", tmp_path / "greedy.yaml")
+    for name in (LANGUAGE_MODELS, "summary.json"):
+        (run / name).write_text("{}")
+    export_run(run, tmp_path / "bundle")
+    assert load_bundle(tmp_path / "bundle").decoder is None
+
+
 def test_a_run_without_confidences_says_so(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from sbkit.data.report import write_data_report
+from sbkit.logs.report import write_report
+from sbkit.text.wer import score
+from sbkit.text.word import Word
 from tests.browser import open_browser, require_quiet, visit
 from tests.data.test_report import make_splits
-from tests.logs.reports import HOSTILE, write_example
+from tests.logs.reports import HOSTILE, results, tone, write_example
 
 pytestmark = pytest.mark.browser
 
@@ -133,6 +136,35 @@ def test_two_runs_stand_side_by_side(browser: Any, tmp_path: Path) -> None:
     ]
     click(browser, "#table .open")
     wait(lambda: len(find(browser, ".lane")) == 2)
+    require_quiet(browser)
+
+
+def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downloads: Path) -> None:
+    """Two sentences with a space between them, which have times; no word is counted."""
+    words = (Word("今气", 0.2, 0.9), Word("好", 1.0, 1.5))
+    scored = [score("c", "今天 好", "今气 好", seconds=2.0, words=words, by_words=False)]
+    page = tmp_path / "report.html"
+    write_report(page, [results("a", scored)], clips=lambda *_: {"c": tone()})
+    visit(browser, page)
+    assert [each.text for each in find(browser, "#table .text")] == ["今天气 好"]
+    assert [each.text for each in find(browser, "#table .text del, #table .text ins")] == [
+        "天",
+        "气",
+    ]
+    assert not [each for each in find(browser, "th") if "ord" in each.text or "WER" in each.text]
+    before = {*downloads.iterdir()}
+    click(browser, "#csv")
+    (file,) = wait(lambda: {*downloads.glob("*.csv")} - before)
+    assert file.read_text("utf-8").splitlines() == [
+        "id,reference,hypothesis,character_errors,characters,seconds,speaker",
+        "c,今天 好,今气 好,1,4,2,",
+    ]
+    click(browser, "#table .open")
+    lane = wait(lambda: find(browser, ".lane button"))
+    assert [each.text for each in lane] == ["今气", "好"]
+    assert ["error" in str(each.get_attribute("class")) for each in lane] == [True, False]
+    click(browser, ".confusion[data-said=天]")
+    assert ids(browser) == ["c"]
     require_quiet(browser)
 
 

@@ -104,6 +104,7 @@ def make_brain(
     return LimitedBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        hparams={"stall_seconds": 0},  # which it says it has no folder for
         run_opts={"device": "cpu", "noprogressbar": True, **options},
     )
 

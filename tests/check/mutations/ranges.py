@@ -30,6 +30,20 @@ MUTATIONS = [
         expected=(Expected("ranges", "log_every", ("`log_every` must be a whole number", "is 0")),),
     ),
     Mutation(
+        name="a CTC head that nothing trains",
+        options=("--ctc_weight=0",),
+        expected=(Expected("ranges", "ctc_weight", ("from 0.01 to 1", "is 0")),),
+    ),
+    Mutation(
+        name="language models without a decoder",
+        options=("--word_lm_order=1",),
+        text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
+        expected=(
+            Expected("brain", "word_lm_order", ("those of a `decoder`", "has none")),
+            Expected("unused", "another_decoder"),
+        ),
+    ),
+    Mutation(
         name="an argument out of the range that its class declares",
         text=(("    time_masks: !ref <time_masks>\n", "    time_masks: -1\n"),),
         expected=(
