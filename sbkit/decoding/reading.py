@@ -67,6 +67,10 @@ class Reading:
 
         try:
             return list(self._started().map(_read, clips, [times] * len(clips)))
+        except OSError:  # there is no shared memory for their locks
+            self._count = 1
+            self.close()
+            return self.read(clips, times=times)
         except BrokenProcessPool as error:
             self.close()
             raise SbkitError(
