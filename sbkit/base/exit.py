@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import stat
 import sys
@@ -32,6 +33,7 @@ FIXES = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), "Check its disk"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
+LOST = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
 SHORTAGE = ("can't allocate memory", "can't start new thread", "failed to map segment")
 
 
@@ -74,6 +76,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
             code = _refuse(_of_a_place(error))
         elif _is_shortage(error):
             code = _refuse(_of_memory(error))
+        elif LOST.search(str(error)):
+            code = _refuse(_of_a_rank(error)) and FAILED
         else:
             raise
     sys.exit(code)
@@ -133,6 +137,14 @@ def _of_memory(error: Exception) -> SbkitError:
     return SbkitError(
         f"Memory and threads must suffice for this command, but the system refused some ({what}). "
         "Free memory or raise the limits (ulimit -v, ulimit -u), and give the same command again."
+    )
+
+
+def _of_a_rank(error: Exception) -> SbkitError:
+    what = str(error).partition("\n")[0][-100:]
+    return SbkitError(
+        f"All processes of a run must live as long as it does, but another one ended ({what}). The "
+        "same command goes on from the last checkpoint."
     )
 
 

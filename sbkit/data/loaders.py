@@ -1,18 +1,28 @@
 """The loaders of a run: planned batches of its training set, and every other split in order."""
 
+import multiprocessing
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from torch.utils.data import DataLoader
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import seconds_to_samples
 from sbkit.data.batch import make_loader
 from sbkit.data.columns import sample_counts, shard_numbers
 from sbkit.data.sampler import EvalSampler, TrainSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
+
+SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
+READ_AHEAD = 2  # batches of each worker, torch's default
 
 Loader = DataLoader[dict[str, Any]]
 
@@ -44,7 +54,12 @@ def make_loaders(
     It reads `batch_seconds`, `grad_accumulation_factor`, `eval_batch_seconds`, `num_workers`,
     `sample_rate`, `seed`, `shuffle_shards`, `concat_prob` and `speeds`; the last three may be
     absent.
+
+    Raises:
+        SbkitError: there is too little shared memory for as many workers.
     """
+    if knobs["num_workers"] > 0:
+        _require_shared_memory(knobs)
     shared = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
     options: dict[str, Any] = {
         "collate": collate,
@@ -75,3 +90,26 @@ def make_loaders(
         measure=in_order(splits.train),
         splits=splits,
     )
+
+
+def _require_shared_memory(knobs: Mapping[str, Any]) -> None:
+    """Refuse workers without room for their batches: one whose batch is lost is waited for."""
+    count, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    train = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
+    seconds = max(train, knobs["eval_batch_seconds"])
+    batch = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
+    needed = READ_AHEAD * count * processes * batch
+    try:
+        multiprocessing.Lock()
+        free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
+    except OSError as error:
+        raise SbkitError(
+            f"`num_workers` above 0 must have shared memory, but {SHARED_MEMORY} gives none "
+            f"({error.strerror}). Mount it, or pass --num_workers=0."
+        ) from error
+    if free < needed:
+        raise SbkitError(
+            f"`num_workers` must leave room for {READ_AHEAD} batches of each in shared memory "
+            f"({needed / 1e6:.0f} MB in all), but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
+            "it (in Docker: --shm-size), or lower --num_workers."
+        )

@@ -71,6 +71,10 @@ class Reading:
                 "Clips must be decoded before what decodes them is closed, but it was closed "
                 "meanwhile. Close it once all threads are done."
             ) from error
+        except OSError:  # there is no shared memory for their locks
+            self._count = 1
+            self.close()
+            return self.read(clips, times=times)
         except BrokenProcessPool as error:
             self.close()
             raise SbkitError(

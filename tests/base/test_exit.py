@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import BAD_INPUT, INTERRUPTED, SbkitError
+from sbkit.base.errors import BAD_INPUT, FAILED, INTERRUPTED, SbkitError
 from sbkit.base.exit import exit_code, run_main
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,16 @@ def test_what_a_machine_refuses_is_a_sentence(
         run_main(command)
     assert left.value.code == exit_code(raised) == BAD_INPUT
     assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_is_lost_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer")
+
+    with pytest.raises(SystemExit) as left:
+        run_main(command)
+    assert left.value.code == FAILED
+    assert "The same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
 PROGRAM = (

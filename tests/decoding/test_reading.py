@@ -1,5 +1,6 @@
 """Many clips are decoded by several processes, with the words and times of one."""
 
+import errno
 import os
 import pickle
 import signal
@@ -98,6 +99,18 @@ def test_closing_it_meanwhile_is_said(reader: ClipReader, several: None) -> None
         many.close()
         with pytest.raises(SbkitError, match="but it was closed meanwhile"):
             waiting.result()
+
+
+def test_one_process_reads_where_there_is_no_shared_memory(
+    reader: ClipReader, several: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOENT, "no /dev/shm")
+
+    monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
+    many = Reading(reader, processes=2)
+    assert len(many.read(clips_of(reader), times=True)) == len(TEXTS)
+    many.close()
 
 
 NEVER_CLOSED = """

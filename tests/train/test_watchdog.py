@@ -1,6 +1,8 @@
 """A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -24,7 +26,7 @@ import sys, time
 from pathlib import Path
 from sbkit.train import watchdog
 
-watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
+watchdog.TICK, watchdog.REPORT_SECONDS, watchdog.HELD_SECONDS = 0.05, 0.1, 0.0
 with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(10):
         running.ping("step", step, ["clip7", "clip8"])
@@ -49,6 +51,35 @@ def test_a_rank_that_hangs_is_named_and_ended(how: str, tmp_path: Path) -> None:
     if how == ASLEEP:
         assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
         assert "`stall_seconds`" in done.stderr
+
+
+SUSPENDED = """
+import os, signal, sys, time
+from pathlib import Path
+from sbkit.train import watchdog
+
+watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
+with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
+    for step in range(30):
+        running.ping("step", step)
+        time.sleep(0.05)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_run_that_was_suspended_goes_on(tmp_path: Path) -> None:
+    running = processes.Process(["-c", SUSPENDED, tmp_path])
+    while not is_stopped(running):
+        time.sleep(0.01)
+    time.sleep(2.0)  # more than it may stand still, and than two times that
+    os.kill(running.pid, signal.SIGCONT)
+    assert running.wait(60) == 0, running.communicate()
+
+
+def is_stopped(running: processes.Process) -> bool:
+    state = Path(f"/proc/{running.pid}/stat").read_text().rpartition(") ")[2]
+    return state.startswith("T")
 
 
 def test_a_sign_of_life_can_be_read_and_goes_with_the_run(tmp_path: Path) -> None:
