@@ -58,11 +58,6 @@ class Process:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def poll(self) -> int | None:
         return self.returncode
 
@@ -97,6 +92,7 @@ def _become(
         if kind == "-m":
             sys.path.insert(0, str(cwd))
             sys.argv = arguments
+            sys.modules.pop(arguments[0], None)  # as if nothing had imported it
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             sys.path.insert(0, "")

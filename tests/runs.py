@@ -25,8 +25,7 @@ from sbkit.logs.curves import Panel, _picture
 from tests import processes
 from tests.processes import ROOT
 
-PORT = 29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # one for each worker
-TORCHRUN = ("-m", "torch.distributed.run", f"--master_port={PORT}")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")  # at a port that is free
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",

@@ -76,6 +76,11 @@ def test_both_decoders_have_a_row(tmp_path: Path) -> None:
     assert greedy.startswith("test WER 33.3% (1 / 3 words; 0.0 to 50.0, only 2 clips), CER 8.3% (1")
 
 
+def test_figures_are_shown_without_what_takes_seconds_to_import() -> None:
+    code = "import sys, tools.show; assert not {'torch', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_the_folder_is_where_the_command_would_write() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"

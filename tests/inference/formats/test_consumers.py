@@ -79,7 +79,7 @@ def clips(run: Path) -> Clips:
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle, clips: Clips) -> list[str]:
-    texts = bundle.transcribe(clips)
+    texts = [bundle.transcribe([clip])[0] for clip in clips]
     assert len(set(texts)) > 50
     return texts
 
@@ -106,13 +106,17 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
             assert not found["held_out"]["transcripts_with_other_words"]
 
 
-def test_onnxruntime_hears_the_same_words(folder: Path, bundle: Bundle, clips: Clips) -> None:
+def test_onnxruntime_hears_the_same_words(
+    folder: Path, bundle: Bundle, clips: Clips, expected: list[str]
+) -> None:
     model, tokenizer = OnnxModel.load(folder, threads=1), bundle.require_asr()
-    for clip in [*clips, np.zeros(10, np.int16)]:
+    short = np.zeros(10, np.int16)
+    texts = [*expected, *bundle.transcribe([short])]
+    for clip, text in zip([*clips, short], texts, strict=True):
         log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
         best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
         ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
-        assert tokenizer.decode(ids) == bundle.transcribe([clip])[0]
+        assert tokenizer.decode(ids) == text
 
 
 def test_spectra_are_in_float64_where_the_rest_is_as_exact(folder: Path) -> None:
@@ -181,6 +185,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
 def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: list[str]) -> None:
     """In batches of clips of very different lengths, whose relative lengths are rounded."""
     recognizer = EncoderASR.from_hparams(source=str(folder / "speechbrain"), savedir=None)
+    clips, expected = clips[::4], expected[::4]
     lengths = torch.tensor([len(clip) for clip in clips])
     rows = [torch.from_numpy(clip / np.float32(32768)) for clip in clips]
     audio = nn.utils.rnn.pad_sequence(rows, batch_first=True)
