@@ -20,7 +20,7 @@ IN_OWN_ENVIRONMENT = Path(sys.prefix) == ROOT / ".venv"
 @pytest.mark.slow
 @pytest.mark.skipif(not IN_OWN_ENVIRONMENT, reason="tools/demo would make .venv: run tools/test")
 def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
-    options = [option for option in TINY if "batch_seconds" not in option]
+    options = [option for option in TINY if "batch_seconds" not in option] + ["--max_seconds=2"]
     command = [ROOT / "tools/demo", f"--output_folder={tmp_path / 'run'}", *options]
     done = subprocess.run(
         [*command, "--number_of_epochs=1"], cwd=tmp_path, capture_output=True, text=True
@@ -74,6 +74,11 @@ def test_both_decoders_have_a_row(tmp_path: Path) -> None:
         "test WER 0.0% (0 / 3 words; 0.0 to 0.0, only 2 clips), CER 0.0% (0 / 12 "
     )
     assert greedy.startswith("test WER 33.3% (1 / 3 words; 0.0 to 50.0, only 2 clips), CER 8.3% (1")
+
+
+def test_figures_are_shown_without_what_takes_seconds_to_import() -> None:
+    code = "import sys, tools.show; assert not {'torch', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_folder_is_where_the_command_would_write() -> None:

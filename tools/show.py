@@ -12,12 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.AsteriskPrompts.prepare import prepare_prompts
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.data.audio_cache import default_cache
-from sbkit.data.release import find_release, read_release
 from sbkit.logs.intervals import describe_interval
 from sbkit.text.interval import Interval
 from sbkit.text.normalize import normalize
@@ -52,6 +49,11 @@ def _rate(test: dict[str, Any], unit: str) -> str:
 
 def clip(arguments: Sequence[str]) -> str:
     """Name a clip of the test split and, after a tab, its normalized reference."""
+    # These import torch and datasets, which take seconds, and nothing else here needs them.
+    from recipes.AsteriskPrompts.prepare import prepare_prompts
+    from sbkit.data.audio_cache import default_cache
+    from sbkit.data.release import find_release, read_release
+
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
     language = knobs["language"]
     release = knobs["data_folder"] or prepare_prompts(

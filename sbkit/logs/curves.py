@@ -212,7 +212,8 @@ def _picture(panels: Sequence[Panel], *, rows: int, columns: int) -> bytes:
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
-    axes.set_title(panel.title, fontweight="bold")
+    # Where matplotlib would put it after it has measured all labels, a sixth of the time.
+    axes.set_title(panel.title, fontweight="bold", y=1.0)
     for curve in panel.curves:
         _draw_curve(axes, curve)
     if not axes.lines:

@@ -134,9 +134,9 @@ def sources(recipe: Recipe) -> set[Path]:
     waiting = list(_first(recipe))
     while waiting:
         file = waiting.pop()
-        if file not in found and _is_own(file):
+        if file not in found:
             found.add(file)
-            waiting.extend(_imported(file))
+            waiting.extend(_own_files(_imported(file)))
     return found
 
 
@@ -190,28 +190,35 @@ def _holder(node: ast.AST) -> str:
 
 def _first(recipe: Recipe) -> Iterator[Path]:
     yield SBKIT / "training.py"
-    for part in (recipe.prepare_splits, recipe.prepare_labels, recipe.make_loaders):
-        yield from _files([part.__module__])
+    parts = (recipe.prepare_splits, recipe.prepare_labels, recipe.make_loaders)
     brains = inspect.getmro(recipe.brain) if inspect.isclass(recipe.brain) else [recipe.brain]
-    yield from _files(each.__module__ for each in brains)
+    yield from _own_files(each.__module__ for each in (*parts, *brains))
 
 
-def _imported(file: Path) -> Iterator[Path]:
+@cache
+def _imported(file: Path) -> frozenset[str]:
+    """Name the modules that a file imports, and what it takes of them, which may be modules."""
+    names: set[str] = set()
     for node in _nodes(file):
         if isinstance(node, ast.Import):
-            yield from _files(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from _files([node.module, *(f"{node.module}.{each.name}" for each in node.names)])
+            names.update((node.module, *(f"{node.module}.{each.name}" for each in node.names)))
+    return frozenset(names)
 
 
-def _files(modules: Iterable[str]) -> Iterator[Path]:
+def _own_files(modules: Iterable[str]) -> Iterator[Path]:
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            yield Path(file).resolve()
+        if file is not None and (own := _own_file(file)) is not None:
+            yield own
 
 
-def _is_own(file: Path) -> bool:
+@cache  # most modules import the same ones: without it this took a sixth of a small run
+def _own_file(name: str) -> Path | None:
+    """Resolve the file of a module; None where it is installed, or only speaks of knobs."""
+    file = Path(name).resolve()
     if any(folder in file.parents for folder in SPEAKING):
-        return False
-    return SBKIT in file.parents or not any(folder in file.parents for folder in INSTALLED)
+        return None
+    own = SBKIT in file.parents or not any(folder in file.parents for folder in INSTALLED)
+    return file if own else None
