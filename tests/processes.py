@@ -51,6 +51,10 @@ class Process:
         self.kill, self.terminate = self._process.kill, self._process.terminate
 
     @property
+    def pid(self) -> int:
+        return int(self._process.ident or 0)
+
+    @property
     def returncode(self) -> int | None:
         return self._process.exitcode
 
@@ -65,6 +69,10 @@ class Process:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
+        return self.written()
+
+    def written(self) -> tuple[str, str]:
+        """Return what it has written so far."""
         out, error = (os.pread(each, os.fstat(each).st_size, 0).decode() for each in self._streams)
         return out, error
 
@@ -84,6 +92,7 @@ def _become(
         if kind == "-m":
             sys.path.insert(0, str(cwd))
             sys.argv = arguments
+            sys.modules.pop(arguments[0], None)  # as if nothing had imported it
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             sys.path.insert(0, "")

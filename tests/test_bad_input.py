@@ -15,7 +15,7 @@ from sbkit.cli import run as sbkit
 from tests.runs import (
     COUNTS,
     ROOT,
-    TWO_PROCESSES,
+    TORCHRUN,
     Workplace,
     make_workplace,
     read_json,
@@ -155,7 +155,7 @@ def test_of_two_ranks_that_find_it_one_says_it(workplace: Workplace, tmp_path: P
 @pytest.mark.ddp
 def test_under_torchrun(workplace: Workplace, tmp_path: Path) -> None:
     """Torchrun adds a report of its own; the sentence stands before it, and once."""
-    done = workplace.train(tmp_path, "--data_folder=/nowhere", launcher=TWO_PROCESSES)
+    done = workplace.train(tmp_path, "--data_folder=/nowhere", launcher=TORCHRUN)
     assert done.returncode != 0
     assert len(re.findall("^data_folder must be a release", done.stderr, re.M)) == 1
     assert 'train.py", line' not in done.stderr

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ import torch
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.logs.log import Record, read_log
 from tests import processes
+from tests.processes import Process
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace
 
 LAUNCH = ROOT / "tools" / "launch"
@@ -44,9 +44,9 @@ def yaml(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Job:
     """A launcher at work, the folder that its run writes to, and what it printed."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Process
     run: Path
-    output: Path
+    said: Callable[[], str]
 
     def ranks(self) -> dict[int, int]:
         """Give the processes of the ranks that are alive, by rank."""
@@ -59,7 +59,7 @@ class Job:
     def until(self, happened: Callable[[], object]) -> None:
         """Wait for something that happens while the job is at work."""
         while not happened():
-            assert self.process.poll() is None, self.output.read_text()
+            assert self.process.poll() is None, self.said()
             time.sleep(0.002)
 
     def end(self) -> int:
@@ -99,9 +99,17 @@ def started(command: Sequence[object], run: Path, **environment: object) -> Iter
             stdout=printed,
             stderr=subprocess.STDOUT,
         )
+    with killed_at_the_end(process, run):
+        yield Job(process, run, output.read_text)
+
+
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[bytes] | Process, run: Path) -> Iterator[None]:
+    """Leave neither a launcher behind, nor the processes about its run."""
     try:
-        yield Job(process, run, output)
+        yield
     finally:
+        process.kill()
         for pid in processes_about(run):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -114,9 +122,9 @@ def steps_of(run: Path, kind: str = "step") -> list[Record]:
     return [{name: value for name, value in each.items() if name not in TIMES} for each in records]
 
 
-def within_second_epoch(run: Path) -> bool:
+def within_epoch(run: Path, epoch: int) -> bool:
     """Whether the run is past a checkpoint that is not one of an epoch's end."""
-    return sum(int(each["epoch"] == 2) for each in steps_of(run)) >= 3
+    return sum(int(each["epoch"] == epoch) for each in steps_of(run)) >= 3
 
 
 def assert_same(run: Path, undisturbed: Path) -> None:
@@ -148,10 +156,15 @@ def rank(tmp_path: Path) -> Path:
     return script
 
 
-def under_agent(script: Path, *arguments: object, ranks: int = 2) -> Sequence[object]:
+@contextmanager
+def under_agent(script: Path, *arguments: object, ranks: int = 2) -> Iterator[Job]:
+    """Start ranks under an agent, which need not import anything, to the end of the block."""
     options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
     own = (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
-    return [sys.executable, "-m", "tools.launch.agent", *options, *own, script, *arguments]
+    command = ["-m", "tools.launch.agent", *options, *own, script, *arguments]
+    process = Process(command, OMP_NUM_THREADS=1, PYTHONPATH=ROOT)
+    with killed_at_the_end(process, script.parent):
+        yield Job(process, script.parent, lambda: "".join(process.written()))
 
 
 @pytest.mark.ddp
@@ -164,22 +177,22 @@ def test_only_ranks_that_died_start_again(
     leaves_with: int, starts: int, rank: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with started(under_agent(rank, log, leaves_with), tmp_path) as job:
+    with under_agent(rank, log, leaves_with) as job:
         assert job.end() == leaves_with
     assert starts <= len(log.read_text().splitlines()) <= 2 * starts
-    assert "Traceback" not in job.output.read_text()
+    assert "Traceback" not in job.said()
 
 
 @pytest.mark.ddp
 @pytest.mark.parametrize("directly", [False, True], ids=["the agent", "a rank"])
 def test_whoever_is_asked_all_leave(directly: bool, rank: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with started(under_agent(rank, log), tmp_path) as job:
+    with under_agent(rank, log) as job:
         job.until(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
         os.kill(job.ranks()[1] if directly else job.process.pid, signal.SIGUSR1)
         assert job.end() == ASKED_TO_STOP
     assert len(log.read_text().splitlines()) == 2
-    assert "Traceback" not in job.output.read_text()
+    assert "Traceback" not in job.said()
 
 
 PREPARING = """
@@ -204,17 +217,17 @@ def test_whoever_is_asked_all_leave_the_preparation(asked: int | str, tmp_path: 
     """Rank 0 prepares, rank 1 waits for it."""
     script, log = tmp_path / "preparing.py", tmp_path / "log"
     script.write_text(PREPARING)
-    with started(under_agent(script, log), tmp_path, PYTHONPATH=ROOT) as job:
+    with under_agent(script, log) as job:
         job.until(log.exists)
         time.sleep(0.5)  # for rank 1 to come to where it waits
         process = job.process.pid if isinstance(asked, str) else job.ranks()[asked]
         asked_at = time.monotonic()
         os.kill(process, signal.SIGTERM)
-        assert job.end() == ASKED_TO_STOP, job.output.read_text()
+        assert job.end() == ASKED_TO_STOP, job.said()
         assert time.monotonic() - asked_at < 20  # torchrun kills after 30 s
     assert log.read_text() == "started\n"
-    assert job.output.read_text().count("Asked to stop") == 1
-    assert "Traceback" not in job.output.read_text()
+    assert job.said().count("Asked to stop") == 1
+    assert "Traceback" not in job.said()
 
 
 MEETING = """
@@ -233,8 +246,8 @@ def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None
     """Met in the store of before, they may find the address of a rank that is no more."""
     script = tmp_path / "meeting.py"
     script.write_text(MEETING)
-    with started(under_agent(script, ranks=1), tmp_path) as job:
-        assert job.end() == 0, job.output.read_text()
+    with under_agent(script, ranks=1) as job:
+        assert job.end() == 0, job.said()
 
 
 # -- one node ------------------------------------------------------------------------------------
@@ -255,43 +268,32 @@ def on_one_node(workplace: Workplace, run: Path, yaml: str) -> Sequence[object]:
 
 
 def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
-    return workplace.arguments(run, "--check=False", yaml=yaml)
+    return workplace.arguments(run, "--check=False", "--number_of_epochs=6", yaml=yaml)
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_a_rank_that_dies_is_replaced(
+def test_a_rank_that_dies_is_replaced_and_those_of_a_dead_agent_save_and_leave(
     workplace: Workplace, undisturbed: Path, yaml: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
-        job.until(lambda: within_second_epoch(run))
+        job.until(lambda: within_epoch(run, 2))
         first = job.ranks()
         os.kill(first[1], signal.SIGKILL)
-        assert not steps_of(run, "test")
         job.until(lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*first.values()})
         last = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
         assert "end-of-epoch: false" in last
-        assert job.end() == 0, job.output.read_text()
-    assert_same(run, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_ranks_whose_agent_is_killed_save_and_leave(
-    workplace: Workplace, undisturbed: Path, yaml: str, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
-        job.until(lambda: within_second_epoch(run))
+        job.until(lambda: within_epoch(run, 3))
         job.process.kill()
         end = time.monotonic() + 30
         while processes_about(run) and time.monotonic() < end:
             time.sleep(0.1)
         assert not processes_about(run)
-        assert "It is saved" in job.output.read_text()
+        assert "It is saved" in job.said()
+        assert not steps_of(run, "test")
     with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
-        assert job.end() == 0, job.output.read_text()
+        assert job.end() == 0, job.said()
     assert_same(run, undisturbed)
 
 
@@ -341,7 +343,7 @@ def test_machines_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
     command = [LAUNCH / "several_nodes.sh", 2, "localhost:0", "alone", tmp_path / "no.yaml"]
     with started(command, tmp_path, PET_RDZV_CONF="join_timeout=2") as job:
         assert job.end() == BAD_INPUT
-    (sentence,) = job.output.read_text().splitlines()
+    (sentence,) = job.said().splitlines()
     assert "2 machines must meet at localhost:0 as `alone`" in sentence
 
 
@@ -403,13 +405,13 @@ def test_two_hosts_train_as_one(
         started([*two_hosts[0], *command], run, **own) as first,
         started([*two_hosts[1], *command], run, **own) as second,
     ):
-        first.until(lambda: within_second_epoch(run))
+        first.until(lambda: within_epoch(run, 2))
         ranks = first.ranks()
         assert len({Path(f"/proc/{pid}/ns/net").readlink() for pid in ranks.values()}) == 2
         if dies:
             os.kill(ranks[1], signal.SIGKILL)
-        assert second.process.wait(timeout=120) == 0, second.output.read_text()
-        assert first.end() == 0, first.output.read_text()
+        assert second.process.wait(timeout=120) == 0, second.said()
+        assert first.end() == 0, first.said()
     assert_same(run, undisturbed)
 
 
@@ -453,14 +455,14 @@ def test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on(
     requeue = f"requeue {slurm['SLURM_JOB_ID']}"
 
     with started(command, run, **slurm) as job:
-        job.until(lambda: within_second_epoch(run))
-        job.process.send_signal(signal.SIGUSR1)
-        assert job.end() == ASKED_TO_STOP, job.output.read_text()
+        job.until(lambda: within_epoch(run, 2))
+        os.kill(job.process.pid, signal.SIGUSR1)
+        assert job.end() == ASKED_TO_STOP, job.said()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
     assert not steps_of(run, "test")
 
     with started(command, run, **slurm) as job:
-        assert job.end() == 0, job.output.read_text()
+        assert job.end() == 0, job.said()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
     assert_same(run, undisturbed)
 

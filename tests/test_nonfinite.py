@@ -147,11 +147,12 @@ def test_a_part_of_a_record_is_refused(
 
 
 def test_the_command_in_a_record_works_from_anywhere(
-    workplace: Workplace, fragile: str, tmp_path: Path
+    workplace: Workplace, fragile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--number_of_epochs=1", NO_CHECK)
+    monkeypatch.chdir(ROOT)
     run = Path(os.path.relpath(tmp_path / "run", ROOT))
-    assert workplace.train_forked(run, *options, yaml=fragile).returncode == 0
+    assert workplace.train_here(run, *options, yaml=fragile) == 0
     command = read_json(next((tmp_path / "run" / "nonfinite").glob("*.json")))["replay"]
     elsewhere = tmp_path.joinpath(*ROOT.parts[1:])  # deeper than where the run was started
     elsewhere.mkdir(parents=True)

@@ -12,15 +12,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import soundfile
 
-import train
-from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
-from tests.runs import PORT, ROOT, TINY, make_workplace, one_thread, rows_of
+from tests import processes
+from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 from tests.test_corpora import write_librispeech
 from tests.test_own_parts import MODELS, OWN, own_yaml
 
@@ -29,7 +27,8 @@ READMES = (ROOT / "README.md", *sorted((ROOT / "recipes").glob("*/README.md")))
 ELSEWHERE = {
     "tools/demo": "test_tools.py::test_the_demo_trains_scores_exports_and_transcribes",
     "tools/test": "test_readme.py::test_the_tools_are_there_to_be_run",  # it runs this one
-    "tools/launch/one_node.sh": "test_launch.py::test_a_rank_that_dies_is_replaced",
+    "tools/launch/one_node.sh": "test_launch.py::"
+    "test_a_rank_that_dies_is_replaced_and_those_of_a_dead_agent_save_and_leave",
     "tools/launch/several_nodes.sh": "test_launch.py::test_two_hosts_train_as_one",
     "sbatch ": "test_launch.py::test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on",
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
@@ -43,7 +42,7 @@ ELSEWHERE = {
     "python -m tools.bench_gpu": "test_bench_train.py::"
     "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
     "python -m tools.bench_transcribe": "inference/formats/test_consumers.py::"
-    "test_all_of_them_are_timed_in_turns",
+    "test_sides_are_timed_in_turns",
     "sbkit score RUN": "test_run.py::test_a_model_is_scored_elsewhere_as_its_run_was",
     "sbkit tune RUN": "test_run.py::test_a_trained_run_gets_another_decoder",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
@@ -148,20 +147,17 @@ def adapt(command: str, data: Path) -> list[str]:
 
 
 def execute(words: list[str]) -> int:
-    """Run a command in this process, which spares its imports, unless it starts several."""
+    """Run a command in this process, which spares its imports, unless it starts several.
+
+    These are forked: how torchrun starts them is for test_run.py and test_launch.py.
+    """
     if words[0] == "sbkit":
         return sbkit(words[1:])
-    if words[1] == "train.py":
-        with (
-            patch.object(sys, "argv", words[1:]),
-            one_thread(),
-            pytest.raises(SystemExit) as left,
-        ):
-            run_main(train.main)
-        return int(left.value.code or 0)
-    here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    here |= {"OMP_NUM_THREADS": "1", "PET_MASTER_PORT": str(PORT), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, env={**os.environ, **here}, check=False).returncode
+    start = words.index("train.py")
+    if start > 1:
+        (ranks,) = [int(word.removeprefix("--nproc_per_node=")) for word in words[1:start]]
+        return processes.run(words[start:], ranks=ranks, cwd=Path.cwd()).returncode
+    return train_here(words[start:], Path(os.environ["SBKIT_CACHE"]))
 
 
 @pytest.mark.slow

@@ -1,10 +1,7 @@
 """A checkpoint is whole or absent, whatever happens while it is written or afterwards."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
 from sbkit.checkpoint.staging import UNFINISHED
 from sbkit.inference.export import best_checkpoints
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
 
@@ -106,13 +104,7 @@ def test_what_was_just_saved_is_kept_whatever_is_declared(
 
 
 def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "saves")],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"], timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((tmp_path / "saves").iterdir())) == 2  # one of them unfinished
     model = nn.Linear(3, 2)

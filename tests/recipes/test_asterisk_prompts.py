@@ -3,7 +3,6 @@
 import gzip
 import os
 import subprocess
-import sys
 from pathlib import Path
 from shutil import which
 
@@ -25,6 +24,7 @@ from sbkit.data.clips import Clip
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
 from sbkit.text.normalize import normalize
+from tests import processes
 
 COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
 COLUMNS += ["down_votes", "age", "gender", "accents", "variant", "locale", "segment"]
@@ -230,9 +230,8 @@ def test_a_language_without_prompts_is_refused(tmp_path: Path) -> None:
         prepare_prompts(language="xx", cache_folder=tmp_path)
 
 
-def test_the_command_prints_a_sentence_and_leaves_with_two(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipes.AsteriskPrompts.prepare", "--language", "xx"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_the_command_prints_a_sentence_and_leaves_with_two() -> None:
+    done = processes.run(["-m", "recipes.AsteriskPrompts.prepare", "--language", "xx"])
     assert done.returncode == 2
     assert done.stderr.startswith("language must be one of")
 

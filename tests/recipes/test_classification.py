@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,16 +13,14 @@ import pytest
 import soundfile
 import torch
 
-import train
 from recipes.classification.brain import ClassificationBrain
 from recipes.classification.confusion import count
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
-from sbkit.base.exit import run_main
 from sbkit.cli import run as sbkit
 from sbkit.logs.accuracy_report import Answer
 from sbkit.logs.log import read_log
-from tests import processes
-from tests.runs import ROOT, last_parameters, one_thread, prompts, read_json
+from tests import processes, runs
+from tests.runs import ROOT, last_parameters, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
 SMALL = (
@@ -68,15 +65,8 @@ def command(release: Path, run: Path, *options: str) -> list[str]:
 
 
 def train_here(release: Path, run: Path, *options: str) -> int:
-    cache = {"SBKIT_CACHE": str(release.parent / "cache")}
-    with (
-        patch.object(sys, "argv", ["train.py", *command(release, run, *options)]),
-        patch.dict(os.environ, cache),
-        one_thread(),
-        pytest.raises(SystemExit) as left,
-    ):
-        run_main(train.main)
-    return int(left.value.code or 0)
+    words = ["train.py", *command(release, run, *options)]
+    return runs.train_here(words, release.parent / "cache")
 
 
 @pytest.fixture(scope="module")

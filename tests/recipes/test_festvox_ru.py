@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
-import train
 from recipes.FestvoxRu import corpus, prepare
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
 from sbkit.data.release import read_release
-from tests.runs import TINY, one_thread
+from tests.runs import TINY, train_here
 from tools import bench_times
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )
@@ -148,9 +146,7 @@ def test_it_trains_and_times_words(
     run = tmp_path / "run"
     knobs = ["--corpus=recipes.FestvoxRu.corpus", "--language=ru", f"--output_folder={run}"]
     arguments = ["train.py", "hparams/ctc.yaml", *TINY, *knobs, "--number_of_epochs=1"]
-    with patch.object(sys, "argv", arguments), one_thread(), pytest.raises(SystemExit) as left:
-        run_main(train.main)
-    assert not left.value.code
+    assert train_here(arguments, tmp_path / "cache") == 0
     data = release / "train.tsv"
     with patch.object(sys, "argv", ["bench_times", str(run), str(data), "--decoder", "greedy"]):
         bench_times.main()

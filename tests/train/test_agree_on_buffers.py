@@ -1,12 +1,10 @@
 """Ranks agree on their buffers, of whatever type, before these are used in common or saved."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 TWO_RANKS = """
 import json
@@ -33,16 +31,8 @@ with process_group(torch.device("cpu")):
 
 
 @pytest.mark.ddp
-def test_statistics_are_averaged_and_all_others_are_those_of_rank_0(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "ranks.py")],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_statistics_are_averaged_and_all_others_are_those_of_rank_0() -> None:
+    done = processes.run(["-c", TWO_RANKS], ranks=2, timeout=120)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
     assert first == second

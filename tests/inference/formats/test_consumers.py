@@ -37,7 +37,8 @@ from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.onnx_runtime import OnnxModel
 from tests.inference.bundles import ROOT, make_run
-from tools.bench_transcribe import SIDES
+from tools import bench_transcribe
+from tools.bench_transcribe import BASE, SIDES
 
 pytestmark = pytest.mark.slow
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
@@ -77,7 +78,7 @@ def clips(run: Path) -> Clips:
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle, clips: Clips) -> list[str]:
-    texts = bundle.transcribe(clips)
+    texts = [bundle.transcribe([clip])[0] for clip in clips]
     assert len(set(texts)) > 50
     return texts
 
@@ -104,13 +105,17 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
             assert not found["held_out"]["transcripts_with_other_words"]
 
 
-def test_onnxruntime_hears_the_same_words(folder: Path, bundle: Bundle, clips: Clips) -> None:
+def test_onnxruntime_hears_the_same_words(
+    folder: Path, bundle: Bundle, clips: Clips, expected: list[str]
+) -> None:
     model, tokenizer = OnnxModel.load(folder, threads=1), bundle.require_asr()
-    for clip in [*clips, np.zeros(10, np.int16)]:
+    short = np.zeros(10, np.int16)
+    texts = [*expected, *bundle.transcribe([short])]
+    for clip, text in zip([*clips, short], texts, strict=True):
         log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
         best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
         ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
-        assert tokenizer.decode(ids) == bundle.transcribe([clip])[0]
+        assert tokenizer.decode(ids) == text
 
 
 def test_the_command_runs_onnx_without_importing_torch(
@@ -172,6 +177,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
 def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: list[str]) -> None:
     """In batches of clips of very different lengths, whose relative lengths are rounded."""
     recognizer = EncoderASR.from_hparams(source=str(folder / "speechbrain"), savedir=None)
+    clips, expected = clips[::4], expected[::4]
     lengths = torch.tensor([len(clip) for clip in clips])
     rows = [torch.from_numpy(clip / np.float32(32768)) for clip in clips]
     audio = nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -179,26 +185,37 @@ def test_speechbrain_hears_the_same_words(folder: Path, clips: Clips, expected: 
     assert [each.split() for each in words] == [text.split() for text in expected]
 
 
-def test_all_of_them_are_timed_in_turns(
-    folder: Path, asterisk_english: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def data(asterisk_english: Path, tmp_path: Path) -> Path:
+    """A table of eight clips."""
     (tmp_path / "clips").symlink_to(asterisk_english / "clips")
     lines = (asterisk_english / "test.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "test.tsv").write_text("".join(lines[:9]))
-    command = [sys.executable, "-m", "tools.bench_transcribe", folder]
-    done = subprocess.run(
-        [*command, tmp_path / "test.tsv", "--rounds=1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 * len(SIDES)
-    for name, line in zip(SIDES, lines[len(SIDES) :], strict=True):
-        assert re.fullmatch(rf"{name} +\d+ RTFx +\d+\.\d\d x .* \d+ of 8 clips .*", line)
-        assert name == "onnx-int8" or ", 0 of 8 clips with other words" in line
+    return tmp_path / "test.tsv"
+
+
+def test_sides_are_timed_in_turns(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of them, each a process of its own."""
+    sides = ("torch", BASE)
+    monkeypatch.setattr(bench_transcribe, "SIDES", sides)
+    monkeypatch.setattr(sys, "argv", ["bench", str(folder), str(data), "--rounds=1"])
+    bench_transcribe.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == [f"round 1 {name}" for name in sides]
+    for name, line in zip(sides, lines[2:], strict=True):
+        figures = rf"{name} +\d+ RTFx +\d+\.\d\d x .* 0 of 8 clips with other words"
+        assert re.fullmatch(figures, line)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_every_side_that_is_timed_hears_the_same_words(name: str, folder: Path, data: Path) -> None:
+    clips, expected = bench_transcribe.read_clips(folder, data)
+    heard = bench_transcribe.MAKERS[name](folder)(clips)
+    assert len(heard) == 8
+    same = [one.split() == two.split() for one, two in zip(heard, expected, strict=True)]
+    assert all(same) or name == "onnx-int8"
 
 
 def test_a_hub_folder_is_a_bundle_with_its_card(folder: Path, clips: Clips) -> None:
