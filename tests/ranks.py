@@ -21,6 +21,7 @@ import torch
 import train
 from recipes.asr.brain import AsrBrain
 from sbkit.distributed.ranks import process_group, rank, world_size
+from sbkit.train import watchdog
 
 ACCUMULATIONS = (1, 4)
 
@@ -91,6 +92,7 @@ def main() -> None:
     """Run the scenario that the command line names."""
     scenario, folder, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
+    watchdog.REPORT_SECONDS = 2.0
     with process_group(torch.device("cpu")):
         if scenario == "exact":
             exact(Path(folder), Path(arguments[0]), arguments[1:])

@@ -65,6 +65,12 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
     return make_clips(tmp_path_factory.mktemp("corpus") / "clips")
 
 
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take out the five seconds that `datasets` sleeps after each reading of parquet."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[str]:
     """Name a place in memory that no other test uses."""

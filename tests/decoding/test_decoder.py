@@ -53,7 +53,7 @@ def trained(folder: Path, tokenizer: Tokenizer, *, words: int = 2, tokens: int =
     return file
 
 
-def misheard(tokenizer: Tokenizer, count: int = 12, texts: Sequence[str] = TEXTS) -> list[Heard]:
+def misheard(tokenizer: Tokenizer, count: int = 6, texts: Sequence[str] = TEXTS) -> list[Heard]:
     """Say the texts with two letters in each that sound more like another."""
     random = np.random.default_rng(0)
     letters = "acdefhilmnorst"
@@ -79,7 +79,7 @@ def test_chosen_weights_make_fewer_errors_than_none(tmp_path: Path, tokenizer: T
     assert tuned.scores.wer < 0.5 * without.wer
     assert tuned.scores == errors(decoder.with_weights(tuned.weights), heard)
     assert tune(decoder, heard) == tuned
-    assert tuned.plain()["utterances"] == 12
+    assert tuned.plain()["utterances"] == 6
 
 
 def test_a_model_that_knows_no_word_takes_no_part_where_it_misleads(

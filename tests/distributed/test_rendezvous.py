@@ -103,7 +103,7 @@ def come(port: str) -> Iterator[Come]:
     """Let a process come to the meeting; whoever is still there at the end is killed."""
     with ExitStack() as stack:
 
-        def come(*, patience: float = 2, **place: str) -> Process:
+        def come(*, patience: float = 1, **place: str) -> Process:
             own = {"MASTER_PORT": port, "SBKIT_RENDEZVOUS_SECONDS": str(patience)}
             own["LOCAL_RANK"] = "0"  # a node for each: the others of a node let its first one speak
             process = Process(["-c", JOIN], **{**RANK_1, **own, **place})
@@ -125,8 +125,8 @@ def sentence_of(process: Process) -> str:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ({"RANK": "0"}, ["All 2 processes must meet at 127.0.0.1:", "within 2 s", "rank 0"]),
-        ({"RANK": "1"}, ["within 2 s", "rank 1", "refused"]),
+        ({"RANK": "0"}, ["All 2 processes must meet at 127.0.0.1:", "within 1 s", "rank 0"]),
+        ({"RANK": "1"}, ["within 1 s", "rank 1", "refused"]),
         ({"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, ["nowhere.invalid", "rank 1"]),
         ({"RANK": "1", "SBKIT_RENDEZVOUS_SECONDS": "soon"}, ["SBKIT_RENDEZVOUS_SECONDS", "'soon'"]),
     ],
@@ -162,15 +162,15 @@ def test_ranks_that_count_themselves_differently_are_refused(come: Come) -> None
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_a_rank_that_dies_after_the_meeting_is_not_waited_for(come: Come) -> None:
-    other, dying = come(patience=2, RANK="0"), come(patience=30, RANK="1", DIES="yes")
+    other, dying = come(RANK="0"), come(patience=30, RANK="1", DIES="yes")
     assert dying.wait(timeout=60) == 9
-    assert "within 2 s, but rank 0 waited in vain" in sentence_of(other)
+    assert "within 1 s, but rank 0 waited in vain" in sentence_of(other)
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_ranks_that_are_together_have_more_patience(come: Come) -> None:
-    ranks = [come(patience=2, RANK=str(rank), LATE=str(4 * rank)) for rank in (0, 1)]
+    ranks = [come(patience=2, RANK=str(rank), LATE=str(3 * rank)) for rank in (0, 1)]
     for process in ranks:
         _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error

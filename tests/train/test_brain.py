@@ -238,6 +238,9 @@ def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) ->
 HANGING = """
 import sys, time
 import sbkit
+from sbkit.train import watchdog
+
+watchdog.REPORT_SECONDS = 0.1
 
 class Hanging(sbkit.Brain):
     def on_fit_start(self):

@@ -41,7 +41,7 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
         d_model=8,
         nhead=2,
         d_ffn=16,
-        num_encoder_layers=2,
+        num_encoder_layers=1,
         dropout=0.2,
         encoder_module="conformer",
     )

@@ -28,7 +28,7 @@ watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
 with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(10):
         running.ping("step", step, ["clip7", "clip8"])
-        time.sleep(0.1)
+        time.sleep(0.06)
 
     def hang():
         {how}
