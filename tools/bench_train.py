@@ -104,9 +104,9 @@ class Side:
 
     def close(self) -> None:
         """End it."""
-        self._process.send_signal(signal.SIGCONT)
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # which closes its pipes, too
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
 
     def _read(self) -> dict[str, Any]:
         """Read its next answer, and stop it."""
