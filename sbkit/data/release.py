@@ -31,7 +31,7 @@ from sbkit.data.tables import (
     find_text_column,
     read_table,
 )
-from sbkit.text.languages import check_language
+from sbkit.text.languages import check_language, primary
 
 PLAIN_NAME = re.compile(r"\w[\w-]*\.\w+")
 BLOCK_BYTES = 1 << 24
@@ -243,10 +243,18 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
                 f" Or choose among {', '.join(there)}, which are there: --splits="
                 f"'{{train: {there[-1]}, valid: NAME, test: NAME}}'."
             )
+        todo += _name_regions(named, language)
         raise SbkitError(
             f"data_folder must hold a release, but {release} has no {', '.join(missing)}. {todo}"
         )
     return release
+
+
+def _name_regions(folder: Path, language: str) -> str:
+    """Name the folders of a language's regions, as of zh-CN where zh is asked for."""
+    there = sorted(each.name for each in folder.iterdir() if (each / "clips").is_dir())
+    regions = [each for each in there if primary(each) == primary(language)]
+    return f" Or pass --language={regions[0]}, which is there." if regions else ""
 
 
 def split_names(release: Path) -> tuple[str, ...]:

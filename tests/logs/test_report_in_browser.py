@@ -152,10 +152,10 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
         "气",
     ]
     assert not [each for each in find(browser, "th") if "ord" in each.text or "WER" in each.text]
-    for each in downloads.glob("*.csv"):  # another test's, which chromium would write over
-        each.unlink()
+    file = downloads / "utterances_test.csv"
+    file.unlink(missing_ok=True)  # of the test before
     click(browser, "#csv")
-    (file,) = wait(lambda: [*downloads.glob("*.csv")])
+    wait(file.exists)
     assert file.read_text("utf-8").splitlines() == [
         "id,reference,hypothesis,character_errors,characters,seconds,speaker",
         "c,今天 好,今气 好,1,4,2,",

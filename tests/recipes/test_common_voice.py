@@ -286,3 +286,9 @@ def test_two_languages_cannot_be_one_folder(tmp_path: Path) -> None:
         prepare_audio({**knobs, "min_seconds": 0.0, "max_seconds": 1000.0})
     with pytest.raises(SbkitError, match="must be the tag of a known language"):
         prepare(data_folder=release, language=["en", "fr"], cache_folder=tmp_path / "cache")
+
+
+def test_a_region_of_the_language_that_is_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "zh-CN" / "clips").mkdir(parents=True)
+    with pytest.raises(SbkitError, match="Or pass --language=zh-CN, which is there"):
+        find_release(tmp_path, "zh", ("train",))
