@@ -32,8 +32,10 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*.
 
     Raises:
-        SbkitError: ``data_folder`` has no split of this layout, or not the one named.
+        SbkitError: ``data_folder`` has no split of this layout, or not the one named; or a column
+            is named, which it does not have.
     """
+    _refuse_columns(knobs)
     there = _split_names(_find(knobs))
     own = {
         role: [split for split in there if split.startswith(prefix)]
@@ -58,6 +60,15 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"but none of those in {root / split} can be used. Choose another split."
         )
     return manifest
+
+
+def _refuse_columns(knobs: Mapping[str, Any]) -> None:
+    for key in ("path_column", "text_column"):
+        if knobs.get(key):
+            raise SbkitError(
+                f"`{key}` must be null for the layout of LibriSpeech, which has no columns, but is "
+                f"{knobs[key]!r}. Leave it out."
+            )
 
 
 def _find(knobs: Mapping[str, Any]) -> Path:
