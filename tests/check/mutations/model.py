@@ -412,7 +412,7 @@ UNUSED = [
         text=(("\nspeeds: ", "\nspeedz: "),),
         expected=(
             Expected("unused", "speedz", ("Did you mean `speeds`?",)),
-            Expected("loaders", ".yaml:1", ("KeyError was raised: 'speeds'",)),
+            Expected("loaders", ".yaml:1", ("`speeds` must be in the YAML",)),
         ),
     ),
     Mutation(
@@ -420,7 +420,7 @@ UNUSED = [
         text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
         expected=(
             Expected("unused", "label_smothing", ("Did you mean `label_smoothing`?",)),
-            Expected("shapes", ".yaml:1", ("fails in the recipe", "label_smoothing")),
+            Expected("dry_run", ".yaml:1", ("`label_smoothing` must be in the YAML",)),
         ),
     ),
     Mutation(

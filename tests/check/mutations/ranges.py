@@ -1,6 +1,6 @@
 """Numbers that would end a run, or let it do nothing."""
 
-from tests.check.harness import Expected, Mutation
+from tests.check.harness import NO_RECIPE, Expected, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -27,7 +27,10 @@ MUTATIONS = [
         text=(("recipe: recipes.asr.recipe.ASR\n", ""),),
         recipe=lambda recipe: None,
         options=("--log_every=0",),
-        expected=(Expected("ranges", "log_every", ("`log_every` must be a whole number", "is 0")),),
+        expected=(
+            NO_RECIPE,
+            Expected("ranges", "log_every", ("`log_every` must be a whole number", "is 0")),
+        ),
     ),
     Mutation(
         name="a CTC head that nothing trains",
