@@ -92,7 +92,8 @@ def _become(
         if kind == "-m":
             sys.path.insert(0, str(cwd))
             sys.argv = arguments
-            sys.modules.pop(arguments[0], None)  # as if nothing had imported it
+            if not hasattr(sys.modules.get(arguments[0]), "__path__"):  # of a package it is a part
+                sys.modules.pop(arguments[0], None)  # as if nothing had imported it
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             sys.path.insert(0, "")

@@ -53,7 +53,7 @@ def train(*, joins: bool) -> dict[str, list[float]]:
     brain = TurnsBrain(
         modules=modules,
         opt_class=lambda parameters: optimizer(parameters, lr=0.1, weight_decay=0.1),
-        hparams={"joins": joins, "find_unused_parameters": joins},
+        hparams={"joins": joins, "find_unused_parameters": joins, "stall_seconds": 0},
         run_opts={"device": "cpu", "noprogressbar": True},
     )
     brain.fit(range(1), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
