@@ -290,9 +290,9 @@ def load_torch(
     """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
     from sbkit.inference.torch_model import CPU, load_model
 
-    tokenizer = read.bundle.tokenizer
-    return load_model(
-        read.bundle.config,
+    tokenizer, config = read.bundle.tokenizer, read.bundle.config
+    model = load_model(
+        config,
         read.weights,
         folder=folder,
         file=folder / WEIGHTS,
@@ -301,6 +301,9 @@ def load_torch(
         placement=placement or CPU,
         compilation=compilation,
     )
+    if config.is_asr:
+        config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
+    return model
 
 
 def language_of(model: Path) -> str:
@@ -337,7 +340,13 @@ def _load_tokenizer(
             f"{folder / TOKENIZER} must be the one that the model was trained with, but its "
             f"SHA-256 is not the one in {CONFIG}. Export it again."
         )
-    return Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
+    tokenizer = Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
+    if config.vocabulary not in (None, tuple(tokenizer.pieces())):
+        raise SbkitError(
+            f"`vocabulary` must be the tokens of {TOKENIZER}, but {folder / CONFIG} has others. "
+            "Export it again."
+        )
+    return tokenizer
 
 
 def _load_decoder(

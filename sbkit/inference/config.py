@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
@@ -19,6 +20,7 @@ FEATURES = "compute_features"
 LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
+LONGEST_FRAME = 1 << 20  # samples
 LARGEST_BEAM = 10_000
 DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
 
@@ -31,13 +33,15 @@ class BundleConfig:
 
     model_class: what its parts are put into, one of MODEL_CLASSES; model: the parts that the one
     ModuleList owns, in order; parts: every part as plain data; tokenizer: the SHA-256 of
-    tokenizer.model, None without one; labels: what a classifier tells apart; imports: modules of
-    the exporter's own, which are named in a refusal and never imported from here; language: of
-    the transcripts; normalizer: the version and the table that wrote them, by which references and
-    hotwords are written, too, None for this sbkit's of the language; decoder: its kind, beam size,
-    weights, how the attention decoder takes part, and what they reached on the validation set, None
-    for greedy decoding; confidence: by decoder, what turns features of words into probabilities; a
-    decoder may have none; word_offsets: from the frames of tokens to when words are said.
+    tokenizer.model, None without one; vocabulary: its tokens by id, and samples_per_frame: from one
+    frame of CTC to the next, both None for a classifier, and of an earlier sbkit; labels: what a
+    classifier tells apart; imports: modules of the exporter's own, which are named in a refusal and
+    never imported from here; language: of the transcripts; normalizer: the version and the table
+    that wrote them, by which references and hotwords are written, too, None for this sbkit's of the
+    language; decoder: its kind, beam size, weights, how the attention decoder takes part, and what
+    they reached on the validation set, None for greedy decoding; confidence: by decoder, what turns
+    features of words into probabilities; a decoder may have none; word_offsets: from the frames of
+    tokens to when words are said.
     """
 
     model_class: str
@@ -47,6 +51,8 @@ class BundleConfig:
     tokenizer: str | None
     labels: tuple[str, ...] | None
     imports: tuple[str, ...]
+    vocabulary: tuple[str, ...] | None = None
+    samples_per_frame: int | None = None
     language: str | None = None
     normalizer: tuple[int, Orthography] | None = None
     decoder: Mapping[str, Any] | None = None
@@ -57,6 +63,14 @@ class BundleConfig:
     def is_asr(self) -> bool:
         """Check whether it is a model that transcribes."""
         return self.model_class == MODEL_CLASSES[0]
+
+    def refuse_other_frames(self, samples: int, *, of: Path) -> None:
+        """Refuse a model of other frames than are declared; raises SbkitError."""
+        if self.samples_per_frame not in (None, samples):
+            raise SbkitError(
+                f"`samples_per_frame` must be what the model does, but {of} has "
+                f"{self.samples_per_frame} for a model with {samples}. Export it again."
+            )
 
     @property
     def has_words(self) -> bool:
@@ -84,6 +98,15 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         tokenizer=read("tokenizer", _is_digest, "a SHA-256 in hexadecimal, or null", None),
         labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
+        vocabulary=_tuple(
+            read("vocabulary", _is_labels, "a list of different texts, or null", None)
+        ),
+        samples_per_frame=read(
+            "samples_per_frame",
+            _is_frame,
+            f"a whole number from 1 to {LONGEST_FRAME}, or null",
+            None,
+        ),
         language=read("language", _is_word, "a short text, or null", None),
         normalizer=_normalizer(
             read("normalizer", _is_normalizer, "a version and a text table, or null", None)
@@ -172,6 +195,10 @@ def _refuse_bomb(plain: Plain) -> None:
 
 def _is_rate(value: Any) -> bool:
     return type(value) is int and LOWEST_RATE <= value <= HIGHEST_RATE
+
+
+def _is_frame(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= LONGEST_FRAME
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -98,6 +98,9 @@ def export_run(
             (beside / name).write_bytes(content)
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
+        if bundle.config.is_asr:
+            config["samples_per_frame"] = bundle.model.samples_per_frame
+            _write_into_both(beside, CONFIG, to_json(config, indent=1) + "\n")
         certificates: Certificates = {}
         if wanted.formats:
             certificates = write_formats(
@@ -287,6 +290,7 @@ def _config(
         "format": FORMAT,
         "sample_rate": _sample_rate(root, run),
         "tokenizer": digest,
+        "vocabulary": None if tokenizer is None else tokenizer.pieces(),
         "labels": None if labels is None else labels.names,
         "checkpoints": [{name: meta[name] for name in names if name in meta} for meta in metas],
         NORMALIZER: metas[0].get(NORMALIZER),

@@ -19,7 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.bundle import WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
+from sbkit.inference.bundle import CONFIG, WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
 from sbkit.inference.model import (
     Batch,
     Effective,
@@ -106,6 +106,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
         loaded = OnnxModel.load(folder, device=device, precision=wanted.precision, threads=1)
         _refuse_other_weights(loaded, folder)
         model = OnnxClips(loaded, vocab_size=read.bundle.require_asr().vocab_size)
+        read.bundle.config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
         device = FIRST_GPU if device == "cuda" else device
         require_effective(model.effective, device=device, precision=wanted.precision)
         return model

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from sbkit.base.errors import SbkitError
+from sbkit.logs.log import own_fields
 from sbkit.logs.metric import Metrics, as_words
 
 
@@ -23,6 +25,12 @@ class Scoring:
     metrics: ClassVar[Metrics] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        for name in {*type(self).metrics} & own_fields():
+            raise SbkitError(
+                f"A metric must have a name that the log has not, but `{name}` of "
+                f"{type(self).__name__} would stand in the place of the run's own. Rename it, as "
+                f"valid_{name}."
+            )
         super().__init__(*arguments, **options)
         self.split, self.results = "", dict[str, list[Any]]()
         self.columns: dict[str, list[Any]] = {}

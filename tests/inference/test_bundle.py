@@ -38,6 +38,12 @@ def bundle(healthy: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(healthy, tmp_path / "bundle"))
 
 
+def test_a_bundle_says_what_its_tokens_and_frames_are(bundle: Path) -> None:
+    loaded, config = load_bundle(bundle), json.loads((bundle / "config.json").read_text())
+    assert config["vocabulary"] == list(loaded.require_asr().pieces())
+    assert config["samples_per_frame"] == loaded.model.samples_per_frame == 640
+
+
 def test_a_bundle_that_is_as_it_says_is_loaded(bundle: Path) -> None:
     loaded = load_bundle(bundle)
     assert isinstance(loaded.transcribe([np.zeros(8000, np.int16)])[0], str)
@@ -112,6 +118,9 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
             "`sample_rate` in .* must be a whole number from 4000 .* but is 1",
         ),
         ({"sample_rate": 8000}, "has 8000 and 16000"),  # the features are of 16000
+        ({"samples_per_frame": 320}, "has 320 for a model with 640"),
+        ({"samples_per_frame": True}, "must be a whole number from 1 to .* but is True"),
+        ({"vocabulary": ["a", "b"]}, "`vocabulary` must be the tokens of tokenizer.model"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(

@@ -2,7 +2,7 @@
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import speechbrain as sb
@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 import sbkit
 from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.loss import Loss
 from sbkit.train import optimizer_step
 from sbkit.train.brain import Brain
@@ -91,6 +92,14 @@ def test_an_unsupported_pair_is_refused_by_name(options: dict[str, Any], words: 
     with pytest.raises(SbkitError) as error:
         LineBrain(modules={"model": line()}, run_opts=options)
     assert all(word in str(error.value) for word in words)
+
+
+def test_a_metric_may_not_be_called_as_a_field_of_the_log() -> None:
+    class Lossy(LineBrain):
+        metrics: ClassVar[Metrics] = {"score": Metric(), "loss": Metric()}
+
+    with pytest.raises(SbkitError, match="but `loss` of Lossy would stand in the place"):
+        Lossy(modules={"model": line()}, run_opts={"device": "cpu"})
 
 
 def test_autocast_and_scaler_get_the_type_of_the_device() -> None:
