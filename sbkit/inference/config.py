@@ -21,6 +21,7 @@ LONGEST_WORD = 100  # characters
 DIGEST = 64  # characters of a SHA-256
 MOST_LABELS = 100_000
 LONGEST_FRAME = 1 << 20  # samples
+TEXTS, FRAME = "a list of different texts, or null", f"a number from 1 to {LONGEST_FRAME}, or null"
 LARGEST_BEAM = 10_000
 DEEPEST, MOST = 50, 100_000  # levels and values of a configuration
 
@@ -96,17 +97,10 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         model=tuple(read("model", _is_owned, "a list of names of parts")),
         parts=read("parts", _is_parts, f"a mapping of parts that has `{FEATURES}`"),
         tokenizer=read("tokenizer", _is_digest, "a SHA-256 in hexadecimal, or null", None),
-        labels=_tuple(read("labels", _is_labels, "a list of different texts, or null", None)),
+        labels=_tuple(read("labels", _is_labels, TEXTS, None)),
         imports=tuple(read("imports", _is_names, "a list of names of modules", ())),
-        vocabulary=_tuple(
-            read("vocabulary", _is_labels, "a list of different texts, or null", None)
-        ),
-        samples_per_frame=read(
-            "samples_per_frame",
-            _is_frame,
-            f"a whole number from 1 to {LONGEST_FRAME}, or null",
-            None,
-        ),
+        vocabulary=_tuple(read("vocabulary", _is_labels, TEXTS, None)),
+        samples_per_frame=read("samples_per_frame", _is_frame, FRAME, None),
         language=read("language", _is_word, "a short text, or null", None),
         normalizer=_normalizer(
             read("normalizer", _is_normalizer, "a version and a text table, or null", None)
