@@ -47,13 +47,13 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     Bad input leaves a sentence, not a traceback; so do SIGTERM, SIGUSR1 and SIGHUP, which
     `Brain.fit` takes over while it trains.
     """
-    interrupted = threading.Event()
+    asked: list[int] = []
     _open_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a name of other bytes, a terminal without letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _refuse_lost_folder()
-        with leaving_when_asked(interrupted), ThreadWaiting():
+        with leaving_when_asked(asked), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
     except SbkitError as error:
@@ -70,8 +70,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
     except Exception as error:
-        if interrupted.is_set():  # libraries swallow Ctrl-C while they are imported, and fail then
-            code = INTERRUPTED
+        if asked:  # libraries swallow signals while they are imported, and fail then
+            code = asked[0]
         elif isinstance(error, OSError) and error.errno in FIXES:
             code = _refuse(_of_a_place(error))
         elif _is_shortage(error):
@@ -165,18 +165,22 @@ def exit_code(error: BaseException) -> int:
 
 
 @contextmanager
-def leaving_when_asked(interrupted: threading.Event) -> Iterator[None]:
+def leaving_when_asked(asked: list[int]) -> Iterator[None]:
     """Turn SIGTERM, SIGUSR1 and SIGHUP into AskedToStop: what is open is closed on the way out.
 
-    ``interrupted`` is set by Ctrl-C.
+    asked: is given the exit code of each signal that came, of Ctrl-C, too.
     """
 
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        asked.append(ASKED_TO_STOP)
+        _leave(number, frame)
+
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        interrupted.set()
+        asked.append(INTERRUPTED)
         raise KeyboardInterrupt
 
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with handling(ASKING, _leave), handling([signal.SIGINT] * is_default, interrupt):
+    with handling(ASKING, leave), handling([signal.SIGINT] * is_default, interrupt):
         yield
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import BAD_INPUT, FAILED, INTERRUPTED, SbkitError
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, SbkitError
 from sbkit.base.exit import exit_code, run_main
 
 ROOT = Path(__file__).parents[2]
@@ -23,17 +23,22 @@ def interruptible() -> Iterator[None]:
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
-def test_an_import_that_swallows_an_interrupt_and_fails_is_an_interruption() -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, ASKED_TO_STOP)]
+)
+def test_an_import_that_swallows_a_signal_and_fails_was_asked_to_leave(
+    number: signal.Signals, code: int
+) -> None:
     def command() -> int:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt:
+            os.kill(os.getpid(), number)
+        except (KeyboardInterrupt, SystemExit):
             raise RecursionError("as numpy does where its import was broken off") from None
         return 0
 
     with pytest.raises(SystemExit) as left:
         run_main(command)
-    assert left.value.code == INTERRUPTED
+    assert left.value.code == code
 
 
 def test_an_error_without_an_interrupt_is_raised() -> None:
