@@ -174,7 +174,7 @@ def fastest_percent(speeds: Sequence[float]) -> int:
 
 
 def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Give examples to the parts in turn, the longest first: they are alike in number and length.
+    """Deal examples to the parts in turn, the longest first: they are alike in number and length.
 
     Where there are fewer examples than parts, the shortest one fills the others, without weight.
     """

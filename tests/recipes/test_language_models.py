@@ -2,24 +2,30 @@
 
 from pathlib import Path
 
+import pytest
+
 from recipes.asr.language_models import prepare_language_models
 from sbkit.data.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
-from sbkit.text.tokenizer import ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.stores import Utterance, make_store
 
 
-def test_weights_of_other_language_models_are_removed(tmp_path: Path) -> None:
-    text = tmp_path / "talks.txt"
-    tokenizer = ensure_tokenizer(
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return ensure_tokenizer(
         model_file=tmp_path / "tokenizer.model",
         kind="char",
         vocab_size=None,
         texts=lambda: ["call the office"],
     )
+
+
+def test_weights_of_other_language_models_are_removed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = tmp_path / "talks.txt"
     knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     knobs |= {"output_folder": str(tmp_path), "lm_text": str(text)}
     chosen = [tmp_path / DECODER_FILE, tmp_path / CONFIDENCE_FILE]
@@ -31,14 +37,10 @@ def test_weights_of_other_language_models_are_removed(tmp_path: Path) -> None:
         assert [file.exists() for file in chosen] == [are_left, are_left]
 
 
-def test_other_training_data_makes_other_language_models(tmp_path: Path) -> None:
+def test_other_training_data_makes_other_language_models(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     """Training splits may have any names, as those of LibriSpeech have."""
-    tokenizer = ensure_tokenizer(
-        model_file=tmp_path / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["call the office"],
-    )
     knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     knobs |= {"output_folder": str(tmp_path)}
     for text, known in (("call", {"call"}), ("call", {"call"}), ("the office", {"the", "office"})):
