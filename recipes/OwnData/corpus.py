@@ -38,7 +38,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
-    """Read the files of one split as one manifest, or find those that `datasets` streams.
+    """Read the files of one split as one manifest, or find those that are streamed.
 
     Raises:
         SbkitError: a file cannot be read, or lacks the columns.

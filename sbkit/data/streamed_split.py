@@ -1,29 +1,39 @@
-"""A split that `datasets` streams: parquet or JSON Lines, in a folder or at a URL.
+"""A split that is streamed: parquet or JSON Lines, in a folder or at a URL.
 
 It is read row by row into shards, and never in memory or on the disk as a whole.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-import datasets
 import fsspec
+import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import read_rows, with_language
+from sbkit.data.parquet import ParquetFile
 from sbkit.data.shard_units import ShardOptions, Unit
 from sbkit.data.storage import MissingFileError, Storage
-from sbkit.data.tables import PATH_COLUMNS, Table, TableRow, find_column
+from sbkit.data.tables import (
+    PATH_COLUMNS,
+    Table,
+    TableRow,
+    column_names,
+    find_column,
+    read_objects,
+)
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json"}  # of `datasets`, by the endings of files
+SUFFIXES = (".parquet", ".jsonl")
 SHUFFLED = 1000  # rows of a file that are shuffled in memory; as MP3 of 5 s they are 40 MB
+READ_AT_ONCE = 100  # rows of parquet
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,16 @@ class StreamedSplit:
 
     def _unit(self, file: str, options: ShardOptions, scratch: Path) -> Unit:
         def rows(start: int) -> Iterator[Row | BadRow]:
-            with _reading(file):
-                columns = tuple(next(iter(_open(file)), {}))
-            if not columns:  # a file without rows, as Spark writes them
+            stored = _read(file)
+            first = list(islice(stored, SHUFFLED))
+            if not first:  # a file without rows, as Spark writes them
                 return
-            shuffled = _open(file).shuffle(seed=options.seed, buffer_size=SHUFFLED)
-            content = _rows(file, shuffled.skip(start), self.path_column, scratch)
+            columns = column_names(Path(file), first)
+            audio = find_column(
+                Table(Path(file), columns, ()), self.path_column, PATH_COLUMNS, "path_column"
+            )
+            shuffled = islice(_shuffle(chain(first, stored), options.seed), start, None)
+            content = (_with_path(row, audio, file, scratch) for row in shuffled)
             table = Table(Path(file), columns, content)
             for row in read_rows(table, self.path_column, self.text_column):
                 yield with_language(row, self.language)
@@ -63,31 +77,47 @@ class StreamedSplit:
 
 
 def streamed_files(source: str) -> list[str]:
-    """Return the files of a URL, or of a folder, that `datasets` can stream.
+    """Return the files of a URL, or of a folder, that can be streamed.
 
     Raises:
         SbkitError: the URL cannot be read.
     """
-    return Storage.at(source).list_files(list(BUILDERS))
+    return Storage.at(source).list_files(SUFFIXES)
 
 
-def _rows(
-    file: str, dataset: datasets.IterableDataset, path_column: str | None, scratch: Path
-) -> Iterator[TableRow]:
-    """Yield the rows of a file as those of a table, with files in the place of audio."""
-    name = ""
-    rows = iter(dataset)
-    for number in count(1):
-        with _reading(file):
-            row: dict[str, Any] | None = next(rows, None)
-        if row is None:
+def _read(file: str) -> Iterator[TableRow | BadRow]:
+    """Yield the rows of a file; those of parquet have their values as they are stored."""
+    with _reading(file):
+        if file.endswith(".jsonl"):
+            with fsspec.open(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
+                yield from read_objects(lines)
             return
-        name = name or find_column(
-            Table(Path(file), tuple(row), ()), path_column, PATH_COLUMNS, "path_column"
-        )
-        path = _to_path(row.pop(name, None), file, scratch)
-        fields = {key: "" if value is None else str(value) for key, value in row.items()}
-        yield TableRow(number, {**fields, name: path})
+        with fsspec.open(file, "rb") as stream:
+            batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches(READ_AT_ONCE)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from (TableRow(number, row) for number, row in enumerate(rows, start=1))
+
+
+def _shuffle(rows: Iterable[TableRow | BadRow], seed: int) -> Iterator[TableRow | BadRow]:
+    """Yield half of some rows in random order, as often as there are so many, then the rest."""
+    random, held = np.random.default_rng(seed), list[TableRow | BadRow]()
+    for row in rows:
+        held.append(row)
+        if len(held) == SHUFFLED:
+            held = [held[place] for place in random.permutation(SHUFFLED)]
+            yield from held[: SHUFFLED // 2]
+            del held[: SHUFFLED // 2]
+    yield from (held[place] for place in random.permutation(len(held)))
+
+
+def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> TableRow | BadRow:
+    """Return a row with texts in all its columns, and the path of a file in that of the audio."""
+    if isinstance(row, BadRow):
+        return row
+    fields: dict[str, Any] = {**row.fields}
+    path = _to_path(fields.pop(audio, None), file, scratch)
+    texts = {key: "" if value is None else str(value) for key, value in fields.items()}
+    return TableRow(row.line, {**texts, audio: path})
 
 
 def _to_path(audio: object, file: str, scratch: Path) -> str:
@@ -114,21 +144,15 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
     return str(place)
 
 
-def _open(file: str) -> datasets.IterableDataset:
-    builder = BUILDERS[Path(file).suffix]
-    opened = datasets.load_dataset(builder, data_files=[file], split="train", streaming=True)
-    return opened.decode(False) if opened.features else opened
-
-
 @contextmanager
 def _reading(file: str) -> Iterator[None]:
-    """Turn what `datasets` raises into one sentence; damage ends in errors of many kinds."""
+    """Turn what damage ends in into one sentence; libraries have errors of many kinds."""
     try:
         yield
     except SbkitError:
         raise
     except Exception as error:
         raise SbkitError(
-            f"{file} must be a file that `datasets` can stream, but fails ({type(error).__name__}: "
-            f"{str(error)[:200]}). Correct it."
+            f"{file} must be parquet or JSON Lines in UTF-8, but cannot be read "
+            f"({type(error).__name__}: {str(error)[:200]}). Correct it."
         ) from error

@@ -226,9 +226,17 @@ def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow 
 
 
 def _read_json_lines(file: Path) -> Table:
+    return Table(file, column_names(file, _objects_of(file)), _objects_of(file))
+
+
+def column_names(file: Path, rows: Iterable[TableRow | BadRow]) -> tuple[str, ...]:
+    """Return the columns that any row has; raises SbkitError where none has one, or for too many.
+
+    Of JSON Lines, not all rows have all of them.
+    """
     names: dict[str, None] = {}
     fault = "it is empty"
-    for row in _read_objects(file):
+    for row in rows:
         if isinstance(row, TableRow):
             names |= dict.fromkeys(row.fields)
         elif row.id == "line 1":
@@ -243,19 +251,24 @@ def _read_json_lines(file: Path) -> Table:
             f"{file} must be JSON Lines, one object on each line, but line 1 is none "
             f"({fault}). Correct it."
         )
-    return Table(file, tuple(names), _read_objects(file))
+    return tuple(names)
 
 
-def _read_objects(file: Path) -> Iterator[TableRow | BadRow]:
+def _objects_of(file: Path) -> Iterator[TableRow | BadRow]:
     with _open_text(file, "\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line, object_pairs_hook=unique_keys)
-                yield TableRow(number, _as_fields(values))
-            except (ValueError, RecursionError) as error:
-                yield BadRow(f"line {number}", "not a JSON object", str(error))
+        yield from read_objects(stream)
+
+
+def read_objects(lines: Iterable[str]) -> Iterator[TableRow | BadRow]:
+    """Read JSON Lines: an object on each line, whose values become texts."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line, object_pairs_hook=unique_keys)
+            yield TableRow(number, _as_fields(values))
+        except (ValueError, RecursionError) as error:
+            yield BadRow(f"line {number}", "not a JSON object", str(error))
 
 
 def _as_fields(values: object) -> Mapping[str, str]:

@@ -30,7 +30,8 @@ from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
 from sbkit.data.columns import sample_counts, shard_numbers, take_columns
-from sbkit.data.manifest import BadRow, Manifest
+from sbkit.data.manifest import BadRow, Manifest, Row
+from sbkit.data.own_manifest import read_manifests
 from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard_units import ShardOptions
@@ -61,12 +62,6 @@ def make_clips(folder: Path, count: int = 24) -> list[Clip]:
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
     return make_clips(tmp_path_factory.mktemp("corpus") / "clips")
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take out the five seconds that `datasets` sleeps after each reading of parquet."""
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
 
 
 @pytest.fixture
@@ -419,6 +414,21 @@ def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
     assert not (tmp_path / "cache").exists()
 
 
+def test_json_lines_have_the_same_values_streamed_and_listed(tmp_path: Path) -> None:
+    """A date, for one, stays what it is written as; a line that is no object is left out."""
+    row = {"audio": "/a.wav", "text": "2020-05-06", "day": "2020-05-06", "old": True, "at": [1]}
+    lines = f"{json.dumps(row)}\nno object\n{json.dumps({**row, 'audio': '/b.wav', 'new': 1})}\n"
+    (tmp_path / "part.jsonl").write_text(lines)
+    listed = read_manifests(
+        [tmp_path / "part.jsonl"], path_column=None, text_column=None, language="en"
+    )
+    (unit,) = streamed(tmp_path).units(OPTIONS, tmp_path)
+    rows = list(unit.rows(0))
+    clips = [row.clip for row in rows if isinstance(row, Row)]
+    assert sorted(clips, key=lambda clip: clip.id) == [*listed.clips]
+    assert [row for row in rows if isinstance(row, BadRow)] == [*listed.bad_rows]
+
+
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
     tmp_path: Path, place: str, decoded: list[str]
 ) -> None:
@@ -533,7 +543,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         write(str(tmp_path / "file" / "shards"), clips)
     write_stream(tmp_path / "stream")
     cut_short(tmp_path / "stream/part1.parquet")
-    with pytest.raises(SbkitError, match=r"that `datasets` can stream, but fails"):
+    with pytest.raises(
+        SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
+    ):
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
 
 
