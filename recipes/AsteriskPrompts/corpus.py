@@ -27,4 +27,4 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
         language: prepare_prompts(language=language, cache_folder=default_cache())
         for language in language_tags(knobs["language"])
     }
-    return read_releases(releases, split)
+    return read_releases(releases, split, knobs)

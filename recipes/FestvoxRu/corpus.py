@@ -29,4 +29,5 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"`language` must be {LANGUAGE} for the corpus FestvoxRu, but is "
             f"{knobs['language']!r}. Pass --language={LANGUAGE}."
         )
-    return read_release(prepare_festvox(cache_folder=default_cache()) / f"{split}.tsv", LANGUAGE)
+    release = prepare_festvox(cache_folder=default_cache())
+    return read_release(release / f"{split}.tsv", LANGUAGE, knobs)

@@ -14,6 +14,7 @@ from sbkit.base.regular import read_regular
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
+from sbkit.data.tables import refuse_columns
 from sbkit.text.languages import language_tags
 
 SUFFIXES = (".flac", ".wav")
@@ -35,7 +36,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         SbkitError: ``data_folder`` has no split of this layout, or not the one named; or a column
             is named, which it does not have.
     """
-    _refuse_columns(knobs)
+    refuse_columns(knobs, "the layout of LibriSpeech")
     there = _split_names(_find(knobs))
     own = {
         role: [split for split in there if split.startswith(prefix)]
@@ -60,15 +61,6 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"but none of those in {root / split} can be used. Choose another split."
         )
     return manifest
-
-
-def _refuse_columns(knobs: Mapping[str, Any]) -> None:
-    for key in ("path_column", "text_column"):
-        if knobs.get(key):
-            raise SbkitError(
-                f"`{key}` must be null for the layout of LibriSpeech, which has no columns, but is "
-                f"{knobs[key]!r}. Leave it out."
-            )
 
 
 def _find(knobs: Mapping[str, Any]) -> Path:

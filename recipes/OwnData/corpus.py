@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.roles import ROLES, require_split_name, resolve_splits
 from sbkit.data.saved_dataset import is_saved_dataset
 from sbkit.data.streamed_split import StreamedSplit, streamed_files
+from sbkit.data.tables import refuse_columns
 from sbkit.text.languages import language_tags
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -24,7 +26,8 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: those of the knob ``splits``, else as ``manifest`` has them.
 
     Raises:
-        SbkitError: ``manifest`` is no such mapping, or lacks what trains or validates.
+        SbkitError: ``manifest`` is no such mapping, or lacks what trains or validates; or a column
+            is named, which no file has.
     """
     files, roles = _read_mapping(knobs["manifest"])
     for role in ("train", "valid"):
@@ -34,7 +37,12 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
                 f"{'dev' if role == 'valid' else role}. Add --manifest "
                 f"{'dev' if role == 'valid' else role}=FILE."
             )
-    return resolve_splits(knobs.get("splits"), roles, list(files))
+    used = resolve_splits(knobs.get("splits"), roles, list(files))
+    if all(
+        is_kaldi(Path(file)) for names in used.values() for name in names for file in files[name]
+    ):
+        refuse_columns(knobs, "data in Kaldi's form")
+    return used
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
@@ -64,7 +72,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
 def _is_streamed(source: str) -> bool:
     """Return whether it is a URL, or a folder that is neither Kaldi's nor a saved dataset."""
     folder = Path(source)
-    known = is_saved_dataset(folder) or (folder / "wav.scp").is_file()
+    known = is_saved_dataset(folder) or is_kaldi(folder)
     return "://" in source or (folder.is_dir() and not known and bool(streamed_files(source)))
 
 

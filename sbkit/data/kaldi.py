@@ -16,6 +16,11 @@ LARGEST = 1 << 31  # bytes
 COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 
 
+def is_kaldi(source: Path) -> bool:
+    """Return whether a source is a data folder of Kaldi's form."""
+    return (source / "wav.scp").is_file()
+
+
 def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadRow]:
     """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.clips import Clip
-from sbkit.data.kaldi import read_kaldi
+from sbkit.data.kaldi import is_kaldi, read_kaldi
 from sbkit.data.manifest import (
     BadRow,
     Manifest,
@@ -71,7 +71,7 @@ def _read_source(
     *,
     several: bool,
 ) -> Iterator[Row | BadRow]:
-    if (source / "wav.scp").is_file():
+    if is_kaldi(source):
         rows, column = read_kaldi(source, transcripts=text_column is not False), "text"
     else:
         table = _open_table(source)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
@@ -116,6 +116,16 @@ def find_text_column(table: Table, text_column: str | Literal[False] | None) -> 
     if text_column is False:
         return ""
     return find_column(table, text_column, TEXT_COLUMNS, "text_column")
+
+
+def refuse_columns(knobs: Mapping[str, Any], data: str) -> None:
+    """Refuse knobs that name columns, for data that has none; raises SbkitError."""
+    for key in ("path_column", "text_column"):
+        if knobs.get(key):
+            raise SbkitError(
+                f"`{key}` must be null for {data}, which has no columns, but is {knobs[key]!r}. "
+                "Leave it out."
+            )
 
 
 def _check_text(file: Path) -> None:

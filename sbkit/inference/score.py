@@ -21,12 +21,13 @@ from sbkit.base.version import __version__
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import read_clips
 from sbkit.data.columns import filled_rows
+from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Manifest
 from sbkit.data.own_manifest import read_manifests
 from sbkit.data.prepare import prepare_split
 from sbkit.data.release import read_release
 from sbkit.data.splits import Splits
-from sbkit.data.tables import TEXT_COLUMNS, read_table
+from sbkit.data.tables import TEXT_COLUMNS, read_table, refuse_columns
 from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
@@ -93,8 +94,10 @@ def score_model(
 
     Raises:
         SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
-            can be written there.
+            can be written there; or a column is named, which no source has.
     """
+    if all(map(is_kaldi, sources)):
+        refuse_columns(vars(wanted), "data in Kaldi's form" if sources else "a run's own test sets")
     if wanted.out is not None and (wanted.out / SCORES).exists():
         raise SbkitError(
             f"`--out` must be a folder without scores, but {wanted.out} has some, which are not "

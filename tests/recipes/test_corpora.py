@@ -23,6 +23,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.cache import find_prunable, list_entries, remove
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest
+from sbkit.inference.score import Wanted, score_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,6 +175,21 @@ def test_a_folder_of_kaldi_that_cannot_be_read_is_refused(
     knobs = kaldi(tmp_path / "k", **files)
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs).read(knobs, "train")
+
+
+@pytest.mark.parametrize("key", ["path_column", "text_column"])
+def test_a_column_that_only_tables_have_must_be_of_a_table_that_is_used(
+    tmp_path: Path, key: str
+) -> None:
+    kaldi(tmp_path / "k", wav="u1 a.wav")
+    folder = str(tmp_path / "k")
+    knobs = {"manifest": {"train": folder, "dev": folder, "test": "a.csv"}, key: "said"}
+    assert own_data.splits(knobs)
+    with pytest.raises(SbkitError, match=f"`{key}` must be null for data in Kaldi's form"):
+        own_data.splits({**knobs, "splits": {"test": []}})
+    for sources, data in (([Path(folder)], "data in Kaldi's form"), ([], "a run's own test sets")):
+        with pytest.raises(SbkitError, match=f"`{key}` must be null for {data}"):
+            next(score_model(tmp_path, sources, Wanted(**{key: "said"})))
 
 
 def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
