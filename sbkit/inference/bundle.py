@@ -41,7 +41,7 @@ from sbkit.inference.config import BundleConfig, parse_config
 from sbkit.inference.model import Heard
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.normalize import NORMALIZER_VERSION, normalize
+from sbkit.text.normalize import NORMALIZER_VERSION, SAME_RULES, normalize
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
 from sbkit.text.word import Word
 
@@ -215,7 +215,7 @@ class Bundle:
         Where that was by rules of another version than this sbkit has, standard error says so.
         """
         version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
-        if version != NORMALIZER_VERSION:
+        if not SAME_RULES <= version <= NORMALIZER_VERSION:
             print(
                 f"note: the model's transcripts were normalized by version {version} of the rules, "
                 f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",

@@ -15,7 +15,8 @@ from typing import Any
 
 from sbkit.text.languages import primary
 
-NORMALIZER_VERSION = 2  # raise it when a sentence would get another text
+NORMALIZER_VERSION = 3  # raise it when a sentence would get another text
+SAME_RULES = 2  # since this version only tables have changed, and a trained model keeps its own
 LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each replacement
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -30,11 +31,13 @@ class Orthography:
         letters: the lower-case letters of the language; empty means those of every script.
         joiners: marks kept between two letters of a word.
         rewrite: characters replaced before lower case is taken, among them symbols read as words.
+        spaces: whether spaces may stand between letters of a script that has none between words.
     """
 
     letters: str = ""
     joiners: str = "'"
     rewrite: Mapping[str, str] = field(default_factory=dict)
+    spaces: bool = True
 
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
@@ -55,6 +58,7 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "az": Orthography(rewrite={"I": _DOTLESS_I}),
 }
 ANY_LANGUAGE = Orthography()
+UNSPACED = Orthography(spaces=False)
 
 _APOSTROPHES = (
     "`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}"
@@ -80,12 +84,21 @@ _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 _UNSPACED = frozenset(("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh")).union(
     ("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz")
 )
+# Their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han. Not Tibetan, in
+# which a space stands for the mark between two syllables.
+_UNSPACED_LETTERS = (
+    "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
+    "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
+    "\U00020000-\U0003ffff"
+)
+_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED_LETTERS}]) (?=[{_UNSPACED_LETTERS}])")
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
 
 def orthography(language: str) -> Orthography:
-    """Return the table of a tag: of its first part if there is one, else the general one."""
-    return ORTHOGRAPHIES.get(primary(language), ANY_LANGUAGE)
+    """Return the table of a tag: of its first part if there is one, else a general one."""
+    general = ANY_LANGUAGE if separates_words(language) else UNSPACED
+    return ORTHOGRAPHIES.get(primary(language), general)
 
 
 def table_to_store(language: str) -> dict[str, Any]:
@@ -99,6 +112,8 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
     Raises ValueError for anything else, and for replacements that could make a text endless.
     """
     names = {field.name for field in fields(Orthography)}
+    if isinstance(stored, dict):
+        stored = {"spaces": True, **stored}  # version 2 has no such key
     if not isinstance(stored, dict) or stored.keys() != {"version", *names}:
         raise ValueError("the keys are others")
     version, rewrite = stored["version"], stored["rewrite"]
@@ -109,7 +124,9 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
         raise ValueError("there is a text that is none, or too long")
     if any(len(char) != 1 or char in word for char in rewrite for word in rewrite.values()):
         raise ValueError("what is replaced is no character, or is in a replacement")
-    return version, Orthography(stored["letters"], stored["joiners"], rewrite)
+    if type(stored["spaces"]) is not bool:
+        raise ValueError("whether there are spaces is not said")
+    return version, Orthography(**{name: stored[name] for name in names})
 
 
 def separates_words(language: str) -> bool:
@@ -165,8 +182,9 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     ``table`` takes the place of the language's own: a trained model keeps the one that it had.
 
     Punctuation becomes a space, save the dots between initials and the apostrophes inside words of
-    languages that write them. Digits stay. The result is in Unicode NFC, and normalizing it again
-    changes nothing.
+    languages that write them, and nothing between two characters of Chinese, Thai and the like,
+    which have no spaces between words. Digits stay. The result is in Unicode NFC, and normalizing
+    it again changes nothing.
     """
     table = orthography(language) if table is None else table
     text = _compose(text).translate(_SAME)
@@ -175,7 +193,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     text = _INITIALS.sub(r"\1", text.lower())
     text = _compose(text.translate(_written(table.letters, table.joiners)))
     words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
-    return " ".join(word for word in words if word)
+    text = " ".join(word for word in words if word)
+    return text if table.spaces else _compose(_SPACE_WITHIN.sub("", text))
 
 
 class _Table(dict[int, str]):

@@ -36,7 +36,11 @@ CASES += [  # what a table cannot show
     ("en", "", ""),
     ("fr", "«\u00a0À bientôt\u00a0!\u00a0» dit-elle", "à bientôt dit elle"),
     ("it", "Qual E\u0300 il PERCHE\u0301", "qual è il perché"),
-    ("ja", "「こんにちは」、ラーメン か\u3099", "こんにちは ラーメン が"),
+    ("ja", "「こんにちは」、ラーメン か\u3099", "こんにちはラーメンが"),
+    ("ja", "か \u3099", "が"),
+    ("zh", "我用 iPhone 手机， OK？好 。", "我用 iphone 手机 ok 好"),
+    ("th", "สวัสดี ครับ (ผม)", "สวัสดีครับผม"),
+    ("bo", "བོད་སྐད།", "བོད སྐད"),
     ("ar", "مرحـــبا\u200f", "مرحبا"),
     ("", "Any Tag", "any tag"),
     ("xx", "１２３ ＡＢＣ ﬁx", "123 abc fix"),
@@ -54,7 +58,7 @@ def test_normalize(language: str, text: str, expected: str) -> None:
     assert normalize(normal, language) == normal
 
 
-@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx"])
+@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
 def test_normalizing_twice_changes_nothing(language: str) -> None:
     """Characters of the scripts up to the kana, alone and in random company."""
     chars = [c for c in map(chr, range(0x3100)) if unicodedata.category(c) != "Cn"]
@@ -96,10 +100,17 @@ def test_the_default_corpus_keeps_its_texts(language: str, asterisk_english: Pat
     assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == DIGESTS[language]
 
 
-@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx"])
+@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
 def test_a_table_is_what_was_stored_of_it(language: str) -> None:
     stored = json.loads(json.dumps(table_to_store(language)))
     assert read_stored_table(stored) == (NORMALIZER_VERSION, orthography(language))
+
+
+def test_a_model_of_version_2_keeps_its_spaces() -> None:
+    stored = {"version": 2, "letters": "", "joiners": "'", "rewrite": {}}
+    version, table = read_stored_table(stored)
+    assert version == 2
+    assert normalize("你好，世界", "zh", table) == "你好 世界"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +122,7 @@ def test_a_table_is_what_was_stored_of_it(language: str) -> None:
         {"rewrite": {"": " and "}},
         {"rewrite": {"a": "bb", "b": "aa"}},
         {"rewrite": {"a": 1}},
+        {"spaces": 1},
         {"more": 1},
     ],
 )
