@@ -1,18 +1,22 @@
 """A fetched corpus as a release folder of Common Voice: a TSV for each split, and ``clips/``."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import soundfile
 
-from recipes.debian import PASS_A_RELEASE
+from recipes.debian import PASS_A_RELEASE, fetch_packages
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import building, scratch_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.release import read_release
+from sbkit.data.roles import resolve_splits
 from sbkit.text.normalize import normalize
 
+RELEASE_VERSION = 1  # raise it when the same packages would give another release
 SPLITS = ("train", "dev", "test")
 ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}
 
@@ -34,6 +38,36 @@ class Row:
     variant: str = ""
     locale: str
     segment: str = ""
+
+
+def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the splits of each role: those of the knob ``splits``, else train, dev and test."""
+    return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
+
+
+def ensure_release(
+    folder: Path, language: str, packages: Sequence[str], write: Callable[[Path, Path], None]
+) -> Path:
+    """Return the release folder of a language, fetching and writing it where it is not there yet.
+
+    Args:
+        folder: holds a release for each version of the packages.
+        language: of the release.
+        packages: of Debian; the first has the version.
+        write: makes a release of the root of the unpacked packages, in an empty folder.
+
+    Raises:
+        SbkitError: apt-get cannot fetch the packages, or they hold something else.
+    """
+    finished = sorted(folder.expanduser().glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
+    if finished:
+        return finished[-1].parent
+    with scratch_folder("sbkit-packages") as scratch:
+        found = fetch_packages(packages, scratch)
+        release = folder.expanduser() / f"{found.version}-r{RELEASE_VERSION}" / language
+        with building(release) as beside:
+            write(found.root, beside)
+    return release
 
 
 def sentence_id(sentence: str) -> str:

@@ -4,17 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from recipes.release_folder import ROLES, SPLITS
+from recipes.release_folder import splits
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.manifest import Manifest
 from sbkit.data.release import read_releases
-from sbkit.data.roles import resolve_splits
 from sbkit.text.languages import language_tags
 
-
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: those of the knob ``splits``, else train, dev and test."""
-    return resolve_splits(knobs.get("splits"), ROLES, SPLITS)
+__all__ = ["read", "splits"]
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest:

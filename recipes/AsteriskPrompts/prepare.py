@@ -14,18 +14,23 @@ import G722
 import numpy as np
 import soundfile
 
-from recipes.debian import PASS_A_RELEASE, fetch_packages
-from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
+from recipes.debian import PASS_A_RELEASE
+from recipes.release_folder import (
+    Row,
+    ensure_release,
+    only,
+    print_release,
+    sentence_id,
+    write_tsvs,
+)
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
-from sbkit.base.files import building, scratch_folder
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 from sbkit.text.numbers import spell_digits
 
-RELEASE_VERSION = 1  # raise it when the same packages would give another release
 LANGUAGES = ("en", "es", "fr", "it", "ru")
 G722_BIT_RATE = 64_000  # bits per second
 
@@ -57,17 +62,13 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
             f"language must be one of {', '.join(LANGUAGES)} for the default corpus, but is "
             f"{language!r}. {PASS_A_RELEASE}"
         )
-    releases = Path(cache_folder).expanduser() / "asterisk-prompts"
-    finished = sorted(releases.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
-    if finished:
-        return finished[-1].parent
-    with scratch_folder("sbkit-packages") as folder:
-        name = f"asterisk-core-sounds-{language}"
-        packages = fetch_packages((name, f"{name}-g722"), folder)
-        release = releases / f"{packages.version}-r{RELEASE_VERSION}" / language
-        with building(release) as beside:
-            write_release(packages.root, language, beside)
-    return release
+    name = f"asterisk-core-sounds-{language}"
+    return ensure_release(
+        Path(cache_folder) / "asterisk-prompts",
+        language,
+        (name, f"{name}-g722"),
+        lambda root, release: write_release(root, language, release),
+    )
 
 
 def write_release(root: Path, language: str, release: Path) -> None:

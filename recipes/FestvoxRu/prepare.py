@@ -11,15 +11,19 @@ from pathlib import Path
 
 import soundfile
 
-from recipes.debian import fetch_packages
 from recipes.FestvoxRu.phones import read_labels, time_words
-from recipes.release_folder import Row, only, print_release, sentence_id, write_tsvs
+from recipes.release_folder import (
+    Row,
+    ensure_release,
+    only,
+    print_release,
+    sentence_id,
+    write_tsvs,
+)
 from sbkit.base.exit import run_main
-from sbkit.base.files import building, scratch_folder
 from sbkit.data.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 
-RELEASE_VERSION = 1  # raise it when the same package would give another release
 PACKAGE = "festvox-ru"
 LANGUAGE = "ru"
 SPEAKER = "nsh"
@@ -50,16 +54,7 @@ def prepare_festvox(*, cache_folder: str | Path) -> Path:
     Raises:
         SbkitError: apt-get cannot fetch the package, or its labels are not those of its text.
     """
-    releases = Path(cache_folder).expanduser() / PACKAGE
-    finished = sorted(releases.glob(f"*-r{RELEASE_VERSION}/{LANGUAGE}/validated.tsv"))
-    if finished:
-        return finished[-1].parent
-    with scratch_folder("sbkit-packages") as folder:
-        package = fetch_packages((PACKAGE,), folder)
-        release = releases / f"{package.version}-r{RELEASE_VERSION}" / LANGUAGE
-        with building(release) as beside:
-            write_release(package.root, beside)
-    return release
+    return ensure_release(Path(cache_folder) / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
 def write_release(root: Path, release: Path) -> None:

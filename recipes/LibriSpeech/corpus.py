@@ -4,13 +4,12 @@
                                                   SPEAKER-CHAPTER.trans.txt    lines "ID WORDS"
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.regular import read_text
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
@@ -109,7 +108,8 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | B
     audio = {file.stem: file for file in sorted(chapter.iterdir()) if file.suffix in SUFFIXES}
     named: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
-        for number, line in enumerate(_read_lines(file), start=1):
+        lines = read_text(file, largest=LARGEST, what="A file of transcripts")
+        for number, line in enumerate(lines, start=1):
             utterance, _, words = line.strip().partition(" ")
             where = f"{file.name} line {number}"
             named.add(utterance)
@@ -125,15 +125,3 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | B
     for utterance in sorted(audio.keys() - named):
         detail = f"no line of {chapter.parent.name}/{chapter.name}/*.trans.txt has its id"
         yield BadRow(audio[utterance].name, "no transcript", detail)
-
-
-def _read_lines(file: Path) -> list[str]:
-    real = Path(os.path.realpath(file))
-    content = read_regular(real, largest=LARGEST, what="A file of transcripts")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SbkitError(
-            f"{file} must be UTF-8 text, but cannot be read as such ({error}). Save it as UTF-8."
-        ) from error
-    return text.rstrip("\n").split("\n")

@@ -37,7 +37,7 @@ def collate(
 ) -> LabelBatch:
     """Pad utterances to a batch, and read their class from a column."""
     fields = collate_audio(rows, sample_rate)
-    ids = [labels.encode(row[column], of=row["id"]) for row in rows]
+    ids = [labels.encode(row[column]) for row in rows]
     return LabelBatch(**fields, classes=fields["audio_lengths"].new_tensor(ids))
 
 

@@ -48,6 +48,20 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     return content
 
 
+def read_text(path: Path, *, largest: int, what: str) -> list[str]:
+    """Read the lines of a text in UTF-8, of a file or of what a link leads to, as `read_regular`.
+
+    Raises SbkitError where that does, and for another encoding.
+    """
+    content = read_regular(Path(os.path.realpath(path)), largest=largest, what=what)
+    try:
+        return content.decode("utf-8-sig").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise SbkitError(
+            f"{what} must be UTF-8, but {path} is not ({error}). Save it as UTF-8."
+        ) from error
+
+
 def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
     """Yield the lines of a file, or of what a link leads to, and no pipe or device.
 

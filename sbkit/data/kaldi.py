@@ -3,12 +3,11 @@
 Each file has lines "KEY VALUE". A command in ``wav.scp`` is refused, never run.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.regular import read_text
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Row
 
@@ -65,13 +64,7 @@ def _read_row(
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:
     what = f"The file {file.name} of a data folder of Kaldi"
-    content = read_regular(Path(os.path.realpath(file)), largest=LARGEST, what=what)
-    try:
-        lines = content.decode("utf-8-sig").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise SbkitError(
-            f"{what} must be UTF-8, but {file} is not ({error}). Write it again."
-        ) from error
+    lines = read_text(file, largest=LARGEST, what=what)
     split = (line.strip().split(maxsplit=1) for line in lines)
     pairs = [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
     _refuse_second_line(file, pairs)

@@ -1,7 +1,7 @@
 """Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -28,15 +28,6 @@ from sbkit.data.tables import (
 )
 
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """The columns of a table that are read: ``text`` and ``id`` are empty where there is none."""
-
-    path: str
-    text: str
-    id: str
 
 
 def read_manifests(
@@ -79,11 +70,11 @@ def _read_source(
         column = find_text_column(table, text_column)
     if text_column is not False:
         rows = require_transcripts(rows, source, column)
-    return (_named(row, source.name) for row in rows) if several else rows
+    return (in_file(row, source.name) for row in rows) if several else rows
 
 
-def _named(row: Row | BadRow, file: str) -> Row | BadRow:
-    """Add to a row the file that it is from."""
+def in_file(row: Row | BadRow, file: str) -> Row | BadRow:
+    """Return a row that says which file it is from."""
     if isinstance(row, BadRow):
         return replace(row, id=f"{file} {row.id}")
     return replace(row, where=f"{file} {row.where}")
@@ -112,21 +103,22 @@ def read_rows(
 ) -> Iterator[Row | BadRow]:
     """Read the clips of a table; raises SbkitError where it lacks a column."""
     lower = {column.lower(): column for column in table.columns}
-    columns = _Columns(
-        path=find_column(table, path_column, PATH_COLUMNS, "path_column"),
-        text=find_text_column(table, text_column),
-        id=next((lower[name] for name in ID_COLUMNS if name in lower), ""),
-    )
-    return (_read_row(row, columns, table.file.parent) for row in table.rows)
+    path = find_column(table, path_column, PATH_COLUMNS, "path_column")
+    text = find_text_column(table, text_column)
+    id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
+    return (_read_row(row, path, text, id, table.file.parent) for row in table.rows)
 
 
-def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | BadRow:
+def _read_row(
+    row: TableRow | BadRow, path_column: str, text_column: str, id_column: str, folder: Path
+) -> Row | BadRow:
+    """Read one row; columns that there are not are called ""."""
     if isinstance(row, BadRow):
         return row
     where, fields = f"line {row.line}", row.fields
-    name = fields.get(columns.path, "").strip()
+    name = fields.get(path_column, "").strip()
     if not name:
-        return BadRow(where, "no path", f"the field {columns.path} is empty")
+        return BadRow(where, "no path", f"the field {path_column} is empty")
     if "://" in name:
         return BadRow(where, "not a file on this machine", name)
     if _begins_later(fields.get("offset", "")):
@@ -135,9 +127,9 @@ def _read_row(row: TableRow | BadRow, columns: _Columns, folder: Path) -> Row | 
         path = folder / Path(name).expanduser()
     except RuntimeError:
         return BadRow(where, "no such user", f"{name[:60]!r} begins with nobody's home folder")
-    utterance = fields.get(columns.id, "").strip() or path.stem
-    kept = open_columns(fields, (columns.path, columns.text, columns.id))
-    return Row(where, Clip(utterance, path, fields.get(columns.text, ""), kept))
+    utterance = fields.get(id_column, "").strip() or path.stem
+    kept = open_columns(fields, (path_column, text_column, id_column))
+    return Row(where, Clip(utterance, path, fields.get(text_column, ""), kept))
 
 
 def _begins_later(offset: str) -> bool:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 MOST_TIMES = 100  # the bytes of the file: tables of speech have less than ten
+ROWS_AT_ONCE = 100  # in memory, with the audio that they hold
 LEAST_LIMIT = 1 << 24  # bytes that are always allowed
 
 
@@ -22,10 +23,10 @@ class ParquetFile:
         self._file, self._most = pq.ParquetFile(source), max(LEAST_LIMIT, MOST_TIMES * size)
         self.schema: pa.Schema = self._file.schema_arrow
 
-    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield so many rows at a time; raises ValueError for more than the file can mean."""
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield some rows at a time; raises ValueError for more than the file can mean."""
         total = 0
-        for batch in self._file.iter_batches(rows):
+        for batch in self._file.iter_batches(ROWS_AT_ONCE):
             total += batch.nbytes
             if total > self._most:
                 raise ValueError(f"it unpacks to more than {self._most} bytes")

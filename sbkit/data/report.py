@@ -3,7 +3,6 @@
 splits -> facts, plain data -> ``data_report.json`` and ``data_report.html`` beside it
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.columns import sample_counts, take_columns
+from sbkit.data.columns import count_characters, read_texts, sample_counts, take_columns
 from sbkit.data.players import encode_clips
 from sbkit.data.splits import Excluded, Splits
 from sbkit.logs.page import render_page
@@ -27,7 +26,6 @@ SHARED = ("id", "text", "speaker")  # what a test set must not have in common wi
 EXAMPLES = 5  # of what is left out, for each reason
 EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds, of the histogram
 CHARACTERS = 200  # the most frequent ones
-ROWS_AT_ONCE = 100_000
 NAME = "data_report"
 LONGEST_PLAYED = 20  # seconds of an example
 
@@ -52,7 +50,7 @@ def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[
 
 def _measure(split: datasets.Dataset, sample_rate: int) -> dict[str, Any]:
     samples = sample_counts(split)
-    counts = count_characters(split)
+    counts = count_characters(read_texts(split))
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
@@ -91,24 +89,8 @@ def _speakers(split: datasets.Dataset) -> int | None:
     return len(set(names) - {""}) or None
 
 
-def _texts(split: datasets.Dataset) -> Iterator[list[str]]:
-    column = take_columns(split, "text")["text"]
-    for start in range(0, len(column), ROWS_AT_ONCE):
-        yield column.slice(start, ROWS_AT_ONCE).to_pylist()
-
-
 def _words(split: datasets.Dataset) -> int:
-    return sum(len(text.split()) for texts in _texts(split) for text in texts)
-
-
-def count_characters(split: datasets.Dataset) -> Counter[str]:
-    """Count the characters of the texts of a split, ten times as fast as `Counter` does."""
-    total = np.zeros(0x110000, dtype=np.int64)
-    for texts in _texts(split):
-        codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-        total += np.bincount(codes, minlength=len(total))
-    found = np.flatnonzero(total)
-    return Counter({chr(code): int(total[code]) for code in found})
+    return sum(len(text.split()) for texts in read_texts(split) for text in texts)
 
 
 def _left_out(excluded: Sequence[Excluded]) -> Iterator[dict[str, Any]]:

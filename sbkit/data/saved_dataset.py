@@ -13,12 +13,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.regular import read_regular
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
-from sbkit.data.parquet import ParquetFile
+from sbkit.data.parquet import ROWS_AT_ONCE, ParquetFile
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
 
 MARKS = ("state.json", "dataset_dict.json")
-BATCH_ROWS = 100  # in memory at a time, with the audio that they hold
 LARGEST = 1 << 26  # bytes of what describes a dataset
 LONGEST_NAME = 200  # bytes of at most 255
 
@@ -68,9 +67,9 @@ def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBat
     """Return the columns and some rows after the other, as stored: no column is decoded."""
     if source.is_file():
         file = ParquetFile(source, size=source.stat().st_size)
-        return file.schema.names, file.batches(BATCH_ROWS)
+        return file.schema.names, file.batches()
     dataset = datasets.load_from_disk(str(source)).with_format("arrow")
-    return dataset.column_names, dataset.iter(BATCH_ROWS)
+    return dataset.column_names, dataset.iter(ROWS_AT_ONCE)
 
 
 def _refuse_strange_files(source: Path) -> None:

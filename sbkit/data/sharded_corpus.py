@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +31,6 @@ from sbkit.data.storage import Storage
 
 INDEX = "sbkit-shards.json"
 FORMAT = 1
-ROWS_AT_ONCE = 200
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
 
@@ -121,7 +121,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     for number, (shard, content) in enumerate(zip(shards, contents, strict=True)):
         with _of_a_table(shard.name):
             file = ParquetFile(pa.BufferReader(content), size=len(content))
-            table = pa.Table.from_batches(file.batches(ROWS_AT_ONCE), file.schema).combine_chunks()
+            table = pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
             table.validate(full=True)  # text is UTF-8, too
             bad.extend(BadRow(*each) for each in facts_of(content).left_out)
             stored.append(_stored(table, storage.file(f"{shard.name}.arrow"), index.store, number))
@@ -230,11 +230,20 @@ def _stored(table: pa.Table, file: str, store: str, number: int) -> pa.Table:
 
 
 def _clips(table: pa.Table) -> Clips:
-    own = pa.table(
-        {
-            "id": table["id"],
-            "path": table["id"].cast(pa.binary()),
-            "sentence": table["sentence"],
-        }
-    )
+    ids = _unique(table["id"])
+    own = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": table["sentence"]})
     return Clips(own, table.drop_columns(["id", "sentence"]))
+
+
+def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Number ids that come again: files that were streamed may hold clips of the same name."""
+    if len(pc.unique(ids)) == len(ids):
+        return ids
+    names, seen = ids.to_pylist(), set[str]()
+    taken = {*names}
+    for place, id in enumerate(names):
+        if id in seen:
+            names[place] = next(n for n in (f"{id}-{k}" for k in count(2)) if n not in taken)
+            taken.add(names[place])
+        seen.add(id)
+    return pa.chunked_array([pa.array(names, pa.string())])

@@ -18,7 +18,7 @@ import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import BadRow, Row
-from sbkit.data.own_manifest import read_rows, with_language
+from sbkit.data.own_manifest import in_file, read_rows, with_language
 from sbkit.data.parquet import ParquetFile
 from sbkit.data.shard_units import ShardOptions, Unit
 from sbkit.data.storage import MissingFileError, Storage
@@ -33,7 +33,6 @@ from sbkit.data.tables import (
 
 SUFFIXES = (".parquet", ".jsonl")
 SHUFFLED = 1000  # rows of a file that are shuffled in memory; as MP3 of 5 s they are 40 MB
-READ_AT_ONCE = 100  # rows of parquet
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class StreamedSplit:
             content = (_with_path(row, audio, file, scratch) for row in shuffled)
             table = Table(Path(file), columns, content)
             for row in read_rows(table, self.path_column, self.text_column):
-                yield with_language(row, self.language)
+                yield with_language(in_file(row, Path(file).name), self.language)
 
         with _reading(file):
             system, path = fsspec.url_to_fs(file)
@@ -93,7 +92,7 @@ def _read(file: str) -> Iterator[TableRow | BadRow]:
                 yield from read_objects(lines)
             return
         with fsspec.open(file, "rb") as stream:
-            batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches(READ_AT_ONCE)
+            batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches()
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from (TableRow(number, row) for number, row in enumerate(rows, start=1))
 

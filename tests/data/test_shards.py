@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -426,7 +427,19 @@ def test_json_lines_have_the_same_values_streamed_and_listed(tmp_path: Path) -> 
     rows = list(unit.rows(0))
     clips = [row.clip for row in rows if isinstance(row, Row)]
     assert sorted(clips, key=lambda clip: clip.id) == [*listed.clips]
-    assert [row for row in rows if isinstance(row, BadRow)] == [*listed.bad_rows]
+    (bad,) = (row for row in rows if isinstance(row, BadRow))
+    assert bad == replace(listed.bad_rows[0], id="part.jsonl line 2")
+
+
+def test_clips_of_one_name_in_several_files_have_ids_of_their_own(
+    tmp_path: Path, place: str
+) -> None:
+    write_stream(tmp_path / "stream")
+    shutil.copy(tmp_path / "stream/part0.parquet", tmp_path / "stream/part2.parquet")
+    assert write_streamed(place, tmp_path / "stream") is not None
+    ids = [clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train").clips]
+    assert len({*ids}) == len(ids) == 30
+    assert {"0", "0-2", "19"} <= {*ids}
 
 
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu import corpus, prepare
+from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
+from recipes.release_folder import RELEASE_VERSION
 from sbkit.base.errors import SbkitError
 from sbkit.data.release import read_release
 from tests.runs import TINY, train_here
@@ -123,7 +124,7 @@ def test_a_release_has_the_times_of_words(tmp_path: Path) -> None:
 
 def test_the_corpus_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there is not fetched again; the knob ``language`` must be its own."""
-    release = tmp_path / f"festvox-ru/9-r{prepare.RELEASE_VERSION}/ru"
+    release = tmp_path / f"festvox-ru/9-r{RELEASE_VERSION}/ru"
     release.mkdir(parents=True)
     write_release(make_package(tmp_path / "root"), release)
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
@@ -139,7 +140,7 @@ def test_it_trains_and_times_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The commands of the README."""
-    release = tmp_path / f"cache/festvox-ru/9-r{prepare.RELEASE_VERSION}/ru"
+    release = tmp_path / f"cache/festvox-ru/9-r{RELEASE_VERSION}/ru"
     release.mkdir(parents=True)
     write_release(make_voice(tmp_path / "root"), release)
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))

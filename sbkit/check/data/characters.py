@@ -8,7 +8,7 @@ from functools import cache
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.check.finding import Finding, plural
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.report import count_characters
+from sbkit.data.columns import count_characters, read_texts
 from sbkit.data.splits import Excluded
 
 CHECK = "labels"
@@ -91,7 +91,7 @@ def script(character: str) -> str:
 def _count_characters(planned: PlannedRun) -> Counter[str]:
     """Count the characters of train; raises MissingPartError where there are no transcripts."""
     _ = transcripts_of(planned)
-    return count_characters(planned.splits.train)
+    return count_characters(read_texts(planned.splits.train))
 
 
 def _holding(
