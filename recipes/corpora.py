@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,10 @@ from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
 from sbkit.data import sharded_corpus
-from sbkit.data.archive import is_archive, unpack
+from sbkit.data.archive import is_archive, unpacked
 from sbkit.data.corpus import Corpus
-from sbkit.data.manifest import Manifest
-from sbkit.data.streamed_split import StreamedSplit
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
-
-
-@dataclass(frozen=True)
-class UnpackedCorpus:
-    """A corpus whose ``data_folder`` was an archive."""
-
-    corpus: Corpus
-    folder: Path
-
-    def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of the folder."""
-        return self.corpus.splits({**knobs, "data_folder": str(self.folder)})
-
-    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
-        """Return the rows of one split of the folder."""
-        return self.corpus.read({**knobs, "data_folder": str(self.folder)}, split)
 
 
 def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
@@ -53,15 +34,13 @@ def corpus_of(knobs: Mapping[str, Any]) -> Corpus:
         return own_data
     if not knobs.get("data_folder"):
         return asterisk_prompts
-    folder = Path(knobs["data_folder"]).expanduser().absolute()
-    packed = is_archive(folder)
-    if packed:
-        folder = unpack(folder)
-    elif sharded_corpus.recognizes(str(knobs["data_folder"])):
+    named = Path(knobs["data_folder"]).expanduser().absolute()
+    if not is_archive(named) and sharded_corpus.recognizes(str(knobs["data_folder"])):
         return sharded_corpus
+    folder = unpacked(named)
     for corpus in KNOWN:
         if corpus.recognizes(folder):
-            return UnpackedCorpus(corpus, folder) if packed else corpus
+            return corpus
     state = "has none of these layouts" if folder.is_dir() else "is not a folder"
     raise SbkitError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "

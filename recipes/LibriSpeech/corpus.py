@@ -10,6 +10,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_text
+from sbkit.data.archive import unpacked
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
@@ -63,7 +64,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
 
 
 def _find(knobs: Mapping[str, Any]) -> Path:
-    folder = Path(knobs["data_folder"]).expanduser().absolute()
+    folder = unpacked(Path(knobs["data_folder"]).expanduser().absolute())
     if not recognizes(folder):
         raise SbkitError(
             "data_folder must have splits as LibriSpeech has them (train-clean-100/SPEAKER/CHAPTER/"

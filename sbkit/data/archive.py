@@ -26,6 +26,11 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
+def unpacked(corpus: Path) -> Path:
+    """Return the folder of a corpus, unpacking it where it is an archive."""
+    return unpack(corpus) if is_archive(corpus) else corpus
+
+
 def unpack(archive: Path) -> Path:
     """Unpack an archive into the cache, unless it is there, and return the corpus in it.
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.archive import unpacked
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.manifest import (
     BadRow,
@@ -227,7 +228,7 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     )
     if not data_folder:
         raise SbkitError(f"data_folder must name a folder, but is not set. {todo}")
-    named = Path(data_folder).expanduser().absolute()
+    named = unpacked(Path(data_folder).expanduser().absolute())
     if not named.is_dir():
         raise SbkitError(f"data_folder must be a folder, but {named} is not one. {todo}")
     release = named

@@ -12,6 +12,7 @@ from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.archive import unpack
 from sbkit.data.cache import find_prunable, list_entries
+from sbkit.data.corpus import read_listed
 from tests.recipes.test_common_voice import make_release, prepare
 
 
@@ -40,6 +41,8 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     )
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
+    named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
+    assert len(read_listed(corpus_of(named), named, "train").clips) == 3
     again = unpack(archive)
     assert again == unpack(archive)
     (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
