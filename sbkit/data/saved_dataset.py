@@ -111,6 +111,20 @@ def _embedded_folder(source: Path) -> Path:
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
+def short_hash(content: bytes) -> str:
+    """Return 16 digits of the SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def file_name(path: str, content: bytes) -> str:
+    """Return the name that a path gives to a file, or a hash of its content where it gives none."""
+    name = Path(path).name
+    usable = (
+        name.isprintable() and name not in ("", "..") and len(os.fsencode(name)) <= LONGEST_NAME
+    )
+    return name if usable else short_hash(content)
+
+
 def write_embedded(content: bytes, name: str, source: Path) -> Path:
     """Write the bytes of one audio file, unless they are there, and return where.
 
@@ -120,11 +134,8 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
         SbkitError: the cache cannot be written, or its disk is full.
     """
     folder = _embedded_folder(source)
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    plain = Path(name).name
-    if not plain.isprintable() or plain in ("", "..") or len(os.fsencode(plain)) > LONGEST_NAME:
-        plain = digest
-    file = folder / digest[:2] / digest / plain
+    digest = short_hash(content)
+    file = folder / digest[:2] / digest / file_name(name, content)
     if not file.is_file():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 It is read row by row into shards, and never in memory or on the disk as a whole.
 """
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import BadRow, Row
 from sbkit.data.own_manifest import in_file, read_rows, with_language
 from sbkit.data.parquet import ParquetFile
+from sbkit.data.saved_dataset import file_name
 from sbkit.data.shard_units import ShardOptions, Unit
 from sbkit.data.storage import MissingFileError, Storage
 from sbkit.data.tables import (
@@ -121,13 +121,10 @@ def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> 
 
 def _to_path(audio: object, file: str, scratch: Path) -> str:
     """Return the path of a clip: its own, or that of a file made of its bytes."""
-    content = None
-    path = audio
-    if isinstance(audio, Mapping):
-        content, path = audio.get("bytes"), audio.get("path")
-    elif isinstance(audio, bytes):
-        content, path = audio, None
-    path = str(path or "")
+    if isinstance(audio, bytes):
+        audio = {"bytes": audio}
+    held: Mapping[str, Any] = audio if isinstance(audio, Mapping) else {"path": audio}
+    content, path = held.get("bytes"), str(held.get("path") or "")
     if content is None:
         if not path or "://" not in file:
             return path
@@ -137,7 +134,7 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
             (content,) = Storage.at(folder).read([name])
         except MissingFileError:
             return path.rpartition("://")[2]  # which is not here either, and is left out
-    place = scratch / uuid4().hex / (Path(path).name or hashlib.sha256(content).hexdigest()[:16])
+    place = scratch / uuid4().hex / file_name(path, content)
     place.parent.mkdir()
     place.write_bytes(content)
     return str(place)

@@ -112,9 +112,8 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
     Raises ValueError for anything else, and for replacements that could make a text endless.
     """
     names = {field.name for field in fields(Orthography)}
-    if isinstance(stored, dict):
-        stored = {"spaces": True, **stored}  # version 2 has no such key
-    if not isinstance(stored, dict) or stored.keys() != {"version", *names}:
+    stored = {"spaces": True, **stored} if isinstance(stored, dict) else {}  # version 2 has none
+    if stored.keys() != {"version", *names}:
         raise ValueError("the keys are others")
     version, rewrite = stored["version"], stored["rewrite"]
     if type(version) is not int or not isinstance(rewrite, dict):

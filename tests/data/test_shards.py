@@ -442,6 +442,19 @@ def test_clips_of_one_name_in_several_files_have_ids_of_their_own(
     assert {"0", "0-2", "19"} <= {*ids}
 
 
+def test_audio_in_a_stream_may_have_a_name_that_no_file_can_have(
+    tmp_path: Path, place: str
+) -> None:
+    names = ["..", "a" * 300, "a\0b", ""]
+    rows = [{"audio": {"bytes": wav(n), "path": name}, "text": "a"} for n, name in enumerate(names)]
+    (tmp_path / "stream").mkdir()
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "stream/part.parquet")
+    assert write_streamed(place, tmp_path / "stream") is not None
+    manifest = corpus_of(knobs(place)).read(knobs(place), "train")
+    assert isinstance(manifest, Manifest)
+    assert len(manifest.clips) == 4 and not manifest.bad_rows
+
+
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
     tmp_path: Path, place: str, decoded: list[str]
 ) -> None:
