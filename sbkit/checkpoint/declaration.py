@@ -21,6 +21,7 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.regular import read_regular
+from sbkit.base.words import listed, plural
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.part_names import tensors_by_part
@@ -163,14 +164,15 @@ class Declaration:
         for number, other in enumerate(others, start=1):
             differences = list(other.differences(first))
             if differences:
-                shown = "; ".join(
+                shown = (
                     f"{each.name}: {_short(each.before)} on rank 0, {_short(each.now)} on rank "
                     f"{number}"
-                    for each in differences[:SHOWN]
+                    for each in differences
                 )
                 raise SbkitError(
-                    f"All processes must train the same model on the same data, but {shown}. Give "
-                    "every node the same files, and every process the same command."
+                    "All processes must train the same model on the same data, but "
+                    f"{listed(shown, most=SHOWN, by='; ')}. Give every node the same files, and "
+                    "every process the same command."
                 )
 
     def differences(self, before: "Declaration") -> Iterator[Difference]:
@@ -370,10 +372,8 @@ def _root(name: str) -> str:
 
 def in_words(differences: list[Difference]) -> str:
     """Count the differences and name the first ones with both values."""
-    count = len(differences)
-    shown = "; ".join(str(each) for each in differences[:SHOWN])
-    more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-    return f"{count} {'thing differs' if count == 1 else 'things differ'} ({shown}{more})"
+    count = plural(len(differences), "thing differs", "things differ")
+    return f"{count} ({listed(differences, most=SHOWN, by='; ')})"
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
+from sbkit.base.words import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
@@ -197,7 +198,4 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
 
 
 def _of(names: tuple[str, ...]) -> str:
-    if not names:
-        return "."
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f": {', '.join(names[:SHOWN])}{more}."
+    return f": {listed(names, most=SHOWN)}." if names else "."

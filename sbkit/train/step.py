@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.words import listed
 from sbkit.distributed.ranks import (
     from_main_rank,
     gather_over_ranks,
@@ -244,11 +245,10 @@ def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
 
 def _tell_unused(names: list[str]) -> None:
     if names:
-        listed = ", ".join(names[:3]) + (", ..." if names[3:] else "")
         verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
         say(
-            f"note: {len(names)} of the model's parameters ({listed}) {verb} as made. For a part "
-            "in later steps only, declare find_unused_parameters: True."
+            f"note: {len(names)} of the model's parameters ({listed(names)}) {verb} as made. For "
+            "a part in later steps only, declare find_unused_parameters: True."
         )
 
 

@@ -12,7 +12,8 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.finding import Finding, plural, words_of
+from sbkit.base.words import plural
+from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import dotted
