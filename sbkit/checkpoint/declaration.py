@@ -22,7 +22,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.regular import read_regular
 from sbkit.base.words import listed, plural
-from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.part_names import tensors_by_part
 from sbkit.config.build import clean_ruamel, plain_values
@@ -258,14 +258,10 @@ def read_declaration(folder: Path) -> Declaration | None:
             f"{file} must be the one that {newest.path if newest else folder} was saved with, but "
             f"is {what}. Put it back, or choose another --output_folder for a new run."
         )
-    try:
+    fix = "Put it back, or choose another --output_folder for a new run."
+    with reading(file, must="be what sbkit wrote when the run began", fix=fix):
         record = json.loads(content)
         return Declaration(**{name: _mapping_or_text(name, record) for name in record})
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must be what sbkit wrote when the run began, but cannot be read ({error}). "
-            "Put it back, or choose another --output_folder for a new run."
-        ) from error
 
 
 def refuse_edited(folder: Path, before: Declaration) -> None:
@@ -275,12 +271,8 @@ def refuse_edited(folder: Path, before: Declaration) -> None:
     Raises SbkitError.
     """
     file = folder / RESOLVED
-    try:
+    with reading(file, must="be what training wrote", fix="Put it back."):
         now = Declaration(values=_values(read_yaml_text(file)), data=before.data)
-    except (ValueError, RecursionError) as error:  # of a text in parentheses that is no tuple
-        raise SbkitError(
-            f"{file} must be what training wrote, but cannot be read ({error}). Put it back."
-        ) from error
     differences = list(now.differences(before))
     if differences:
         raise SbkitError(

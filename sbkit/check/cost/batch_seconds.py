@@ -29,6 +29,7 @@ from sbkit.data.columns import sample_counts
 from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
 from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
+from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.log import quiet, say
 from sbkit.train.buffers import unchanged
 from sbkit.train.memory import bytes_of
@@ -181,7 +182,7 @@ def _find(planned: PlannedRun) -> FittingBatch:
             f"{planned.placement.device}. Pass --{KNOB}=NUMBER."
         )
     if planned.placement.device.type == "cpu":
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free //= read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
     with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         trial = _Trial(planned, brain)
         parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))
