@@ -9,7 +9,6 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from sbkit.base.errors import SbkitError
 
@@ -144,19 +143,8 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         yaml = YAML()
         yaml.Constructor = _Reader
         root = yaml.load(text)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        todo = "Indent it with spaces." if r"'\t'" in str(error.problem) else "Correct that line."
-        raise SbkitError(
-            f"{path}:{line} must be valid YAML, but {error.problem}. {todo}"
-        ) from error
-    except YAMLError as error:
-        raise SbkitError(f"{path} must be valid YAML, but {error}. Correct it.") from error
     except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
-        raise SbkitError(
-            f"{path} must be valid YAML, but cannot be read ({type(error).__name__}: {error}). "
-            "Correct it."
-        ) from error
+        raise no_yaml(path, error) from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         what = tag_of(root) or ("nothing" if root is None else "no such lines")
         raise SbkitError(
@@ -167,6 +155,15 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         if not isinstance(key, str):
             raise SbkitError(f"{path} must have names as its keys, but has {key!r}. Rename it.")
     return Document(path, text, root, includers)
+
+
+def no_yaml(path: Path, error: Exception) -> SbkitError:
+    """Make the sentence of an error that ruamel.yaml raised, with the line where it tells."""
+    mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+    place = f"{path}:{mark.line + 1}" if mark else path
+    problem = problem or f"cannot be read ({type(error).__name__}: {error})"
+    todo = "Indent it with spaces." if r"'\t'" in problem else "Correct it."
+    return SbkitError(f"{place} must be valid YAML, but {problem}. {todo}")
 
 
 def read_yaml_text(path: Path) -> str:
