@@ -82,9 +82,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Let standard streams that are closed lead nowhere.
+    """Open standard streams that are closed on /dev/null.
 
-    The next file would get the number of one, and with it whatever a library prints.
+    Otherwise the next file that is opened gets the number of one, and whatever a library prints.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -200,7 +200,7 @@ def handling(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[No
 
 
 def leave_terminal() -> None:
-    """Print to nowhere once the terminal is gone; any word to it would end the process."""
+    """Print to /dev/null once the terminal is gone: writing to it would end the process."""
     for stream in (1, 2):
         try:
             is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
@@ -221,6 +221,6 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _let_the_first_rank_speak() -> None:
-    """Wait where another rank here says the same: torchrun ends the others within a second."""
+    """Wait on other local ranks while the first says why: torchrun ends them within a second."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(AFTER_THE_FIRST)

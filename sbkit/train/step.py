@@ -179,7 +179,7 @@ def average_bucket(sent: list[Any], bucket: GradBucket) -> torch.futures.Future[
 
 
 class _Reach(torch.autograd.Function):
-    """Hang parameters on a loss without a gradient for them: DDP takes that for zero."""
+    """Connect parameters to a loss without a gradient for them, which DDP counts as zero."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, *parameters: Tensor) -> Tensor:
