@@ -160,7 +160,10 @@ def settle(
     with main_rank_first(), alone(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
         with PlannedRun(yaml_file, probing, recipe=recipe) as planned:
-            found = _find(planned)
+            try:
+                found = _find(planned)
+            except MissingPartError:  # which the checks tell of
+                found = UNTRIED
     found = min(gather_over_ranks(found), key=lambda each: each.seconds)
     parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     seconds = float(parts * found.seconds)
@@ -169,12 +172,12 @@ def settle(
 
 
 def _find(planned: PlannedRun) -> FittingBatch:
-    """Find the largest batch of one process, before it has put anything on its device."""
-    try:
-        free = free_memory(planned)
-        if dry_run(planned).broken or dry_run(planned).mismatches:
-            return UNTRIED
-    except MissingPartError:
+    """Find the largest batch of one process, before it has put anything on its device.
+
+    Raises MissingPartError where the run cannot be built.
+    """
+    free = free_memory(planned)
+    if dry_run(planned).broken or dry_run(planned).mismatches:
         return UNTRIED
     if free is None:
         raise SbkitError(
