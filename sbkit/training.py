@@ -101,6 +101,11 @@ def prepare(run: Run) -> None:
         data=run.splits.fingerprints,
         tokenizer_file=run.label_file if run.label_file.is_file() else None,
     ).refuse_other(run.folder)
+    if run.label_file.is_file() and newest_described(run.folder / CHECKPOINTS) is None:
+        say(
+            f"note: {run.label_file} was there before the first checkpoint, and is used as it is. "
+            "Remove it to have it made anew of this data."
+        )
     _ = run.labels  # which makes what is missing, and language models of the tokenizer at hand
 
 

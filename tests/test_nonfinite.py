@@ -108,7 +108,7 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
 
 @pytest.mark.parametrize("name", ["train_log.jsonl", "hyperparams.yaml", "nowhere.json"])
 def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> None:
-    with pytest.raises(SbkitError, match="What is replayed must be"):
+    with pytest.raises(SbkitError, match=r"must be (readable|one of the \.json files)"):
         sbkit(["replay", str(finished / name), *IMPORT])
 
 
@@ -120,13 +120,16 @@ def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> N
         (lambda saved: saved["micro_batches"][0].update(plan=[[[0], "a"]]), "of whole numbers"),
         (lambda saved: saved["micro_batches"][0].update(plan=[[[0] * 10**4, 1]]), "8192 rows"),
         (lambda saved: saved["micro_batches"][0].update(plan=[[[0], 1, 10**9]]), "its speeds are"),
-        (lambda saved: saved["micro_batches"][0].update(plan=3), "What is replayed must be"),
+        (lambda saved: saved["micro_batches"][0].update(plan=3), "one of the .json files"),
         (lambda saved: saved["micro_batches"][0].update(ids=["x"]), "cannot be made again (its"),
-        (lambda saved: saved["micro_batches"][0].update(random={}), "What is replayed must be"),
+        (
+            lambda saved: saved["micro_batches"][0].update(random={}),
+            "one of the .json files",
+        ),
         (lambda saved: saved["micro_batches"].clear(), "it holds no micro-batch"),
         (lambda saved: saved["modules"].clear(), "must be those of the declared model"),
-        (lambda saved: saved.pop("modules"), "is not ('modules')"),
-        (lambda saved: saved.update(micro_batches=3), "What is replayed must be"),
+        (lambda saved: saved.pop("modules"), "cannot be read (KeyError: 'modules')"),
+        (lambda saved: saved.update(micro_batches=3), "one of the .json files"),
     ],
 )
 def test_a_part_of_a_record_is_refused(

@@ -32,6 +32,7 @@ from sbkit.logs.wer_report import describe_results, report_errors, slice_error_r
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.text.normalize import separates_words
 from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.brain import Brain
@@ -63,6 +64,7 @@ class AsrBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
+        refuse_other_augmentation(self.hparams)
         self.tokenizer = self.hparams.tokenizer
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
         if self.decoder is not None and self.hparams.ctc_weight == 1:

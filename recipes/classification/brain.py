@@ -18,6 +18,7 @@ from sbkit.logs.accuracy_report import Answer, accuracy, accuracy_figures, descr
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss
+from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.text.labels import ClassLabels
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
@@ -49,6 +50,7 @@ class ClassificationBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
+        refuse_other_augmentation(self.hparams)
         self.classifier = UtteranceClassifier(
             model=self.modules["model"],
             compute_features=self.hparams.compute_features.to(self.device),

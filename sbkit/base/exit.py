@@ -72,10 +72,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except Exception as error:
         if asked:  # libraries swallow signals while they are imported, and fail then
             code = asked[0]
-        elif isinstance(error, OSError) and error.errno in FIXES:
-            code = _refuse(_of_a_place(error))
-        elif _is_shortage(error):
-            code = _refuse(_of_memory(error))
+        elif (sentence := _sentence_of(error)) is not None:
+            code = _refuse(sentence)
         elif LOST.search(str(error)):
             code = _refuse(_of_a_rank(error)) and FAILED
         else:
@@ -84,9 +82,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Let standard streams that are closed lead nowhere.
+    """Open standard streams that are closed on /dev/null.
 
-    The next file would get the number of one, and with it whatever a library prints.
+    Otherwise the next file that is opened gets the number of one, and whatever a library prints.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -117,22 +115,22 @@ def _refuse(error: SbkitError) -> int:
     return BAD_INPUT
 
 
-def _of_a_place(error: OSError) -> SbkitError:
-    """Make a sentence of a full disk, a read-only folder, or a file where a folder must be."""
-    return SbkitError(
-        f"{error.filename or 'A file'} must be a place to read and write, but is not "
-        f"({error.strerror}). {FIXES[error.errno or 0]}, and give the same command again."
-    )
+def _sentence_of(error: Exception) -> SbkitError | None:
+    """Make a sentence of what a user can mend: a place on the disk, too little memory or threads.
 
-
-def _is_shortage(error: Exception) -> bool:
-    """Return whether an error is a lack of memory or of threads, which Python has several for."""
+    None for any other error.
+    """
+    if isinstance(error, OSError) and error.errno in FIXES:
+        return SbkitError(
+            f"{error.filename or 'A file'} must be a place to read and write, but is not "
+            f"({error.strerror}). {FIXES[error.errno]}, and give the same command again."
+        )
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOMEM, errno.EAGAIN)
-    return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGE)
-
-
-def _of_memory(error: Exception) -> SbkitError:
+        is_shortage = error.errno in (errno.ENOMEM, errno.EAGAIN)
+    else:  # Python has several for it
+        is_shortage = isinstance(error, MemoryError) or any(map(str(error).__contains__, SHORTAGE))
+    if not is_shortage:
+        return None
     what = str(error).partition("\n")[0][:200] or type(error).__name__
     return SbkitError(
         f"Memory and threads must suffice for this command, but the system refused some ({what}). "
@@ -153,9 +151,7 @@ def exit_code(error: BaseException) -> int:
     match error:
         case SbkitError():
             return BAD_INPUT
-        case OSError(errno=number) if number in FIXES:
-            return BAD_INPUT
-        case Exception() if _is_shortage(error):
+        case Exception() if _sentence_of(error) is not None:
             return BAD_INPUT
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -204,7 +200,7 @@ def handling(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[No
 
 
 def leave_terminal() -> None:
-    """Print to nowhere once the terminal is gone; any word to it would end the process."""
+    """Print to /dev/null once the terminal is gone: writing to it would end the process."""
     for stream in (1, 2):
         try:
             is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
@@ -225,6 +221,6 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _let_the_first_rank_speak() -> None:
-    """Wait where another rank here says the same: torchrun ends the others within a second."""
+    """Wait on other local ranks while the first says why: torchrun ends them within a second."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(AFTER_THE_FIRST)

@@ -4,7 +4,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from sbkit.base.errors import SbkitError
 
@@ -28,11 +30,8 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
             raise SbkitError(
                 f"{what} must be a file, but {path} is {other}. Put the file itself there."
             )
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:  # what is looked at now is what is read
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
-            size = os.fstat(descriptor).st_size
+        with _opened(path, os.O_NOFOLLOW) as file:  # what is looked at now is what is read
+            size = os.fstat(file.fileno()).st_size
             content = b"" if size > largest else file.read(size)
     except (OSError, ValueError) as error:
         raise _unreadable(what, path, error) from error
@@ -69,10 +68,7 @@ def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
     more than LONGEST_LINE bytes, as a file of zeros has.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+        with _opened(path) as file:
             while line := file.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE:
                     raise SbkitError(
@@ -82,6 +78,15 @@ def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
                 yield line
     except (OSError, ValueError) as error:
         raise _unreadable(what, path, error) from error
+
+
+@contextmanager
+def _opened(path: Path, *flags: int) -> Iterator[BinaryIO]:
+    descriptor = os.open(path, sum(flags, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        yield file
 
 
 def _unreadable(what: str, path: Path, error: OSError | ValueError) -> SbkitError:

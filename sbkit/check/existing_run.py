@@ -14,11 +14,11 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
+from sbkit.base.words import listed
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.declaration import (
     CHECKPOINTS,
     RESOLVED,
@@ -28,7 +28,7 @@ from sbkit.checkpoint.declaration import (
 )
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import newest_described
-from sbkit.checkpoint.weights import modules_of, read_weights
+from sbkit.checkpoint.weights import refuse_other_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
@@ -43,7 +43,6 @@ from sbkit.train.initialize import initialize_from
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
 HEADS = ("ctc_lin", "label_lin")  # of the models that a bundle may hold
-SHOWN = 3
 
 
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
@@ -122,8 +121,7 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
             RUN_FOLDER,
             "output_folder",
             declared=f"output_folder: {folder}",
-            effect=f"it is no run but holds {', '.join(there[:SHOWN])}: a run would be mixed into "
-            "it",
+            effect=f"it is no run but holds {listed(there)}: a run would be mixed into it",
             fix="Choose another --output_folder.",
             stops=False,
         )
@@ -169,13 +167,10 @@ def _find_other_tokenizer(
 
 
 def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Finding]:
-    for name, module in modules_of(planned.hparams["checkpointer"]).items():
-        if name in newest.paramfiles:
-            try:
-                saved = read_weights(newest.paramfiles[name])
-                refuse_other_model(saved, module.state_dict(), of=str(newest.path))
-            except SbkitError as error:
-                yield planned.finding(RUN_FOLDER, name, **words_of(str(error)))
+    try:
+        refuse_other_weights(planned.hparams["checkpointer"], newest)
+    except SbkitError as error:
+        yield planned.finding(RUN_FOLDER, "model", **words_of(str(error)))
 
 
 def _plain(planned: PlannedRun) -> dict[str, Any]:

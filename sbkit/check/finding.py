@@ -8,6 +8,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
+from sbkit.base.words import plural
 from sbkit.data.splits import Excluded, write_excluded
 
 FOLDER = "check"  # in the run's
@@ -73,11 +74,6 @@ def summary(findings: Sequence[Finding]) -> str:
         counts[finding.severity] += 1
     found = [plural(count, word) for word, count in counts.items() if count]
     return " and ".join(found) or "Nothing found."
-
-
-def plural(count: int, word: str, words: str = "") -> str:
-    """Write a number of things: "1 row", "2 rows"; words: the plural, if it is irregular."""
-    return f"{count:,} {word if count == 1 else words or f'{word}s'}"
 
 
 def cause_of(error: BaseException) -> str:

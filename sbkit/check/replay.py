@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from pickle import PickleError
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.declaration import RESOLVED
+from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
@@ -38,8 +38,8 @@ REPRODUCED = 1  # exit code
 MOST_EXAMPLES = 4096  # of a micro-batch
 MOST_ROWS = 2 * MOST_EXAMPLES  # some are joined
 LARGEST_RECORD, LARGEST_KEPT = 1 << 24, 1 << 36  # bytes
-# What another kind of JSON or of a pickle, or a part of one, ends in.
-UNREADABLE = (OSError, ValueError, RuntimeError, LookupError, TypeError, EOFError, PickleError)
+MUST = f"be one of the .json files of a run's {FOLDER}/ folder, with its .pt beside it"
+FIX = f"Name such a file; the newest {KEPT} of each rank can be replayed."
 
 
 @dataclass
@@ -77,7 +77,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
         brain = _brain(planned)
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
-        with _replaying(file):
+        with reading(file, must=MUST, fix=FIX):
             found = [_tell(brain, _again(planned, each), each["random"]) for each in micro_batches]
     if any(found):
         return REPRODUCED
@@ -98,7 +98,7 @@ def _again(planned: PlannedRun, micro_batch: Mapping[str, Any]) -> Batch:
         examples = [Example(tuple(rows), *rest) for rows, *rest in micro_batch["plan"]]
         _refuse_plan(examples, to_percents(planned.knobs.get("speeds", [1.0])))
         batch: Batch = loader.collate_fn(loader.dataset.__getitems__(examples))
-    except (*UNREADABLE, SbkitError) as error:
+    except Exception as error:  # whatever other rows end in
         raise _other_data(micro_batch["ids"], f"{type(error).__name__}: {error}") from error
     if batch.ids != micro_batch["ids"]:
         raise _other_data(micro_batch["ids"], f"its rows are {', '.join(batch.ids[:3])} now")
@@ -211,23 +211,17 @@ def _words(found: Trace) -> str:
 
 
 def _brain(planned: PlannedRun) -> Any:
-    try:
-        return planned.make_brain(placement_here(planned))
-    except MissingPartError as error:
-        raise next(
-            iter(planned.faults.values()),
-            SbkitError(
-                "A replay needs the recipe that made the run, but its hyperparams.yaml names none. "
-                "Replay files of runs of train.py."
-            ),
-        ) from error
-    except SbkitError:
-        raise
-    except Exception as error:
-        raise SbkitError(
-            "The hyperparams.yaml of a run must have all that its recipe needs, but with it "
-            f"{type(error).__name__} was raised ({str(error)[:200]}). Put it back."
-        ) from error
+    with reading(planned.yaml_file, must="have all that its recipe needs", fix="Put it back."):
+        try:
+            return planned.make_brain(placement_here(planned))
+        except MissingPartError as error:
+            raise next(
+                iter(planned.faults.values()),
+                SbkitError(
+                    "A replay needs the recipe that made the run, but its hyperparams.yaml names "
+                    "none. Replay files of runs of train.py."
+                ),
+            ) from error
 
 
 def placement_here(planned: PlannedRun) -> Placement:
@@ -239,24 +233,13 @@ def placement_here(planned: PlannedRun) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
-@contextmanager
-def _replaying(file: Path) -> Iterator[None]:
-    """Refuse micro-batches that the model cannot run, whatever error they end in."""
-    try:
-        yield
-    except SbkitError:
-        raise
-    except Exception as error:
-        raise _unreadable(file, error) from error
-
-
 def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
     """Return what was not finite and where, the model, and the plans of the step's micro-batches.
 
     Each is a mapping of `ids`, `plan` and `random`. Raises SbkitError.
     """
     kept = read_regular(file, largest=LARGEST_RECORD, what="What is replayed")
-    try:
+    with reading(file, must=MUST, fix=FIX):
         record = json.loads(kept)
         if not isinstance(record, dict):
             raise ValueError("it holds no record")
@@ -276,14 +259,3 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
             raise ValueError("it holds no micro-batch")
         what, step = printable(str(record["what"])), int(record["step"])
         return f"its {what}, step {step}", {**saved["modules"]}, micro_batches
-    except (*UNREADABLE, AttributeError, RecursionError) as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> SbkitError:
-    why = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
-    return SbkitError(
-        f"What is replayed must be one of the .json files of a run's {FOLDER}/ folder with its "
-        f".pt beside it, but {file} is not ({why or type(error).__name__}). Name such a file; the "
-        f"newest {KEPT} of each rank can be replayed."
-    )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.checkpoint.integrity import reading
 
 FILE = "averaged.json"  # in the folder of the checkpoints
 
@@ -44,11 +44,7 @@ class Averaged:
 
 def sizes_of(count: int) -> list[int]:
     """List how many are tried: all, half of them, and so on, down to one."""
-    sizes = []
-    while count >= 1:
-        sizes.append(count)
-        count //= 2
-    return sizes
+    return [count >> times for times in range(count.bit_length())]
 
 
 def choose(ranked: Sequence[Checkpoint], score: Callable[[int], float]) -> Averaged:
@@ -80,14 +76,10 @@ def read_averaged(folder: Path) -> Averaged | None:
     file = folder / FILE
     if not file.is_file():
         return None
-    try:
+    must, fix = "name the averaged checkpoints", "Remove it: the same command then chooses again."
+    with reading(file, must=must, fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
         names, of = tuple(record["checkpoints"]), tuple(record["of"])
         if not names or of[: len(names)] != names:
             raise ValueError("what is averaged is not the first of what was there")
         return Averaged(names, of, dict(record["scores"]))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must name the checkpoints that were averaged, but cannot be read ({error}). "
-            "Remove it: the same command then chooses again."
-        ) from error

@@ -35,7 +35,7 @@ from sbkit.checkpoint.staging import (
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.weights import average, modules_of, read_weights
+from sbkit.checkpoint.weights import average, modules_of, refuse_other_weights
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer
@@ -225,14 +225,14 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
-        self._refuse_other_model(checkpoint)
+        refuse_other_weights(self, checkpoint)
         super().load_checkpoint(checkpoint)
 
     def refuse_other_model(self) -> None:
         """Claim the folder, and refuse one of another model or tokenizer, before it is used."""
         self.claim()
         for checkpoint in self.find_whole(1):
-            self._refuse_other_model(checkpoint)
+            refuse_other_weights(self, checkpoint)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -266,12 +266,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 f"All checkpoints in {self.checkpoints_dir} must be of one run, but "
                 f"{' and '.join([*runs.values()][:2])} are of two. Move those of the other away."
             )
-
-    def _refuse_other_model(self, checkpoint: Checkpoint) -> None:
-        for name, module in modules_of(self).items():
-            if name in checkpoint.paramfiles:
-                saved = read_weights(checkpoint.paramfiles[name])
-                refuse_other_model(saved, module.state_dict(), of=str(checkpoint.path))
 
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         for fact in recover(self, checkpoint):

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import SbkitError
-
-SHOWN = 3  # tensors that differ
+from sbkit.base.words import listed, plural
 
 
 def refuse_unusable(
@@ -49,21 +48,18 @@ def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, o
         if size_in(saved, key) != size_in(wanted, key)
     ]
     if differences:
-        shown = "; ".join(differences[:SHOWN])
-        count = (
-            "1 tensor differs" if len(differences) == 1 else f"{len(differences)} tensors differ"
-        )
+        count = plural(len(differences), "tensor differs", "tensors differ")
         raise SbkitError(
             f"The weights in {of} must be those of the declared model, but {count} "
-            f"({shown}). Use the YAML they were trained with, or another folder."
+            f"({listed(differences, by='; ')}). Use the YAML they were trained with, or another "
+            "folder."
         )
     unfit = [f"{key} {fault}" for key in wanted if (fault := fault_of(saved[key], wanted[key]))]
     if unfit:
-        shown = "; ".join(unfit[:SHOWN])
         raise SbkitError(
             f"The weights in {of} must be finite numbers of the declared types, but "
-            f"{len(unfit)} of {len(saved)} tensors are not ({shown}). Restore them, or go on from "
-            "an earlier checkpoint."
+            f"{len(unfit)} of {len(saved)} tensors are not ({listed(unfit, by='; ')}). Restore "
+            "them, or go on from an earlier checkpoint."
         )
 
 

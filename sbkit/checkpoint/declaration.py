@@ -9,7 +9,7 @@ never with how it was last called.
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.regular import read_regular
-from sbkit.checkpoint.integrity import checksum
+from sbkit.base.words import listed, plural
+from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.part_names import tensors_by_part
-from sbkit.config.build import clean_ruamel
-from sbkit.config.document import dotted, tag_of
-from sbkit.config.hparams import read_knobs, resolved_text
+from sbkit.config.build import clean_ruamel, plain_values
+from sbkit.config.document import dotted, read_yaml_text, tag_of
+from sbkit.config.hparams import resolved_text
 from sbkit.distributed.ranks import gather_over_ranks, rank
 
 FILE = "declaration.json"
@@ -101,7 +102,7 @@ class Declaration:
     ) -> "Declaration":
         """Describe a run from its YAML and command line, as far as its parts are there."""
         return Declaration(
-            values=_values(yaml_file, overrides),
+            values=_values(resolved_text(yaml_file, overrides)),
             data=dict(data) if data else None,
             tokenizer=None if tokenizer_file is None else checksum(tokenizer_file),
             model=None if hparams is None else _describe_model(hparams),
@@ -163,14 +164,15 @@ class Declaration:
         for number, other in enumerate(others, start=1):
             differences = list(other.differences(first))
             if differences:
-                shown = "; ".join(
+                shown = (
                     f"{each.name}: {_short(each.before)} on rank 0, {_short(each.now)} on rank "
                     f"{number}"
-                    for each in differences[:SHOWN]
+                    for each in differences
                 )
                 raise SbkitError(
-                    f"All processes must train the same model on the same data, but {shown}. Give "
-                    "every node the same files, and every process the same command."
+                    "All processes must train the same model on the same data, but "
+                    f"{listed(shown, most=SHOWN, by='; ')}. Give every node the same files, and "
+                    "every process the same command."
                 )
 
     def differences(self, before: "Declaration") -> Iterator[Difference]:
@@ -203,7 +205,7 @@ class Declaration:
             allowed |= PLACES
         values = self._with(before, allowed) if self.source else self.values
         seen: list[tuple[Any, Any]] = []
-        if self.source and self.source[0].name == RESOLVED:  # it has values for references
+        if not self.source or self.source[0].name == RESOLVED:  # it has values for references
             seen = [(each.before, each.now) for each in self.changes(before)]
         for each in _compare(before.values, values):
             if _root(each.name) in allowed or each.name.startswith(OPTIMIZER):
@@ -222,7 +224,7 @@ class Declaration:
             for each in _compare(before.values, self.values)
             if each.name in allowed - {"output_folder"} and each.name in self.values
         }
-        return _values(yaml_file, {**overrides, **restored})
+        return _values(resolved_text(yaml_file, {**overrides, **restored}))
 
 
 def _require_seen(file: Path) -> None:
@@ -256,14 +258,26 @@ def read_declaration(folder: Path) -> Declaration | None:
             f"{file} must be the one that {newest.path if newest else folder} was saved with, but "
             f"is {what}. Put it back, or choose another --output_folder for a new run."
         )
-    try:
+    fix = "Put it back, or choose another --output_folder for a new run."
+    with reading(file, must="be what sbkit wrote when the run began", fix=fix):
         record = json.loads(content)
         return Declaration(**{name: _mapping_or_text(name, record) for name in record})
-    except (ValueError, TypeError, RecursionError) as error:
+
+
+def refuse_edited(folder: Path, before: Declaration) -> None:
+    """Refuse a run's `hyperparams.yaml` that declares another run; nothing in it is resolved.
+
+    Weights of the same sizes would be read with another kernel, other heads or another rate.
+    Raises SbkitError.
+    """
+    file = folder / RESOLVED
+    with reading(file, must="be what training wrote", fix="Put it back."):
+        now = Declaration(values=_values(read_yaml_text(file)), data=before.data)
+    differences = list(now.differences(before))
+    if differences:
         raise SbkitError(
-            f"{file} must be what sbkit wrote when the run began, but cannot be read ({error}). "
-            "Put it back, or choose another --output_folder for a new run."
-        ) from error
+            f"{file} must declare the run as it began, but {in_words(differences)}. Put it back."
+        )
 
 
 def _mapping_or_text(name: str, record: Mapping[str, Any]) -> Any:
@@ -273,18 +287,32 @@ def _mapping_or_text(name: str, record: Mapping[str, Any]) -> Any:
     return value
 
 
-def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Flatten the resolved YAML, the knobs first; paths below the run folder are relative to it."""
-    knobs = read_knobs(yaml_file, overrides)
+def _values(text: str) -> dict[str, Any]:
+    """Flatten a resolved YAML, the knobs first; paths below the run folder are relative to it."""
     with clean_ruamel():
-        root = YAML().load(resolved_text(yaml_file, overrides))
+        knobs, root = plain_values(text), YAML().load(text)
     below = {key: node for key, node in root.items() if key not in knobs}
     folder = knobs.get("output_folder")
     values = {**knobs, **dict(_leaves(below, (), {}))}
     if isinstance(folder, str) and folder:
         values = {key: _relative(value, folder) for key, value in values.items()}
-    plain: dict[str, Any] = json.loads(to_json(values))
+    plain: dict[str, Any] = json.loads(to_json(_plain(values)))
     return plain
+
+
+def _plain(value: Any) -> Any:
+    """Write out what JSON has not, and YAML has: dates, sets and bytes."""
+    if isinstance(value, Mapping):
+        scalar = str | int | float
+        return {
+            key if isinstance(key, scalar) else str(key): _plain(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _relative(value: Any, folder: str) -> Any:
@@ -336,10 +364,8 @@ def _root(name: str) -> str:
 
 def in_words(differences: list[Difference]) -> str:
     """Count the differences and name the first ones with both values."""
-    count = len(differences)
-    shown = "; ".join(str(each) for each in differences[:SHOWN])
-    more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-    return f"{count} {'thing differs' if count == 1 else 'things differ'} ({shown}{more})"
+    count = plural(len(differences), "thing differs", "things differ")
+    return f"{count} ({listed(differences, most=SHOWN, by='; ')})"
 
 
 def _short(value: Any) -> str:

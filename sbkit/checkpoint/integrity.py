@@ -36,13 +36,8 @@ def refuse_changed(contents: Mapping[str, bytes], checksums: bytes, *, of: Path)
     What is compared is what will be parsed. A checksum finds accidents; it is no signature.
     Raises SbkitError.
     """
-    try:
+    with reading(of / CHECKSUMS, must=f"be the list of checksums of {of}", fix="Export it again."):
         expected = json.loads(checksums.decode())
-    except (ValueError, RecursionError) as error:
-        raise SbkitError(
-            f"{of / CHECKSUMS} must be the list of checksums of {of}, but cannot be read "
-            f"({type(error).__name__}). Export it again."
-        ) from error
     for name, content in contents.items():
         digest = expected.get(name) if isinstance(expected, dict) else None
         if digest != hashlib.sha256(content).hexdigest():
@@ -81,17 +76,22 @@ def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is."""
+def reading(
+    file: Path, *, must: str = "hold what training saved", fix: str | None = None
+) -> Iterator[None]:
+    """Raise SbkitError for a file that its reader cannot make sense of, whatever error that is.
+
+    must, fix: what it must be, and what to do, where it is none of a checkpoint's.
+    """
     try:
         yield
     except SbkitError:
         raise
     except Exception as error:
         what = str(error).partition("\n")[0].partition(". ")[0]  # torch's go on to bad advice
+        fix = fix or f"Restore it, or move {file.parent} away to go on from the one before."
         raise SbkitError(
-            f"{file} must hold what training saved, but cannot be read ({type(error).__name__}: "
-            f"{what}). Restore it, or move {file.parent} away to go on from the one before."
+            f"{file} must {must}, but cannot be read ({type(error).__name__}: {what}). {fix}"
         ) from error
 
 

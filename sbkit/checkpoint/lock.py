@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import try_lock
+from sbkit.base.files import require_writable, try_lock
 
 _held: dict[tuple[int, int], int] = {}  # open folders by device and inode, until this process ends
 
@@ -16,13 +16,7 @@ def hold(folder: Path) -> None:
     that of its checkpoints.
     Raises SbkitError when another process has it, or when it can be no folder.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SbkitError(
-            f"`output_folder` must be a folder to write to, but {folder} is not "
-            f"({error.strerror}). Choose another --output_folder."
-        ) from error
+    require_writable(folder, option="output_folder")
     state = folder.stat()
     place = (state.st_dev, state.st_ino)
     if place in _held:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import reading
-from sbkit.checkpoint.rng import check_count
+from sbkit.checkpoint.rng import check_count, check_number
 
 MOST_EPOCHS = 10**6
 # What schedules write into the groups, SpeechBrain's and torch's: they go on from what they wrote.
@@ -121,8 +121,8 @@ def _refuse_unfit_rates(saved: Sequence[Group]) -> None:
             value = group[name]
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = value.item()
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < math.inf:
+            check_number(name, value)
+            if not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` is {str(value)[:40]!r} and no rate")
 
 

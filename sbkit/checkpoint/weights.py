@@ -45,6 +45,14 @@ def read_weights(file: Path) -> dict[str, Any]:
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
+def refuse_other_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose weights are not those of the modules; raises SbkitError."""
+    for name, module in modules_of(checkpointer).items():
+        if name in checkpoint.paramfiles:
+            saved = read_weights(checkpoint.paramfiles[name])
+            refuse_other_model(saved, module.state_dict(), of=str(checkpoint.path))
+
+
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     """Average the weights of a module over checkpoints; whole numbers are the first one's.
 

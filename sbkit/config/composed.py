@@ -20,7 +20,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
-from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS
+from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS, no_yaml
 from sbkit.config.references import REFERENCE, key_parts
 from sbkit.config.tuples import TUPLE
 
@@ -142,11 +142,7 @@ def compose(path: Path) -> Node:
     except SbkitError:
         raise
     except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
-        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        problem = getattr(error, "problem", None) or type(error).__name__
-        raise SbkitError(
-            f"{path}:{line} must be valid YAML, but {problem}. Correct that line."
-        ) from error
+        raise no_yaml(path, error) from error
     if root is None:
         raise SbkitError(f"{path} must hold YAML, but is empty. Name another file.")
     return root

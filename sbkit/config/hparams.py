@@ -20,7 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
-from sbkit.config.document import Document, read_document, read_yaml_text
+from sbkit.config.document import Document, read_document, read_yaml_text, refuse_long_number
 from sbkit.config.knobs import Knobs
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
@@ -204,6 +204,7 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}` must come with a plain value, but has {text or 'none'}. "
             "Pass null for none, '\"\"' for an empty text, and edit the YAML for an object."
         )
+    refuse_long_number(text, f"`{argument.partition('=')[0]}`")
     if text in WORDS:
         return WORDS[text]
     if text[0] not in "[{\"'":
@@ -211,7 +212,7 @@ def _read_value(argument: str, text: str) -> object:
     try:
         with clean_ruamel():
             return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # the latter of a date that is none
         raise SbkitError(
             f"`{argument}` must be a list, a mapping or a quoted text in YAML, but {text!r} is "
             "not. Close its brackets and quotes."

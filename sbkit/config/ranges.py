@@ -49,10 +49,13 @@ NOT_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 RANGES = {  # of what every run has; a class declares those of its arguments as `RANGES`, too
     "seed": Range(low=0, high=2**63 - 1, whole=True, advice="Pass any other."),
     "shuffle_shards": Range(low=1, whole=True, advice="Pass 1 to shuffle within each shard."),
-    "num_workers": Range(low=0, whole=True, advice="Pass 0 to read in the training process."),
+    # With a highest value: each is a process, and a typo would take all memory.
+    "num_workers": Range(low=0, high=1024, whole=True, advice="Pass 0 to read in this process."),
     "number_of_epochs": Range(low=1, whole=True, advice="Pass 1 to train for one."),
     "early_stopping": Range(low=0, whole=True, advice="Pass 0 to train all epochs."),
-    "grad_accumulation_factor": Range(low=1, whole=True, advice="Pass 1 to split no step."),
+    "grad_accumulation_factor": Range(  # likewise: each micro-batch has a plan
+        low=1, high=1 << 16, whole=True, advice="Pass 1 to split no step."
+    ),
     "log_every": Range(low=1, whole=True, advice="Pass 1 to log every step."),
     "nonfinite_patience": Range(low=0, whole=True, advice="Pass 0 to stop at the first such step."),
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
@@ -60,6 +63,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "ckpt_interval_minutes": Range(advice="Pass 0 to save after an epoch only."),  # as below 0
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
+    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
 

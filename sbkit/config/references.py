@@ -99,6 +99,7 @@ class Scope:
             return BUILT if BUILT in values else None
         texts = map(str, values)
         value: object = parse_arithmetic(REFERENCE.sub(lambda _: next(texts), text))
+        str(value)  # raises ValueError for more digits than Python writes, as HyperPyYAML would
         return value
 
 
@@ -137,7 +138,7 @@ def check_arithmetic(document: Document) -> None:
         if tag_of(node) in REFERENCE_TAGS:
             try:
                 value = Scope(document).evaluate(node)
-            except ArithmeticError as error:
+            except (ArithmeticError, ValueError) as error:  # the latter of too many digits
                 raise SbkitError(
                     f"`{dotted(keys)}: {text_of(node)}` ({document.place(keys)}) must come to a "
                     f"number, but fails: {error}. Correct it."

@@ -101,7 +101,7 @@ def join(device: torch.device) -> Store:
 
 
 def _leave_with_parent() -> None:
-    """Be asked to stop when torchrun's agent dies: killed, it would leave its ranks training on."""
+    """Ask for SIGTERM when torchrun's agent dies: killed, it would leave its ranks training on."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # of linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
@@ -132,8 +132,9 @@ def _is_host(place: Place) -> bool:
 def _open_store(place: Place, patience: float) -> Store:
     """Open the store, one's own or the host's, without what an earlier attempt left in it.
 
-    Where ranks are started again torchrun keeps its store, and they would look for each other where
-    those were that have died (pytorch #135712). Agents of several nodes count for themselves.
+    torchrun keeps its store when it starts ranks again, and with it the addresses of those that
+    died (pytorch #135712). The agents of several nodes count their restarts each by itself, so that
+    the number is of use where there is one agent only.
     """
     is_only_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_only_agent else "0"

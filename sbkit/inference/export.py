@@ -29,7 +29,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.declaration import FILE as DECLARATION
-from sbkit.checkpoint.declaration import RESOLVED, read_declaration
+from sbkit.checkpoint.declaration import RESOLVED, read_declaration, refuse_edited
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
@@ -348,8 +348,10 @@ def _labels_of(run: Path) -> ClassLabels | None:
 
 
 def _refuse_others(run: Path, labels: ClassLabels | None) -> None:
-    """Refuse checkpoints, or classes, that are not of the run that the folder says it is."""
+    """Refuse checkpoints, classes, or a YAML that are not of the run that the folder says it is."""
     declared = read_declaration(run) if (run / DECLARATION).is_file() else None
+    if declared is not None:
+        refuse_edited(run, declared)
     expected = None if declared is None else declared.tokenizer
     if labels is not None and expected not in (None, checksum(labels.file)):
         raise SbkitError(

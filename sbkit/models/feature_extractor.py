@@ -16,63 +16,38 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.signatures import (
-    FEATURE_SIGNATURES,
-    described,
-    first_tensor,
-    lengths_argument,
-    refuse,
-)
-from sbkit.models.striding import Striding, as_evaluated, measure_part
+from sbkit.models.signatures import FEATURE_SIGNATURES, described, refuse
+from sbkit.models.striding import StridedPart
 
 NAME = "compute_features"
-TRANSPOSED = (
-    f"`{NAME}` must return (B, T, M), but returns {{shape}} for one utterance, and its last axis "
-    "grows with the audio: (B, M, T). Transpose its last two axes."
-)
 
 
-class FeatureExtractor:
+class FeatureExtractor(StridedPart):
     """Call a part that makes features of audio, with the scale and the lengths that it takes."""
 
+    NAME, SIGNATURES, NDIMS = NAME, FEATURE_SIGNATURES, (3,)
+    UNIT, SHORTEST = "samples", SAMPLE_RATE
+    TRANSPOSED = (
+        f"`{NAME}` must return (B, T, M), but returns {{shape}} for one utterance, and its last "
+        "axis grows with the audio: (B, M, T). Transpose its last two axes."
+    )
+
     def __init__(self, part: nn.Module) -> None:
-        self._part = part
-        self._takes = lengths_argument(part.forward, part=NAME, signatures=FEATURE_SIGNATURES)
+        super().__init__(part)
         self._scale = _scale(part)
-        self._striding: Striding | None = None
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute features in float32, zero past each length: (B, S), (B,) -> (B, T, M), (B,)."""
         with torch.autocast(audio.device.type, enabled=False):
             audio = audio.float() if self._scale == 1.0 else audio.float() * self._scale
-            output = self._part(audio, **self._takes.of(audio, audio_lengths))
-        if self._takes.form == "absolute":
-            features, frame_lengths = _pair(output)
+            output = self._run(audio, audio_lengths)
+        features = self._only(output, audio.shape[0])
+        if self.minds_lengths:
+            features, frame_lengths = features.float(), _lengths_in(output)
         else:
-            features = first_tensor(output, part=NAME, signatures=FEATURE_SIGNATURES)
-            _check_shape(features, audio)
             frame_lengths = self._count(audio, audio_lengths).clamp(max=features.shape[1])
-        _check_shape(features, audio)
         mask = length_mask(frame_lengths, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frame_lengths
-
-    def _count(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        if self._striding is None:
-            self._striding = self._measure(audio)
-        return self._striding.count(audio_lengths)
-
-    def _measure(self, audio: Tensor) -> Striding:
-        def run(samples: int) -> Tensor:
-            silence = audio.new_zeros(1, samples)
-            output = self._part(
-                silence, **self._takes.of(silence, torch.tensor([samples], device="cpu"))
-            )
-            return first_tensor(output, part=NAME, signatures=FEATURE_SIGNATURES)
-
-        with as_evaluated(self._part, audio.device):
-            return measure_part(
-                run, part=NAME, unit="samples", shortest=SAMPLE_RATE, transposed=TRANSPOSED
-            )
 
 
 def _scale(part: nn.Module) -> float:
@@ -86,17 +61,8 @@ def _scale(part: nn.Module) -> float:
     return declared / FULL_SCALE
 
 
-def _pair(output: Any) -> tuple[Tensor, Tensor]:
-    if not (
-        isinstance(output, tuple)
-        and len(output) == 2
-        and all(isinstance(each, Tensor) for each in output)
-    ):
+def _lengths_in(output: Any) -> Tensor:
+    """Return the lengths (B,) beside the features."""
+    if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Tensor)):
         refuse(NAME, FEATURE_SIGNATURES, f"it takes lengths and returns {described(output)}")
-    return output[0].float(), output[1]
-
-
-def _check_shape(features: Tensor, audio: Tensor) -> None:
-    if features.ndim != 3 or features.shape[0] != audio.shape[0]:
-        came = f"it makes {described(features)} of audio of shape {tuple(audio.shape)}"
-        refuse(NAME, FEATURE_SIGNATURES, came)
+    return output[1]

@@ -33,6 +33,10 @@ ENCODER_SIGNATURES = (
     "tuple, and lengths (B,) in whole frames"
 )
 POOLING_SIGNATURES = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
+AUGMENTATIONS = {  # keys of the YAML, for training only
+    "wave_augment": "forward(audio, lengths) -> (audio, lengths), with audio (B, S)",
+    "spec_augment": "forward(features, lengths) -> features, with features (B, T, M)",
+}
 
 Form = Literal["none", "absolute", "relative", "padding mask"]
 
@@ -89,6 +93,18 @@ def lengths_argument(
     if PADDING_MASK in names:
         return LengthsArgument(PADDING_MASK, "padding mask")
     return LengthsArgument("", "none")
+
+
+def refuse_other_augmentation(hparams: Any) -> None:
+    """Raise SbkitError where an augmentation of a Brain's hparams takes no lengths, or more."""
+    for key, signature in AUGMENTATIONS.items():
+        part = getattr(hparams, key, None)
+        if part is not None:
+            signed = inspect.signature(getattr(part, "forward", part))
+            try:
+                signed.bind("audio or features", "lengths")
+            except TypeError:
+                refuse(key, signature, f"its forward takes ({', '.join(signed.parameters)})")
 
 
 def refuse(part: str, signatures: str, came: str) -> NoReturn:

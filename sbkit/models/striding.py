@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.words import plural
+from sbkit.models.signatures import described, first_tensor, lengths_argument, refuse
 
 Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])
 
@@ -91,20 +93,61 @@ def as_evaluated(part: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = training
 
 
-def measure_part(
-    run: Callable[[int], Tensor], *, part: str, unit: str, shortest: int, transposed: str
-) -> Striding:
-    """Measure a part by what it makes of one silent utterance of a length: -> (1, U, ...).
+class StridedPart:
+    """A part that leaves fewer frames than it is given, called with the lengths that it takes.
 
-    ``transposed`` is what to say where its second axis grows with the length, not its first.
+    Where it returns no lengths, the frames of an utterance are counted as the part counts those of
+    a silent one of that length alone.
     """
-    shortest = _shortest_taken(run, shortest)
-    one, two = run(shortest), run(2 * shortest)
-    if one.shape[1] == two.shape[1] and one.ndim > 2 and one.shape[2] < two.shape[2]:
-        raise SbkitError(transposed.format(shape=tuple(one.shape)))
-    return measure_striding(
-        lambda length: run(length).shape[1], part=part, unit=unit, shortest=shortest
-    )
+
+    NAME: ClassVar[str]
+    SIGNATURES: ClassVar[str]
+    NDIMS: ClassVar[tuple[int, ...]]  # of what it returns
+    UNIT: ClassVar[str]  # of what it is given
+    SHORTEST: ClassVar[int]  # length that is tried first
+    TRANSPOSED: ClassVar[str]  # what to say where its last axis grows with the length
+
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+        self._takes = lengths_argument(part.forward, part=self.NAME, signatures=self.SIGNATURES)
+        self._striding: Striding | None = None
+
+    @property
+    def minds_lengths(self) -> bool:
+        """Return whether it takes lengths as sbkit's do, and nothing then depends on padding."""
+        return self._takes.form == "absolute"
+
+    def _run(self, x: Tensor, lengths: Tensor) -> Any:
+        return self._part(x, **self._takes.of(x, lengths))
+
+    def _only(self, output: Any, batch: int) -> Tensor:
+        """Return the tensor of an output for so many utterances; raises SbkitError."""
+        x = first_tensor(output, part=self.NAME, signatures=self.SIGNATURES)
+        if x.ndim not in self.NDIMS or x.shape[0] != batch:
+            came = f"it returns {described(x)} for {plural(batch, 'utterance')}"
+            refuse(self.NAME, self.SIGNATURES, came)
+        return x
+
+    def _count(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if self._striding is None:
+            with as_evaluated(self._part, x.device):
+                self._striding = self._measure(x)
+        return self._striding.count(lengths)
+
+    def _measure(self, x: Tensor) -> Striding:
+        """Measure it by what it makes of one silent utterance of a length: -> (1, U, ...)."""
+
+        def run(length: int) -> Tensor:
+            silence = x.new_zeros(1, length, *x.shape[2:])
+            return self._only(self._run(silence, torch.tensor([length], device="cpu")), 1)
+
+        shortest = _shortest_taken(run, self.SHORTEST)
+        one, two = run(shortest), run(2 * shortest)
+        if one.shape[1] == two.shape[1] and one.shape[2] < two.shape[2]:
+            raise SbkitError(self.TRANSPOSED.format(shape=tuple(one.shape)))
+        return measure_striding(
+            lambda length: run(length).shape[1], part=self.NAME, unit=self.UNIT, shortest=shortest
+        )
 
 
 def _shortest_taken(run: Callable[[int], Tensor], shortest: int) -> int:

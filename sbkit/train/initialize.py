@@ -9,22 +9,23 @@ or JSON as text; nothing of the other folder is built.
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from ruamel.yaml.error import YAMLError
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
+from sbkit.base.words import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
+from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -142,30 +143,24 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    try:
+    with _reading(source):
         parts = _read_config(source)["model"]
         if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
             raise TypeError("`model` is no list of names")
         return load_safetensors(_read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)), parts
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-        raise _unreadable(source, error) from error
 
 
 def _read_config(source: Path) -> dict[str, Any]:
-    try:
+    with _reading(source):
         return dict(json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG)).items())
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise _unreadable(source, error) from error
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     refuse_bomb(source / RESOLVED)
     if (source / DECLARATION).is_file():
         read_declaration(source)  # whose checkpoints are another run's is refused
-    try:
+    with _reading(source):
         parts = part_names_in(read_document(source / RESOLVED).root)
-    except (YAMLError, RecursionError) as error:
-        raise _unreadable(source, error) from error
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
@@ -176,17 +171,16 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     return average(best, "model"), parts
 
 
+def _reading(source: Path) -> AbstractContextManager[None]:
+    return reading(
+        source,
+        must="be a run folder or a bundle for `init_from`",
+        fix="Name another, or null to start from nothing.",
+    )
+
+
 def _read(file: Path, largest: int) -> bytes:
     return read_regular(file, largest=largest, what=f"A bundle's {file.name}")
-
-
-def _unreadable(source: Path, error: Exception) -> SbkitError:
-    why = str(error).splitlines()[0] if str(error) else "empty"
-    return SbkitError(
-        f"`init_from` must name a run folder or a bundle, but {source} cannot be read "
-        f"({type(error).__name__}: {why}). Name "
-        "another, or null to start from nothing."
-    )
 
 
 def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
@@ -197,7 +191,4 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
 
 
 def _of(names: tuple[str, ...]) -> str:
-    if not names:
-        return "."
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f": {', '.join(names[:SHOWN])}{more}."
+    return f": {listed(names, most=SHOWN)}." if names else "."

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import make_own_folder, to_json, write_text_atomically
+from sbkit.base.files import make_own_folder, to_json, write_text_atomically, written_beside
 from sbkit.checkpoint.rng import TorchState
 from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batch import Batch, TextBatch
@@ -142,16 +142,11 @@ class NonFiniteRecorder:
             for seen, plan in zip(step.seen, plans, strict=True)
         ]
         saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
-        beside = file.with_suffix(".tmp")
         with _reporting(file):
             make_own_folder(file.parent)
             _make_room(file.parent)
-            beside.unlink(missing_ok=True)  # of a killed process, or a link to another's file
-            try:
+            with written_beside(file) as beside:
                 torch.save(saved, beside)
-                beside.replace(file)
-            finally:
-                beside.unlink(missing_ok=True)
             return True
         return False
 
@@ -171,7 +166,8 @@ class NonFiniteRecorder:
 def _make_room(folder: Path) -> None:
     """Remove all but the newest of this rank's models, so that there are `KEPT` with the next."""
     models = folder.glob(f"step-*-rank-{rank()}.pt")
-    for file in sorted(models, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
+    old = sorted(models, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]
+    for file in (*old, *folder.glob(f".step-*-rank-{rank()}.pt.*.tmp")):  # of killed processes
         file.unlink()
 
 

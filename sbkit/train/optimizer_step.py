@@ -111,7 +111,7 @@ def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
     Each optimizer by its own, as SpeechBrain does: the one of a pretrained encoder, say, is not
     held back by the gradients of a new head.
 
-    A ``max_norm`` that is not positive clips nothing; PyTorch would turn the gradient round.
+    A ``max_norm`` that is not positive clips nothing; PyTorch would reverse the gradient.
     """
     limit = max_norm if max_norm > 0 else math.inf
     return nn.utils.clip_grad_norm_(list(with_gradient([optimizer])), limit)

@@ -74,8 +74,8 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
 class BatchSplitter:
     """Split batches until they are smaller than all that did not fit.
 
-    Smaller is what has fewer utterances or shorter ones: memory grows with both, and with attention
-    more than with their product.
+    A batch is smaller if it has fewer utterances, or if its longest is shorter: memory grows with
+    both and, because of attention, faster than their product.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,14 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY
 from sbkit.logs.log import own_fields
 from sbkit.logs.metric import Metrics, as_words
+from sbkit.train.finished import BEST_EPOCH
+
+OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
+OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER}
+OF_REPORTS = {"column", "value", "utterances", "report_by"}
 
 
 class Scoring:
@@ -25,12 +31,13 @@ class Scoring:
     metrics: ClassVar[Metrics] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        for name in {*type(self).metrics} & own_fields():
-            raise SbkitError(
-                f"A metric must have a name that the log has not, but `{name}` of "
-                f"{type(self).__name__} would stand in the place of the run's own. Rename it, as "
-                f"valid_{name}."
-            )
+        taken = own_fields() | OF_CHECKPOINTS | OF_REPORTS
+        for name in type(self).metrics:
+            if name in taken or "/" in name or not name.isprintable():
+                raise SbkitError(
+                    "A metric must have a name that neither log, checkpoints nor reports use, "
+                    f"without `/`, but {type(self).__name__} calls one {name!r}. Rename it."
+                )
         super().__init__(*arguments, **options)
         self.split, self.results = "", dict[str, list[Any]]()
         self.columns: dict[str, list[Any]] = {}

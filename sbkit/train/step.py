@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.words import listed
 from sbkit.distributed.ranks import (
     from_main_rank,
     gather_over_ranks,
@@ -178,7 +179,7 @@ def average_bucket(sent: list[Any], bucket: GradBucket) -> torch.futures.Future[
 
 
 class _Reach(torch.autograd.Function):
-    """Hang parameters on a loss without a gradient for them: DDP takes that for zero."""
+    """Connect parameters to a loss without a gradient for them, which DDP counts as zero."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, *parameters: Tensor) -> Tensor:
@@ -244,11 +245,10 @@ def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
 
 def _tell_unused(names: list[str]) -> None:
     if names:
-        listed = ", ".join(names[:3]) + (", ..." if names[3:] else "")
         verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
         say(
-            f"note: {len(names)} of the model's parameters ({listed}) {verb} as made. For a part "
-            "in later steps only, declare find_unused_parameters: True."
+            f"note: {len(names)} of the model's parameters ({listed(names)}) {verb} as made. For "
+            "a part in later steps only, declare find_unused_parameters: True."
         )
 
 

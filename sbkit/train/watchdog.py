@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sbkit.base.errors import STALLED
-from sbkit.base.files import make_own_folder
+from sbkit.base.files import make_own_folder, written_beside
 from sbkit.distributed.ranks import rank, world_size
 
 FOLDER = "heartbeats"
@@ -89,7 +89,7 @@ class Watchdog(NullWatchdog):
 
     def _leftovers(self) -> list[Path]:
         """List what this rank removes: its own file, and on rank 0 those of all."""
-        files = [*self._folder.glob("rank-*.json")] if rank() == 0 else [self._file]
+        files = [*self._folder.glob("*rank-*.json*")] if rank() == 0 else [self._file]
         return [self._folder / NOTE, *files]
 
     @property
@@ -110,13 +110,10 @@ class Watchdog(NullWatchdog):
                 self._report_and_end()
 
     def _write(self, beat: Beat) -> None:
-        beside = self._file.with_suffix(".tmp")
         with suppress(OSError):  # a full disk is reported by the next checkpoint
             make_own_folder(self._folder)
-            beside.unlink(missing_ok=True)
-            with beside.open("x") as file:  # no link to another's
+            with written_beside(self._file) as beside, beside.open("x") as file:
                 json.dump({"rank": rank(), **asdict(beat)}, file)
-            beside.replace(self._file)
 
     def _report_and_end(self) -> None:
         with suppress(OSError):

@@ -8,7 +8,7 @@ import pytest
 from sbkit.base.printable import printable
 from sbkit.check.check import from_error
 from sbkit.check.command import exit_code
-from sbkit.check.finding import Finding, plural, summary, words_of
+from sbkit.check.finding import Finding, summary, words_of
 from sbkit.check.planned_run import PlannedRun
 
 ERROR = Finding(check="labels", declared="a must be", effect="is not", where="x.yaml:3", fix="Do.")
@@ -46,10 +46,6 @@ def test_control_characters_are_printed_escaped() -> None:
     assert ERROR.as_sentence().startswith("A must be")
     shown = str(Finding(check="x", declared="\x1b[31m", effect="", where="y:1", fix="z"))
     assert "\x1b" not in shown
-
-
-def test_a_number_of_things_agrees_with_its_word() -> None:
-    assert [plural(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 def test_a_sentence_without_its_halves_stays_whole() -> None:

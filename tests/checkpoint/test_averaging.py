@@ -115,5 +115,5 @@ def test_the_tries_are_few() -> None:
 def test_a_malformed_choice_is_a_sentence(tmp_path: Path, text: str) -> None:
     save(tmp_path, 0.4)
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(SbkitError, match="must name the checkpoints that were averaged"):
+    with pytest.raises(SbkitError, match="must name the averaged checkpoints, but cannot be read"):
         Checkpointer(tmp_path).find_averaged(**KEYS)

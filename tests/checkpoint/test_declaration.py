@@ -10,7 +10,13 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import FILE, RESOLVED, Declaration
+from sbkit.checkpoint.declaration import (
+    FILE,
+    RESOLVED,
+    Declaration,
+    read_declaration,
+    refuse_edited,
+)
 from sbkit.config.hparams import resolved_text
 from sbkit.train.finished import is_finished, may_write_results
 
@@ -82,6 +88,32 @@ def test_what_may_change_is_taken_and_said(tmp_path: Path) -> None:
     assert said.endswith(
         "compile: false when it began, true now; profile: false when it began, true now."
     )
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-11-22", "!!set {b, a}", "!!binary aGk=", "{2026-11-22: 1}"]
+)
+def test_what_json_has_not_is_written_out(tmp_path: Path, value: str) -> None:
+    declared = declare(tmp_path, f"{YAML}when: {value}\n")
+    declared.begin(tmp_path / "run")
+    written = json.loads((tmp_path / "run" / FILE).read_text())["values"]
+    assert written == declared.values
+    assert declare(tmp_path, f"{YAML}when: 2026-11-23\n").values["when"] != written["when"]
+
+
+def test_a_yaml_that_was_edited_by_hand_is_refused(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    changed = {"data_folder": "/other/place", "number_of_epochs": 9}  # as a run may go on
+    (run / RESOLVED).write_text(resolved_text(tmp_path / "run.yaml", changed))
+    before = read_declaration(run)
+    assert before is not None
+    refuse_edited(run, before)
+    (run / RESOLVED).write_text((run / RESOLVED).read_text().replace("hidden: 3", "hidden: 4"))
+    with pytest.raises(SbkitError, match=r"as it began, but 1 thing differs \(hidden: 3 when it"):
+        refuse_edited(run, before)
+    (run / RESOLVED).write_text("hidden: (a, [1)\n")
+    with pytest.raises(SbkitError, match=r"must be what training wrote, but cannot be read"):
+        refuse_edited(run, before)
 
 
 def test_a_rank_that_does_not_see_the_folder_of_the_first_is_refused(

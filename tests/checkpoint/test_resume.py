@@ -64,6 +64,24 @@ def test_another_tokenizer_of_the_same_size_is_refused(
         sbkit_command(["export", str(begun), "--out", str(tmp_path / "bundle")])
 
 
+def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
+    begun: Path, workplace: Workplace, capsys: Captured
+) -> None:
+    shutil.rmtree(begun / "checkpoints")
+    assert train(workplace, begun, "--number_of_epochs=1") == 0
+    said = f"{begun / 'tokenizer.model'} was there before the first checkpoint, and is used"
+    assert said in capsys.readouterr().out
+    assert train(workplace, begun, "--number_of_epochs=1") == 0
+    assert said not in capsys.readouterr().out
+
+
+def test_a_yaml_that_was_edited_after_training_is_not_exported(begun: Path) -> None:
+    yaml = begun / "hyperparams.yaml"
+    yaml.write_text(yaml.read_text().replace("nhead: 2", "nhead: 4"))
+    with pytest.raises(SbkitError, match="must declare the run as it began, but .* 2 when it"):
+        sbkit_command(["export", str(begun), "--out", str(begun.parent / "bundle")])
+
+
 def test_other_groups_of_the_optimizer_are_refused(
     begun: Path, workplace: Workplace, capsys: Captured
 ) -> None:

@@ -1,19 +1,23 @@
 """Whatever front-end or encoder a YAML names: the frames that are counted are those encoded."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from speechbrain.augment.freq_domain import SpectrogramDrop
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.lobes.models.CRDNN import CRDNN
 from speechbrain.lobes.models.transformer.Branchformer import BranchformerEncoder
 from speechbrain.nnet import RNN
 from torch import Tensor, nn
 
+from sbkit.audio.augment import Compose, SpecAugment
 from sbkit.base.errors import SbkitError
 from sbkit.models.encoder_adapter import Encoder
 from sbkit.models.feature_extractor import FeatureExtractor
 from sbkit.models.frontend_adapter import FrontEnd
+from sbkit.models.signatures import refuse_other_augmentation
 
 MELS = 20
 
@@ -236,3 +240,11 @@ def test_a_scale_that_is_none_is_refused() -> None:
     part.audio_scale = "int16"  # type: ignore[assignment]
     with pytest.raises(SbkitError, match="`audio_scale` of `compute_features` must be"):
         FeatureExtractor(part)
+
+
+def test_an_augmentation_that_takes_no_lengths_is_refused_by_its_key() -> None:
+    for part in (SpecAugment(), Compose(parts=[])):
+        refuse_other_augmentation(SimpleNamespace(spec_augment=part, wave_augment=part))
+    says = r"`spec_augment` must have forward\(features, lengths\) .* takes \(spectrogram\)"
+    with pytest.raises(SbkitError, match=says):
+        refuse_other_augmentation(SimpleNamespace(spec_augment=SpectrogramDrop()))

@@ -1,5 +1,6 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
+import re
 import signal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,12 +95,15 @@ def test_an_unsupported_pair_is_refused_by_name(options: dict[str, Any], words: 
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_metric_may_not_be_called_as_a_field_of_the_log() -> None:
-    class Lossy(LineBrain):
-        metrics: ClassVar[Metrics] = {"score": Metric(), "loss": Metric()}
+@pytest.mark.parametrize(
+    "name", ["loss", "kind", "best_epoch", "tokenizer", "unixtime", "utterances", "a/b", "a\n"]
+)
+def test_a_metric_may_not_be_called_as_what_is_written_beside_it(name: str) -> None:
+    class Odd(LineBrain):
+        metrics: ClassVar[Metrics] = {"score": Metric(), name: Metric()}
 
-    with pytest.raises(SbkitError, match="but `loss` of Lossy would stand in the place"):
-        Lossy(modules={"model": line()}, run_opts={"device": "cpu"})
+    with pytest.raises(SbkitError, match=re.escape(f"but Odd calls one {name!r}")):
+        Odd(modules={"model": line()}, run_opts={"device": "cpu"})
 
 
 def test_autocast_and_scaler_get_the_type_of_the_device() -> None:

@@ -90,7 +90,7 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float
 def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
     source = write_bundle(tmp_path / "source", parts(7.0))
     (source / name).write_text(text)
-    with pytest.raises(SbkitError, match="`init_from` must name"):
+    with pytest.raises(SbkitError, match="must be a run folder or a bundle for `init_from`"):
         initialize_from(source, parts(1.0))
 
 

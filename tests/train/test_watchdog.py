@@ -126,7 +126,8 @@ def test_a_sign_of_life_is_written_into_no_other_file(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "kept.txt").write_text("kept")
     (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "rank-0.tmp").symlink_to(mine / "kept.txt")
+    beside = f".rank-0.json.{os.getpid()}.tmp"
+    (tmp_path / FOLDER / beside).symlink_to(mine / "kept.txt")
     with patch("sbkit.train.watchdog.TICK", 0.01), Watchdog(tmp_path, stall_seconds=60):
         while not (tmp_path / FOLDER / "rank-0.json").exists():
             time.sleep(0.01)

@@ -29,6 +29,7 @@ from sbkit.data.columns import sample_counts
 from sbkit.data.plan import Example, MicroBatch
 from sbkit.data.sampler import to_percents
 from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
+from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.log import quiet, say
 from sbkit.train.buffers import unchanged
 from sbkit.train.memory import bytes_of
@@ -159,7 +160,10 @@ def settle(
     with main_rank_first(), alone(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
         with PlannedRun(yaml_file, probing, recipe=recipe) as planned:
-            found = _find(planned)
+            try:
+                found = _find(planned)
+            except MissingPartError:  # which the checks tell of
+                found = UNTRIED
     found = min(gather_over_ranks(found), key=lambda each: each.seconds)
     parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     seconds = float(parts * found.seconds)
@@ -168,12 +172,12 @@ def settle(
 
 
 def _find(planned: PlannedRun) -> FittingBatch:
-    """Find the largest batch of one process, before it has put anything on its device."""
-    try:
-        free = free_memory(planned)
-        if dry_run(planned).broken or dry_run(planned).mismatches:
-            return UNTRIED
-    except MissingPartError:
+    """Find the largest batch of one process, before it has put anything on its device.
+
+    Raises MissingPartError where the run cannot be built.
+    """
+    free = free_memory(planned)
+    if dry_run(planned).broken or dry_run(planned).mismatches:
         return UNTRIED
     if free is None:
         raise SbkitError(
@@ -181,7 +185,7 @@ def _find(planned: PlannedRun) -> FittingBatch:
             f"{planned.placement.device}. Pass --{KNOB}=NUMBER."
         )
     if planned.placement.device.type == "cpu":
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free //= read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
     with brain_in_place(planned) as brain, unchanged(brain.modules, brain.device):
         trial = _Trial(planned, brain)
         parts = count_processes(planned) * int(planned.knobs.get("grad_accumulation_factor", 1))

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cache
 
+from sbkit.base.words import listed, plural
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
-from sbkit.check.finding import Finding, plural
+from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.columns import count_characters, read_texts
 from sbkit.data.splits import Excluded
@@ -108,6 +109,5 @@ def _holding(
                 counts.update(held)
                 if held:
                     found.append(Excluded(split, utterance, reason, held))
-    shown = ", ".join(f"{each!r} x {count:,}" for each, count in counts.most_common(SHOWN))
-    more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return found, shown + more
+    shown = (f"{each!r} x {count:,}" for each, count in counts.most_common())
+    return found, listed(shown, most=SHOWN)

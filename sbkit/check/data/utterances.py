@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.check.finding import SHOWN, Finding, plural
+from sbkit.base.words import listed, plural
+from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
@@ -74,16 +75,15 @@ def about(
     """
     if not found:
         return
-    first = found[:SHOWN]
-    shown = ", ".join(f"{each.id} ({each.detail})" if each.detail else each.id for each in first)
-    more = f" and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    shown = (f"{each.id} ({each.detail})" if each.detail else each.id for each in found)
     if len(found) == 1:
         verb, _, rest = effect.partition(" ")
         effect = f"{SINGULAR.get(verb, verb)} {rest}"
     yield planned.finding(
         check,
         *keys,
-        effect=f"{_count(planned, found, of_manifest=of_manifest)} {effect}: {shown}{more}",
+        effect=f"{_count(planned, found, of_manifest=of_manifest)} {effect}: "
+        f"{listed(shown, most=SHOWN)}",
         utterances=tuple(found),
         **words,
     )

@@ -54,8 +54,9 @@ class DryRun:
     """What a small step showed.
 
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    unmoved: ids of tensors that met others where they lay; foreign: parameters that were used and
-    are in no module of the Brain, each with the modules that were running, the innermost last;
+    unmoved: ids of tensors that were used with others without being moved; foreign: parameters that
+    were used and are in no module of the Brain, each with the modules that were running, the
+    innermost last;
     made: parameters, buffers and modules that were not there before; unsaved: what the step
     changed, on which an evaluation depends, and which no checkpoint holds.
     """

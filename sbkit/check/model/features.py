@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.rate import require_rate
-from sbkit.check.finding import Finding, plural
+from sbkit.base.words import listed, plural
+from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.models.feature_extractor import NAME, FeatureExtractor
 
 LOUDNESS = 1000.0  # of the noise, in the scale of int16
 SECONDS = 2
-SHOWN = 3
 
 
 def check_features(planned: PlannedRun) -> Iterator[Finding]:
@@ -31,14 +31,13 @@ def check_features(planned: PlannedRun) -> Iterator[Finding]:
     still = (features.amax(0) == features.amin(0)).nonzero().flatten().tolist()
     if still:
         key = "n_mels" if "n_mels" in planned.document.root else NAME
-        shown = ", ".join(map(str, still[:SHOWN])) + ", ..." * (len(still) > SHOWN)
         yield planned.finding(
             "features",
             key,
             declared=f"each of the {plural(features.shape[1], 'value')} of a frame must tell of "
             "the audio",
-            effect=f"{len(still)} of them ({shown}) are the same in every frame of white noise, "
-            "as those of mel filters that are narrower than the steps of the spectrum",
+            effect=f"{len(still)} of them ({listed(still)}) are the same in every frame of white "
+            "noise, as those of mel filters that are narrower than the steps of the spectrum",
             fix="Lower the number of mel bins; 80 are usual at 16 kHz.",
             stops=False,
         )

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sbkit.check.finding import Finding, plural
+from sbkit.base.words import listed, plural
+from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import DryRun, dry_run
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
@@ -85,7 +86,7 @@ def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor
         *_place(planned, holder),
         declared="every parameter must be in the one ModuleList `model`",
         effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {verb} not "
-        f"({_first(tensors)}): {stay} on the CPU, in no optimizer and in no checkpoint",
+        f"({_named(tensors)}): {stay} on the CPU, in no optimizer and in no checkpoint",
         fix=_unowned_fix(planned, holder),
     )
 
@@ -115,7 +116,7 @@ def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Te
         CHECK,
         *_place(planned, holder),
         declared="every constant that a step uses must be moved to the device",
-        effect=f"nothing moves `{dotted(holder)}` ({_first(tensors)}), which stays on the CPU",
+        effect=f"nothing moves `{dotted(holder)}` ({_named(tensors)}), which stays on the CPU",
         fix=f"Make it a buffer of a module in `model`, or move it where `{dotted(holder)}` is "
         "used.",
     )
@@ -141,13 +142,12 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
         )
 
 
+def _named(tensors: list[tuple[Keys, Tensor]]) -> str:
+    return listed((f"`{dotted(keys)}`" for keys, _ in tensors), most=1)
+
+
 def _place(planned: PlannedRun, holder: Keys) -> Keys:
     return holder if holder[0] in planned.document.root else ("model",)
-
-
-def _first(tensors: list[tuple[Keys, Tensor]]) -> str:
-    more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
-    return f"`{dotted(tensors[0][0])}`{more}"
 
 
 def _twice(planned: PlannedRun) -> Iterator[Finding]:
@@ -257,4 +257,4 @@ def _unsaved(planned: PlannedRun) -> Iterator[Finding]:
 def _several(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
     paths = (keys for keys, each in reached(planned) if each is tensors[0])
     first = next((f"`{dotted(keys)}`" for keys in paths), "a parameter outside the YAML")
-    return first if len(tensors) == 1 else f"{first} and {len(tensors) - 1} more"
+    return listed([first, *tensors[1:]], most=1)

@@ -12,12 +12,14 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.finding import Finding, plural, words_of
+from sbkit.base.words import plural
+from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import dotted
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
+from sbkit.distributed.rendezvous import read_number
 from sbkit.train.step_brain import OLD_PRECISIONS
 
 PLACEMENT = "placement"
@@ -154,5 +156,5 @@ def _find_other_types(planned: PlannedRun) -> Iterator[Finding]:
 def count_processes(planned: PlannedRun) -> int:
     """Count the processes: torchrun's, or one for each device of the machine meant."""
     if planned.target is None:
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return read_number(os.environ, "WORLD_SIZE", default="1")
     return max(1, planned.count(parse_device(planned.target).type))

@@ -6,13 +6,13 @@ SpeechBrain's InputNormalization, is in none of them; a layer that forward makes
 
 from collections.abc import Iterator
 
+from sbkit.base.words import listed
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
 
 CHECK = "state"
-SHOWN = 3
 
 
 def check_state(planned: PlannedRun) -> Iterator[Finding]:
@@ -23,7 +23,7 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
             CHECK,
             *seen.made[0],
             declared="every part of the model must be made before training",
-            effect=f"{_listed(seen.made)} made by `forward` when it is first called: the "
+            effect=f"{_are(seen.made)} made by `forward` when it is first called: the "
             "optimizer would not know of it, and no checkpoint could be loaded again",
             fix="Make it in `__init__`.",
         )
@@ -32,14 +32,13 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
             CHECK,
             *seen.unsaved[0],
             declared="all that a model learns must be in its parameters and buffers",
-            effect=f"{_listed(seen.unsaved)} changed by training and neither: a checkpoint or a "
+            effect=f"{_are(seen.unsaved)} changed by training and neither: a checkpoint or a "
             "bundle would be without, and what it computes would be something else",
             fix="Register it with `register_buffer`; for features, "
             "sbkit.models.normalize.GlobalNorm has its statistics there.",
         )
 
 
-def _listed(found: tuple[Keys, ...]) -> str:
-    shown = ", ".join(f"`{dotted(keys)}`" for keys in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{shown}{more} {'is' if len(found) == 1 else 'are'}"
+def _are(found: tuple[Keys, ...]) -> str:
+    named = listed(f"`{dotted(keys)}`" for keys in found)
+    return f"{named} {'is' if len(found) == 1 else 'are'}"

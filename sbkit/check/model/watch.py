@@ -43,10 +43,11 @@ class MoveWatch(TorchFunctionMode):
 
 
 class UseWatch(TorchFunctionMode):
-    """Find which of some tensors meet others without having been moved to them.
+    """Find which of some tensors are used with others without having been moved to their device.
 
-    What is made of such tensors, or of no tensor at all, may lie beside them. A number meets any
-    device. ``inside``, the modules that are running, is kept with each parameter that is used.
+    What is computed from such tensors alone, or from none, lies where they lie; a scalar tensor may
+    be used on any device. ``inside()`` names the modules that are running, which are kept with each
+    parameter that is used.
     """
 
     def __init__(self, candidates: Iterable[Tensor], inside: Callable[[], Sequence[Keys]]) -> None:
@@ -65,7 +66,7 @@ class UseWatch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call, and see which tensors meet."""
+        """Call, and note which tensors are used together."""
         result = func(*args, **(kwargs or {}))
         taken = list(tensors_in((*args, *(kwargs or {}).values())))
         for each in taken:

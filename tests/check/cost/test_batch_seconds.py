@@ -96,6 +96,14 @@ def test_a_run_that_cannot_be_built_is_left_to_the_check(
     assert said.startswith("batch_seconds: auto -> 60 (no step can be tried: see the errors of ")
 
 
+def test_batches_that_cannot_be_planned_are_left_to_the_check(
+    asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workplace: Workplace = healthy_workplace(asterisk_english, tmp_path / "workplace")
+    assert workplace.train_here(tmp_path / "run", "--batch_seconds=auto", "--speeds=[0.0]") == 2
+    assert "`speeds` must be one or more positive numbers" in capsys.readouterr().err
+
+
 def test_a_run_keeps_the_number_that_it_began_with(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
