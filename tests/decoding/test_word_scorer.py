@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.scorer import TokenScorer
-from sbkit.decoding.word_scorer import Entry, Lexicon, WordScorer, make_lexicon
+from sbkit.decoding.word_scorer import Entry, LexiconNode, WordScorer, extend_lexicon, make_lexicon
 from tests.decoding.by_definition import CHARACTERS, PIECES, RandomModel, random_model, spelling
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)
@@ -82,13 +82,13 @@ def test_added_words_are_known_to_the_scorer_they_were_added_to_alone() -> None:
 
 
 def test_a_larger_lexicon_shares_what_it_does_not_change() -> None:
-    lexicon = Lexicon(entries=[Entry("ab", 3, -2.0), Entry("ba", 4, -3.0)])
-    larger = lexicon.extended([Entry("abc", 0, -1.0), Entry("ba", 0, -9.0)])
-    assert larger.root.children["b"] is lexicon.root.children["b"]
-    assert larger.root.best == -1.0 and lexicon.root.best == -2.0
-    assert larger.root.children["a"].children["b"].children["c"].word == 0
-    assert not lexicon.root.children["a"].children["b"].children
-    assert larger.root.children["b"].children["a"].word == 4
+    lexicon = extend_lexicon(LexiconNode(), [Entry("ab", 3, -2.0), Entry("ba", 4, -3.0)])
+    larger = extend_lexicon(lexicon, [Entry("abc", 0, -1.0), Entry("ba", 0, -9.0)])
+    assert larger.children["b"] is lexicon.children["b"]
+    assert larger.best == -1.0 and lexicon.best == -2.0
+    assert larger.children["a"].children["b"].children["c"].word == 0
+    assert not lexicon.children["a"].children["b"].children
+    assert larger.children["b"].children["a"].word == 4
 
 
 def test_a_model_without_a_word_that_can_be_spelled_is_refused() -> None:
