@@ -9,7 +9,7 @@ from math import inf
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +79,7 @@ def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
     """
     spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
-        Entry(letters, word, lm.score((), word)[0])
+        Entry(letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spelled
         if letters and SPACE not in letters
     ]
@@ -91,8 +91,7 @@ def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
     return extend_lexicon(LexiconNode(), entries)
 
 
-History = tuple[int, ...]
-WordState = tuple[History, LexiconNode | None]
+WordState = tuple[int, LexiconNode | None]
 """The language model's state, and the node of the word begun: the root between words, None where a
 word has left the lexicon, whose price is then paid."""
 
@@ -121,7 +120,7 @@ class WordScorer:
         self._lm, self._texts = lm, spelling.texts
         self._lm_weight, self._word_bonus = lm_weight, word_bonus
         self._unknown_word_score = unknown_word_score
-        value = lm.score((), UNKNOWN)[0]
+        value = lm.score(NO_HISTORY, UNKNOWN)[0]
         spelled = (spelling.letters(word) for word in added_words)
         added = [Entry(letters, UNKNOWN, value) for letters in spelled if letters]
         self._root = extend_lexicon(lexicon, added)
@@ -166,7 +165,7 @@ class WordScorer:
         score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
         return score, (history, self._root)
 
-    def _leave(self, history: History, node: LexiconNode) -> tuple[float, WordState]:
+    def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
         """Pay for an unknown word, and take back what was paid early."""
         log_prob, history = self._lm.score(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score

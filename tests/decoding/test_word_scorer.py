@@ -61,8 +61,8 @@ def test_begin_end_and_repeated_spaces_make_no_word() -> None:
     total = sum(scores(scorer_of(), [A, B, SPACE, B, B]))
     for spaced in ([SPACE, A, B, SPACE, B, B, SPACE], [SPACE, SPACE, A, B, SPACE, SPACE, B, B]):
         assert sum(scores(scorer_of(), spaced)) == pytest.approx(total)
-    assert sum(scores(scorer_of(), [])) == pytest.approx(MODEL.score((1,), 2)[0])
-    assert sum(scores(scorer_of(), [SPACE])) == pytest.approx(MODEL.score((1,), 2)[0])
+    assert sum(scores(scorer_of(), [])) == pytest.approx(MODEL.score(MODEL.start, 2)[0])
+    assert sum(scores(scorer_of(), [SPACE])) == pytest.approx(MODEL.score(MODEL.start, 2)[0])
 
 
 def test_a_word_costs_the_same_however_it_is_cut_into_pieces() -> None:
@@ -75,7 +75,7 @@ def test_a_word_costs_the_same_however_it_is_cut_into_pieces() -> None:
 def test_added_words_are_known_to_the_scorer_they_were_added_to_alone() -> None:
     plain, added = scorer_of(), scorer_of(words=["abba", "ab"])
     abba = [A, B, B, A]
-    lm = log_prob("<unk>") + MODEL.score(MODEL.score((1,), 0)[1], 2)[0]
+    lm = log_prob("<unk>") + MODEL.score(MODEL.score(MODEL.start, 0)[1], 2)[0]
     assert sum(scores(added, abba)) == pytest.approx(lm + 0.25)
     assert sum(scores(plain, abba)) == pytest.approx(lm + 0.25 - 7)
     assert sum(scores(added, [A, B])) == pytest.approx(sum(scores(plain, [A, B])))
@@ -105,5 +105,5 @@ def test_a_model_of_pieces_scores_their_ids() -> None:
     model: RandomModel = random_model(("b", "▁", "▁a"), seed=3)  # in another order than the ids
     scorer = TokenScorer(lm=model, pieces=PIECES, lm_weight=2.0, token_bonus=0.5, special=(0,))
     score, state = scorer.step(scorer.start(), 1)
-    assert score == pytest.approx(2 * model.score((1,), model.id_of("▁a"))[0] + 0.5)
+    assert score == pytest.approx(2 * model.score(model.start, model.id_of("▁a"))[0] + 0.5)
     assert scorer.end(state) == pytest.approx(2 * model.score(state, 2)[0])
