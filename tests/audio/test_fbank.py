@@ -54,14 +54,13 @@ def test_a_trained_model_has_them_without_the_rounding_of_float32(prompts: list[
     assert rounded > 1e-4
 
 
-@pytest.mark.parametrize("training", [False, True])
 def test_windows_in_parts_give_what_all_at_once_give(
-    prompts: list[Tensor], training: bool, monkeypatch: pytest.MonkeyPatch
+    prompts: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fbank, given = Fbank().train(training), batch(prompts[:3])
+    fbank, given = Fbank().eval(), batch(prompts[:8])
     found, _ = fbank(*given)
+    assert 8 * found.shape[1] > 2 * AT_ONCE
     monkeypatch.setattr("sbkit.audio.fbank.AT_ONCE", 1 << 30)
-    assert given[0].shape[1] > 2 * AT_ONCE * 160 / 3
     assert torch.equal(found, fbank(*given)[0])
 
 
