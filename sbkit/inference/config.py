@@ -85,8 +85,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
 
     Raises SbkitError for anything that is missing, or of another type or size.
     """
-    values = _parse(content, of)
-    read = _Fields(values, of)
+    read = _Fields(_parse(content, of), of)
     read("format", lambda value: value == FORMAT and type(value) is int, f"the number {FORMAT}")
     config = BundleConfig(
         model_class=read(
