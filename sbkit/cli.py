@@ -42,8 +42,21 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Take an option's name with `_` for `-`, too, as keys of a YAML have it: --report_by."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse what this command has, of the parser of each command below."""
+        return super().parse_known_args([*map(self._spell, args)], namespace)
+
+    def _spell(self, argument: str) -> str:
+        name, *value = argument.split("=", 1)
+        spelled = name.replace("_", "-")
+        return "=".join([spelled, *value]) if spelled in self._option_string_actions else argument
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sbkit", description="Speech recognition from one YAML.")
+    parser = _Parser(prog="sbkit", description="Speech recognition from one YAML.")
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

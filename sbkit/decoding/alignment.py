@@ -151,12 +151,7 @@ class WordOffsets:
 
     @classmethod
     def of(cls, value: Any) -> "WordOffsets":
-        """Return those of a mapping; the default ones for None.
-
-        Raises SbkitError for what has other keys than start and end.
-        """
-        if value is None:
-            return cls()
+        """Return those of a mapping; raises SbkitError for other keys than start and end."""
         if not isinstance(value, dict) or set(value) != {"start", "end"}:
             raise SbkitError(
                 f"`word_offsets` must have the keys start and end, but is {str(value)[:60]!r}. "

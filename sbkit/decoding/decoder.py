@@ -4,6 +4,7 @@ Legend: U frames of 40 ms, V vocabulary.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
-from sbkit.decoding.word_scorer import Lexicon, WordScorer, make_lexicon
+from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
@@ -142,13 +143,9 @@ class BeamDecoder:
 
     def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
         """Return the same decoder with other weights, and perhaps another beam."""
-        made = self._copy(
-            weights=weights,
-            beam_size=beam_size or self.beam_size,
-            language_models=self.language_models,
-        )
-        made._lexicon = self._lexicon
-        return made
+        lexicon = self._lexicon  # also loads the language models, before they are copied
+        beam_size = beam_size or self.beam_size
+        return self._copy(weights=weights, is_open=False, beam_size=beam_size, _lexicon=lexicon)
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
         """Return the same decoder, in which the attention decoder takes part in another way."""
@@ -159,15 +156,10 @@ class BeamDecoder:
         return self._copy(language_models=models)
 
     def _copy(self, **changes: Any) -> "BeamDecoder":
-        kept: dict[str, Any] = {
-            "tokenizer": self.tokenizer,
-            "language_models": self._source,
-            "beam_size": self.beam_size,
-            "weights": None if self.is_open else self.weights,
-            "attention": self.attention,
-            "kind": self.kind,
-        }
-        return BeamDecoder(**(kept | changes))
+        """Copy all but what is made again when it is needed."""
+        made = copy(self)
+        vars(made).update(changes)
+        return made
 
     def require_possible(self) -> None:
         """Raise SbkitError where a graph is declared that cannot decode here, or not so."""
@@ -192,20 +184,20 @@ class BeamDecoder:
                 "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
                 "or choose another decoder: sbkit tune RUN --decoder beam"
             )
-        decoder = self.with_weights(self.weights)
-        decoder.phrases = tuple(phrases)
-        return decoder
+        made = self.with_weights(self.weights)
+        made.phrases = tuple(phrases)
+        return made
 
     @cached_property
     def _spelling(self) -> Spelling:
         return Spelling.of(self.tokenizer)
 
     @cached_property
-    def _lexicon(self) -> Lexicon:
+    def _lexicon(self) -> LexiconNode:
         """Make the tree of the known words; an empty one for a graph, and without such a model."""
         words = self.language_models.words
         if words is None or self.kind == "graph":
-            return Lexicon()
+            return LexiconNode()
         return make_lexicon(words, self._spelling)
 
     @cached_property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
-MOST_PROCESSES = 16  # each has language models and caches of its own, 0.13 GB of the default run
+MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
 
 Read = TypeVar("Read")
 

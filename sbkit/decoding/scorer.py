@@ -128,12 +128,12 @@ class TokenScorer:
         """Return the state after `<s>`."""
         return self._lm.start
 
-    def step(self, state: tuple[int, ...], token: int) -> tuple[float, Hashable]:
+    def step(self, state: int, token: int) -> tuple[float, Hashable]:
         """Return the weighted log-probability of a token, and the state after it."""
         log_prob, after = self._lm.score(state, self._ids[token])
         return self._lm_weight * log_prob + self._token_bonus, after
 
-    def end(self, state: tuple[int, ...]) -> float:
+    def end(self, state: int) -> float:
         """Return the weighted log-probability of `</s>`."""
         return self._lm_weight * self._lm.score(state, END)[0]
 

@@ -6,16 +6,15 @@ Its words stand in a tree of characters, the lexicon.
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 
 
 @dataclass(eq=False, slots=True)
 class LexiconNode:
-    """A beginning of words.
+    """A beginning of words; the root is the lexicon.
 
     children: by character; best: the highest look-ahead value of the words that begin so; word:
     the id of the one that is complete here, None where none is.
@@ -38,59 +37,49 @@ class Entry:
     value: float
 
 
-class Lexicon:
-    """A tree of words; of two that are spelled alike, the first is kept."""
+def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
+    """Return a tree with more words; of two that are spelled alike, the first is kept.
 
-    def __init__(self, *, entries: Iterable[Entry] = ()) -> None:
-        self.root = LexiconNode()
-        self._insert_all(entries)
-
-    def extended(self, entries: Iterable[Entry]) -> Self:
-        """Return a tree with more words; it shares the nodes on whose path none of them lies.
-
-        So the time is that of the new words, however large the tree is.
-        """
-        larger = type(self)()
-        larger.root = _copy(self.root)
-        larger._insert_all(each for each in entries if not self._holds(each.letters))
-        return larger
-
-    def _insert_all(self, entries: Iterable[Entry]) -> None:
-        """Insert words, and copy the nodes that another tree may own before they change."""
-        own = set[int]()
-        for entry in entries:
-            node = self.root
-            for letter in entry.letters:
-                node.best = max(node.best, entry.value)
-                child = node.children.get(letter)
-                if child is None or id(child) not in own:
-                    child = node.children[letter] = LexiconNode() if child is None else _copy(child)
-                    own.add(id(child))
-                node = child
+    It shares the nodes on whose path no new word lies, so the time is that of the new words,
+    however large the tree is.
+    """
+    larger, own = _copy(root), set[int]()  # nodes that no other tree has, and that may change
+    for entry in entries:
+        if _holds(root, entry.letters):
+            continue
+        node = larger
+        for letter in entry.letters:
             node.best = max(node.best, entry.value)
-            node.word = entry.word if node.word is None else node.word
+            child = node.children.get(letter)
+            if child is None or id(child) not in own:
+                child = node.children[letter] = LexiconNode() if child is None else _copy(child)
+                own.add(id(child))
+            node = child
+        node.best = max(node.best, entry.value)
+        node.word = entry.word if node.word is None else node.word
+    return larger
 
-    def _holds(self, letters: str) -> bool:
-        node = self.root
-        for letter in letters:
-            if letter not in node.children:
-                return False
-            node = node.children[letter]
-        return node.word is not None
+
+def _holds(node: LexiconNode, letters: str) -> bool:
+    for letter in letters:
+        if letter not in node.children:
+            return False
+        node = node.children[letter]
+    return node.word is not None
 
 
 def _copy(node: LexiconNode) -> LexiconNode:
     return LexiconNode(dict(node.children), node.best, node.word)
 
 
-def make_lexicon(lm: NgramModel, spelling: Spelling) -> Lexicon:
-    """Return the words of a language model that the recognizer can spell.
+def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
+    """Return the words of a language model that the recognizer can spell, as a tree.
 
     Raises SbkitError where it can spell none.
     """
     spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
-        Entry(letters, word, lm.score((), word)[0])
+        Entry(letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spelled
         if letters and SPACE not in letters
     ]
@@ -99,13 +88,10 @@ def make_lexicon(lm: NgramModel, spelling: Spelling) -> Lexicon:
             "The language model must have words that the tokenizer can spell, but has none among "
             f"{len(lm.words) - END - 1}. Train it on text normalized as the recognizer's."
         )
-    return Lexicon(entries=entries)
+    return extend_lexicon(LexiconNode(), entries)
 
 
-History = tuple[int, ...]
-
-
-WordState = tuple[History, LexiconNode | None]
+WordState = tuple[int, LexiconNode | None]
 """The language model's state, and the node of the word begun: the root between words, None where a
 word has left the lexicon, whose price is then paid."""
 
@@ -124,7 +110,7 @@ class WordScorer:
         self,
         *,
         lm: NgramModel,
-        lexicon: Lexicon,
+        lexicon: LexiconNode,
         spelling: Spelling,
         lm_weight: float = 1.0,
         word_bonus: float = 0.0,
@@ -134,10 +120,10 @@ class WordScorer:
         self._lm, self._texts = lm, spelling.texts
         self._lm_weight, self._word_bonus = lm_weight, word_bonus
         self._unknown_word_score = unknown_word_score
-        value = lm.score((), UNKNOWN)[0]
+        value = lm.score(NO_HISTORY, UNKNOWN)[0]
         spelled = (spelling.letters(word) for word in added_words)
         added = [Entry(letters, UNKNOWN, value) for letters in spelled if letters]
-        self._root = lexicon.extended(added).root
+        self._root = extend_lexicon(lexicon, added)
 
     def start(self) -> Hashable:
         """Return the state after `<s>`, before a word."""
@@ -179,7 +165,7 @@ class WordScorer:
         score = self._lm_weight * log_prob + self._word_bonus - self._promised(node)
         return score, (history, self._root)
 
-    def _leave(self, history: History, node: LexiconNode) -> tuple[float, WordState]:
+    def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
         """Pay for an unknown word, and take back what was paid early."""
         log_prob, history = self._lm.score(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,8 +85,7 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
 
     Raises SbkitError for anything that is missing, or of another type or size.
     """
-    values = _parse(content, of)
-    read = _Fields(values, of)
+    read = _Fields(_parse(content, of), of)
     read("format", lambda value: value == FORMAT and type(value) is int, f"the number {FORMAT}")
     config = BundleConfig(
         model_class=read(
@@ -102,16 +102,18 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         vocabulary=_tuple(read("vocabulary", _is_labels, TEXTS, None)),
         samples_per_frame=read("samples_per_frame", _is_frame, FRAME, None),
         language=read("language", _is_word, "a short text, or null", None),
-        normalizer=_normalizer(
-            read("normalizer", _is_normalizer, "a version and a text table, or null", None)
+        normalizer=read.make(
+            "normalizer", read_stored_table, "a version and a text table, or null", None
         ),
         decoder=read("decoder", _is_decoder, "a mapping with beam_size and weights, or null", None),
-        word_offsets=WordOffsets.of(
-            read("word_offsets", _is_offsets, "a mapping with start and end, or null", None)
-        ),
-        confidence=_confidences(
-            read("confidence", _is_confidence, "a mapping of decoders to weights, or null", None)
-        ),
+        word_offsets=read.make(
+            "word_offsets", WordOffsets.of, "a mapping with start and end, or null", None
+        )
+        or WordOffsets(),
+        confidence=read.make(
+            "confidence", _confidences, "a mapping of decoders to weights, or null", None
+        )
+        or {},
     )
     _refuse_two_rates(config, of)
     missing = [name for name in config.model if name not in config.parts]
@@ -148,16 +150,31 @@ class _Fields:
         self._values, self._of = values, of
 
     def __call__(self, name: str, fits: Callable[[Any], bool], what: str, *default: object) -> Any:
-        if name not in self._values and default:
-            return default[0]
+        """Return a field that fits."""
+
+        def check(value: Any) -> Any:
+            if not fits(value):
+                raise ValueError
+            return value
+
+        return self.make(name, check, what, *default)
+
+    def make(self, name: str, make: Callable[[Any], Any], what: str, *default: object) -> Any:
+        """Return what is made of a field, or the default, which null stands for where it is None.
+
+        Raises SbkitError where ``make`` raises an error of its own, or the field is missing.
+        """
         value = self._values.get(name)
-        if not (name in self._values and (fits(value) or (value is None and default == (None,)))):
-            came = repr(value)[:60] if name in self._values else "missing"
-            raise SbkitError(
-                f"`{name}` in {self._of} must be {what}, but is {came}. Export it again with this "
-                "version of sbkit."
-            )
-        return value
+        if default and (name not in self._values or (value is None and default == (None,))):
+            return default[0]
+        with suppress(SbkitError, ValueError, TypeError, KeyError):
+            if name in self._values:
+                return make(value)
+        came = repr(value)[:60] if name in self._values else "missing"
+        raise SbkitError(
+            f"`{name}` in {self._of} must be {what}, but is {came}. Export it again with this "
+            "version of sbkit."
+        )
 
 
 def _parse(content: bytes, of: str) -> dict[str, Any]:
@@ -232,17 +249,6 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_WORD
 
 
-def _is_normalizer(value: Any) -> bool:
-    try:
-        return _normalizer(value) is not None
-    except ValueError:
-        return False
-
-
-def _normalizer(value: Any) -> tuple[int, Orthography] | None:
-    return None if value is None else read_stored_table(value)
-
-
 def _is_decoder(value: Any) -> bool:
     if not isinstance(value, dict) or type(value.get("beam_size")) is not int:
         return False
@@ -256,27 +262,11 @@ def _is_decoder(value: Any) -> bool:
     return bool(1 <= value["beam_size"] <= LARGEST_BEAM and is_known)
 
 
-def _is_confidence(value: Any) -> bool:
+def _confidences(value: Any) -> dict[str, Confidence]:
     if not isinstance(value, dict) or not value.keys() <= {GREEDY, *KINDS}:
-        return False
-    try:
-        _confidences(value)
-    except (SbkitError, TypeError, KeyError):
-        return False
-    return True
-
-
-def _confidences(value: Mapping[str, Any] | None) -> dict[str, Confidence]:
-    found = {name: each["weights"] for name, each in (value or {}).items()}
+        raise ValueError
+    found = {name: each["weights"] for name, each in value.items()}
     return {name: Confidence.of(each) for name, each in found.items() if each is not None}
-
-
-def _is_offsets(value: Any) -> bool:
-    try:
-        WordOffsets.of(value)
-    except SbkitError:
-        return False
-    return True
 
 
 def _is_digest(value: Any) -> bool:

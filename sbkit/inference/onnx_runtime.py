@@ -63,10 +63,9 @@ class OnnxModel:
         metadata: what the file says of itself: sample_rate, min_samples, blank, weights.
     """
 
-    def __init__(self, content: bytes, *, device: str = "cpu", threads: int = 0) -> None:
+    def __init__(self, content: bytes, *, device: str = "cpu") -> None:
         """Make a session of a file's bytes, on cpu, cuda (the first GPU) or cuda:N.
 
-        ``threads`` 0 are those that onnxruntime chooses.
         Raises SbkitError where onnxruntime or the device is not there, or does not run the model.
         """
         runtime = require_package("onnxruntime", extra="export")
@@ -75,7 +74,7 @@ class OnnxModel:
         options.add_session_config_entry(RECORD, "1")
         if bound_memory() is not None:
             options.add_session_config_entry(ENV_ALLOCATORS, "1")
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1  # whoever calls it has a thread for each batch
         options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
         try:
             self._session = runtime.InferenceSession(
@@ -98,9 +97,7 @@ class OnnxModel:
         self._min_samples = read_count(needed, "min_samples", least=0)
 
     @classmethod
-    def load(
-        cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32", threads: int = 0
-    ) -> Self:
+    def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
         """Load ``onnx/`` of a bundle; what was hashed is what is parsed.
 
         Raises SbkitError when it is missing, damaged, or does not run on the device.
@@ -120,7 +117,7 @@ class OnnxModel:
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=LARGEST_SUMS, what="A list of checksums")
         refuse_changed({name: content}, sums, of=folder)
-        return cls(content, device=device, threads=threads)
+        return cls(content, device=device)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).

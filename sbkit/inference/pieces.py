@@ -35,8 +35,9 @@ BELOW_SPEECH, ABOVE_NOISE, LEAST_RANGE, SILENCE = 35.0, 6.0, 15.0, 10.0  # dB
 class Piece:
     """Audio that a model takes at once, and where it lies in its source.
 
-    samples: (S,) of int16; start: its first sample in the source; overlap: how many of its last
-    samples the piece after it has, too; 0 where the cut is in a pause.
+    samples: (S,) of int16, of no other memory, so that the block that it is cut from can go; start:
+    its first sample in the source; overlap: how many of its last samples the piece after it has,
+    too; 0 where the cut is in a pause.
     """
 
     samples: Samples
@@ -117,12 +118,12 @@ class Cutter:
         ]
         for each in pauses:
             if each.count >= LONG_PAUSE * WINDOWS:
-                return Piece(held[: each.cut * window], start)
+                return Piece(held[: each.cut * window].copy(), start)
         if not goes_on:
             return Piece(held, start)
         best = max(pauses, key=lambda each: (each.count, each.first), default=None)
         if best is not None and best.count >= SHORT_PAUSE * WINDOWS:
-            return Piece(held[: best.cut * window], start)
+            return Piece(held[: best.cut * window].copy(), start)
         following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
         return Piece(ahead, start, self._longest - following // self.multiple * self.multiple)
 

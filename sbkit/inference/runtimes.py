@@ -103,7 +103,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
         device = wanted.device
         if device == AUTO:
             device = "cpu" if why_no_cuda("onnx") else "cuda"
-        loaded = OnnxModel.load(folder, device=device, precision=wanted.precision, threads=1)
+        loaded = OnnxModel.load(folder, device=device, precision=wanted.precision)
         _refuse_other_weights(loaded, folder)
         model = OnnxClips(loaded, vocab_size=read.bundle.require_asr().vocab_size)
         read.bundle.config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)

@@ -3,24 +3,28 @@
 Legend: V words, N n-grams of one order. An n-gram of order n is a row of that order's arrays; its
 key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). So the n-grams
 that share a context stand side by side, and one binary search per word finds any of them.
+
+A state is the history that says all that the words so far say of what follows: the number of an
+n-gram, counted from 1 through all orders, or NO_HISTORY.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-State = tuple[int, ...]
+NO_HISTORY = 0  # a state
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids
 SPECIAL = ("<unk>", "<s>", "</s>")  # by id
 BLANKS = frozenset(" \t\n\r\v\f\0")  # what separates words in a text or an ARPA file
 LARGEST_ORDER = 10
-REMEMBERED = 1 << 17  # answers, of about 400 bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,23 @@ class Grams:
         return len(self.keys)
 
 
+class Numbered(NamedTuple):
+    """The n-grams of all orders by number, (N + 1,) each; number 0 is none.
+
+    contexts: the number of each one's first words; words: its last one; log_probs, backoffs: as in
+    `Grams`; shorter: the state to back off to; states: the state after all its words; begins: the
+    number of the first n-gram that has it as context, or would, (N + 2,).
+    """
+
+    contexts: Ints
+    words: Ints
+    log_probs: Floats
+    backoffs: Floats
+    shorter: Ints
+    states: Ints
+    begins: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class NgramModel:
     """An n-gram model with back-off, as an ARPA file describes it.
@@ -50,13 +71,9 @@ class NgramModel:
 
     words: tuple[str, ...]
     grams: tuple[Grams, ...]
-    _answers: dict[tuple[State, int], tuple[float, State]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _rows: dict[State, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __reduce__(self) -> tuple[type["NgramModel"], tuple[tuple[str, ...], tuple[Grams, ...]]]:
-        """Pickle the model without what it remembers, for processes that decode."""
+        """Pickle the model without what follows from it, for processes that decode."""
         return type(self), (self.words, self.grams)
 
     @property
@@ -65,9 +82,9 @@ class NgramModel:
         return len(self.grams)
 
     @cached_property
-    def start(self) -> State:
+    def start(self) -> int:
         """Return the state after `<s>`."""
-        return self._next_state((), BEGIN)
+        return self.score(NO_HISTORY, BEGIN)[1]
 
     def __contains__(self, word: object) -> bool:
         """Check whether a word has an id of its own."""
@@ -77,89 +94,66 @@ class NgramModel:
         """Return the id of a word, that of `<unk>` where it is unknown."""
         return self._ids.get(word, UNKNOWN)
 
-    def score(self, state: State, word: int) -> tuple[float, State]:
+    def score(self, state: int, word: int) -> tuple[float, int]:
         """Return the natural log-probability of a word after a state, and the state after it.
 
         The next state is the shortest that says as much about what follows as all the words do:
-        two histories with equal states have equal futures. A state has at most order - 1 ids.
+        two histories with equal states have equal futures.
         """
-        asked = (state, word)
-        answer = self._answers.get(asked)
-        if answer is None:
-            if len(self._answers) >= REMEMBERED:
-                self._answers.clear()
-            answer = self._log_prob(state, word), self._next_state(state, word)
-            self._answers[asked] = answer
-        return answer
+        words, log_probs, backoffs, shorter, states, begins = self._columns
+        paid = 0.0
+        while state:
+            end = begins[state + 1]
+            number = bisect_left(words, word, begins[state], end)
+            if number < end and words[number] == word:
+                return paid + log_probs[number], states[number]
+            paid += backoffs[state]
+            state = shorter[state]
+        return paid + log_probs[1 + word], states[1 + word]
 
-    def _log_prob(self, state: State, word: int) -> float:
-        paid, length = 0.0, len(state)
-        for row in self._suffix_rows(state):
-            if row >= 0:
-                longer = self._find(length, row, word)
-                if longer >= 0:
-                    return paid + self._log_probs[length][longer]
-                paid += self._backoffs[length - 1][row]
-            length -= 1
-        return paid + self._log_probs[0][word]
-
-    def _next_state(self, state: State, word: int) -> State:
-        """Drop the words from the front that change nothing: no n-gram, no back-off."""
-        if self.order == 1:
-            return ()
-        history = (*state, word)[1 - self.order :]
-        length = len(history)
-        for row in self._suffix_rows(history):
-            if row >= 0 and (self._backoffs[length - 1][row] or self._followed[length - 1][row]):
-                return history[-length:]
-            length -= 1
-        return ()
-
-    def _suffix_rows(self, history: State) -> tuple[int, ...]:
-        """Return the rows of the suffixes of a history, the longest first, -1 for no n-gram."""
-        found = self._rows.get(history)
-        if found is None:
-            if len(self._rows) >= REMEMBERED:
-                self._rows.clear()
-            found = self._search(history) if history else ()
-            self._rows[history] = found
-        return found
-
-    def _search(self, history: State) -> tuple[int, ...]:
-        word, lengths = history[-1], range(len(history) - 1, 0, -1)
-        shorter = zip(lengths, self._suffix_rows(history[:-1]), strict=True)
-        rows = [-1 if row < 0 else self._find(length, row, word) for length, row in shorter]
-        return (*rows, word)
-
-    def _find(self, length: int, row: int, word: int) -> int:
-        """Return the row of a context of so many words and one more, -1 where it is not there."""
-        keys, key = self._keys[length], row * len(self.words) + word
-        place = bisect_left(keys, key)
-        return place if place < len(keys) and keys[place] == key else -1
+    def numbered(self) -> Numbered:
+        """Number the n-grams, and tell which are states: something follows, or back-off costs."""
+        size = len(self.words)
+        firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, of each order
+        orders = zip(self.grams, firsts, strict=False)
+        keys = np.concatenate([[0], *(each.keys + first * size for each, first in orders)])
+        none = np.zeros(1, np.float32)
+        log_probs = np.concatenate([none, *(each.log_probs for each in self.grams)])
+        backoffs = np.concatenate([none, *(each.backoffs for each in self.grams)])
+        begins = 1 + np.searchsorted(keys[1:], size * np.arange(len(keys) + 1))
+        kept = (backoffs != 0) | (begins[1:] > begins[:-1])
+        kept[firsts[-2] :] = False  # of the highest order
+        contexts, words = np.divmod(keys, size)
+        shorter, states = np.zeros_like(keys), np.zeros_like(keys)
+        for first, end in pairwise(firsts[1:]):
+            own = slice(first, end)
+            if first > 1:
+                suffixes = _longest(keys, shorter, shorter[contexts[own]], words[own], size)
+                shorter[own] = states[suffixes]
+            states[own] = np.where(kept[own], np.arange(first, end), shorter[own])
+        return Numbered(contexts, words, log_probs, backoffs, shorter, states, begins)
 
     # `data` gives Python's own numbers, in 40 ns instead of 100.
     @cached_property
-    def _keys(self) -> tuple[memoryview, ...]:
-        return tuple(each.keys.data for each in self.grams)
-
-    @cached_property
-    def _log_probs(self) -> tuple[memoryview, ...]:
-        return tuple(each.log_probs.data for each in self.grams)
-
-    @cached_property
-    def _backoffs(self) -> tuple[memoryview, ...]:
-        return tuple(each.backoffs.data for each in self.grams)
-
-    @cached_property
-    def _followed(self) -> tuple[memoryview, ...]:
-        """Mark each n-gram, below the highest order, with which a longer one begins."""
-        marks = []
-        for lower, higher in zip(self.grams, self.grams[1:], strict=False):
-            mark = np.zeros(len(lower), np.uint8)
-            mark[higher.keys // len(self.words)] = 1
-            marks.append(mark.data)
-        return tuple(marks)
+    def _columns(self) -> tuple[memoryview, ...]:
+        made = self.numbered()
+        numbers = (made.words, made.shorter, made.states, made.begins)
+        words, *others = (each.astype(np.uint32).data for each in numbers)
+        return words, made.log_probs.data, made.backoffs.data, *others
 
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
+
+
+def _longest(keys: Ints, shorter: Ints, states: Ints, words: Ints, size: int) -> Ints:
+    """Return the longest n-gram of each word after a state, or after one that it backs off to."""
+    found, left = np.zeros_like(words), np.arange(len(words))
+    while len(left):
+        wanted = states[left] * size + words[left]
+        numbers = 1 + np.searchsorted(keys[1:], wanted)
+        is_there = keys[np.minimum(numbers, len(keys) - 1)] == wanted
+        found[left[is_there]] = numbers[is_there]
+        left = left[~is_there]
+        states[left] = shorter[states[left]]
+    return found

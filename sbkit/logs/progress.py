@@ -71,10 +71,10 @@ class Progress:
 class TimeLeft:
     """Estimate how long the remaining steps take at the pace of the last 50 logged points."""
 
-    def __init__(self, *, total_steps: int, points: int = 50) -> None:
+    def __init__(self, *, total_steps: int) -> None:
         """Start without a pace."""
         self._total_steps = total_steps
-        self._points: deque[tuple[int, float]] = deque(maxlen=points)  # step, seconds
+        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds
 
     def update(self, *, step: int, now: float) -> None:
         """Note that ``step`` was reached at ``now``, in seconds."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
 
-from sbkit.audio.fbank import EPSILON, Fbank, frame_counts, mel_filters, povey_window
+from sbkit.audio.fbank import AT_ONCE, EPSILON, Fbank, frame_counts, mel_filters, povey_window
 from sbkit.base.errors import SbkitError
 
 CPU = torch.device("cpu")
@@ -52,6 +52,16 @@ def test_a_trained_model_has_them_without_the_rounding_of_float32(prompts: list[
         torch.testing.assert_close(trained(clip[None], lengths)[0][0], expected, rtol=0, atol=1e-5)
         rounded = max(rounded, float((kaldi(clip) - expected).abs().max()))
     assert rounded > 1e-4
+
+
+def test_windows_in_parts_give_what_all_at_once_give(
+    prompts: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fbank, given = Fbank().eval(), batch(prompts[:8])
+    found, _ = fbank(*given)
+    assert 8 * found.shape[1] > 2 * AT_ONCE
+    monkeypatch.setattr("sbkit.audio.fbank.AT_ONCE", 1 << 30)
+    assert torch.equal(found, fbank(*given)[0])
 
 
 @pytest.mark.parametrize("n_mels", [23, 40, 80, 128])

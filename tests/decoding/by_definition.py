@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sbkit.decoding.frames import BeamSettings
 from sbkit.decoding.spelling import Spelling
-from sbkit.lm.ngram import NgramModel
+from sbkit.lm.ngram import NO_HISTORY, NgramModel
 
 CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
 PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on
@@ -53,6 +53,7 @@ class RandomModel:
         return self.words.index(word) if word in self.words else 0
 
     def score(self, state: tuple[int, ...], word: int) -> tuple[float, tuple[int, ...]]:
+        state = state or ()  # NO_HISTORY is 0
         paid, history = 0.0, state
         while (*history, word) not in self.log_probs:
             paid += self.backoffs.get(history, 0.0)
@@ -105,6 +106,14 @@ def enumerate_paths(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...],
 
 def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
     return "".join(pieces[token] for token in tokens).replace("▁", " ").split()
+
+
+def state_after(model: NgramModel, *words: int) -> int:
+    """Return the state after words that need not begin with `<s>`."""
+    state = NO_HISTORY
+    for word in words:
+        _, state = model.score(state, word)
+    return state
 
 
 def sentence_log_prob(model: "NgramModel | RandomModel", words: Sequence[str]) -> float:

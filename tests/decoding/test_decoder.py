@@ -24,7 +24,7 @@ from sbkit.decoding.language_models import (
 )
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import Heard, take_enough, tune, used_weights
-from sbkit.decoding.word_scorer import Lexicon, make_lexicon
+from sbkit.decoding.word_scorer import LexiconNode, make_lexicon
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import NgramModel
@@ -162,7 +162,7 @@ def test_the_words_are_put_into_a_tree_once_for_all_weights(
 ) -> None:
     made: list[NgramModel] = []
 
-    def make(lm: NgramModel, spelling: Spelling) -> Lexicon:
+    def make(lm: NgramModel, spelling: Spelling) -> LexiconNode:
         made.append(lm)
         return make_lexicon(lm, spelling)
 

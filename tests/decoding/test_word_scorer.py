@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.scorer import TokenScorer
-from sbkit.decoding.word_scorer import Entry, Lexicon, WordScorer, make_lexicon
+from sbkit.decoding.word_scorer import Entry, LexiconNode, WordScorer, extend_lexicon, make_lexicon
 from tests.decoding.by_definition import CHARACTERS, PIECES, RandomModel, random_model, spelling
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)
@@ -61,8 +61,8 @@ def test_begin_end_and_repeated_spaces_make_no_word() -> None:
     total = sum(scores(scorer_of(), [A, B, SPACE, B, B]))
     for spaced in ([SPACE, A, B, SPACE, B, B, SPACE], [SPACE, SPACE, A, B, SPACE, SPACE, B, B]):
         assert sum(scores(scorer_of(), spaced)) == pytest.approx(total)
-    assert sum(scores(scorer_of(), [])) == pytest.approx(MODEL.score((1,), 2)[0])
-    assert sum(scores(scorer_of(), [SPACE])) == pytest.approx(MODEL.score((1,), 2)[0])
+    assert sum(scores(scorer_of(), [])) == pytest.approx(MODEL.score(MODEL.start, 2)[0])
+    assert sum(scores(scorer_of(), [SPACE])) == pytest.approx(MODEL.score(MODEL.start, 2)[0])
 
 
 def test_a_word_costs_the_same_however_it_is_cut_into_pieces() -> None:
@@ -75,20 +75,20 @@ def test_a_word_costs_the_same_however_it_is_cut_into_pieces() -> None:
 def test_added_words_are_known_to_the_scorer_they_were_added_to_alone() -> None:
     plain, added = scorer_of(), scorer_of(words=["abba", "ab"])
     abba = [A, B, B, A]
-    lm = log_prob("<unk>") + MODEL.score(MODEL.score((1,), 0)[1], 2)[0]
+    lm = log_prob("<unk>") + MODEL.score(MODEL.score(MODEL.start, 0)[1], 2)[0]
     assert sum(scores(added, abba)) == pytest.approx(lm + 0.25)
     assert sum(scores(plain, abba)) == pytest.approx(lm + 0.25 - 7)
     assert sum(scores(added, [A, B])) == pytest.approx(sum(scores(plain, [A, B])))
 
 
 def test_a_larger_lexicon_shares_what_it_does_not_change() -> None:
-    lexicon = Lexicon(entries=[Entry("ab", 3, -2.0), Entry("ba", 4, -3.0)])
-    larger = lexicon.extended([Entry("abc", 0, -1.0), Entry("ba", 0, -9.0)])
-    assert larger.root.children["b"] is lexicon.root.children["b"]
-    assert larger.root.best == -1.0 and lexicon.root.best == -2.0
-    assert larger.root.children["a"].children["b"].children["c"].word == 0
-    assert not lexicon.root.children["a"].children["b"].children
-    assert larger.root.children["b"].children["a"].word == 4
+    lexicon = extend_lexicon(LexiconNode(), [Entry("ab", 3, -2.0), Entry("ba", 4, -3.0)])
+    larger = extend_lexicon(lexicon, [Entry("abc", 0, -1.0), Entry("ba", 0, -9.0)])
+    assert larger.children["b"] is lexicon.children["b"]
+    assert larger.best == -1.0 and lexicon.best == -2.0
+    assert larger.children["a"].children["b"].children["c"].word == 0
+    assert not lexicon.children["a"].children["b"].children
+    assert larger.children["b"].children["a"].word == 4
 
 
 def test_a_model_without_a_word_that_can_be_spelled_is_refused() -> None:
@@ -105,5 +105,5 @@ def test_a_model_of_pieces_scores_their_ids() -> None:
     model: RandomModel = random_model(("b", "▁", "▁a"), seed=3)  # in another order than the ids
     scorer = TokenScorer(lm=model, pieces=PIECES, lm_weight=2.0, token_bonus=0.5, special=(0,))
     score, state = scorer.step(scorer.start(), 1)
-    assert score == pytest.approx(2 * model.score((1,), model.id_of("▁a"))[0] + 0.5)
+    assert score == pytest.approx(2 * model.score(model.start, model.id_of("▁a"))[0] + 0.5)
     assert scorer.end(state) == pytest.approx(2 * model.score(state, 2)[0])

@@ -9,7 +9,8 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
-from tests.decoding.by_definition import sentence_log_prob
+from sbkit.lm.ngram import NO_HISTORY
+from tests.decoding.by_definition import sentence_log_prob, state_after
 
 DATA = Path(__file__).parent / "data"
 SMALL = """made by hand
@@ -44,9 +45,9 @@ def test_numbers_are_natural_logarithms(tmp_path: Path) -> None:
     model = read_arpa(written(tmp_path, SMALL))
     assert model.words == ("<unk>", "<s>", "</s>", "a", "b")
     a, b = model.id_of("a"), model.id_of("b")
-    assert model.score((), a)[0] == pytest.approx(-0.5 * math.log(10))
-    assert model.score((a,), a)[0] == pytest.approx((0.25 - 0.5) * math.log(10))
-    assert model.score((a,), b)[0] == pytest.approx(-0.1 * math.log(10))
+    assert model.score(NO_HISTORY, a)[0] == pytest.approx(-0.5 * math.log(10))
+    assert model.score(state_after(model, a), a)[0] == pytest.approx((0.25 - 0.5) * math.log(10))
+    assert model.score(state_after(model, a), b)[0] == pytest.approx(-0.1 * math.log(10))
     total = -0.25 - 0.1 - 0.125
     assert sentence_log_prob(model, ["a", "b"]) == pytest.approx(total * math.log(10))
 
@@ -77,14 +78,15 @@ def test_words_of_all_scripts_and_empty_orders_travel(tmp_path: Path) -> None:
 def test_without_unk_an_unknown_word_has_no_probability(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>\n", "").replace("ngram 1=5", "ngram 1=4")
     model = read_arpa(written(tmp_path, text))
-    assert model.score((), model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
+    assert model.score(NO_HISTORY, model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
 
 
 def test_unk_in_capitals_is_unk(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>", "-3\t<UNK>").replace("a b", "a <UNK>")
     model = read_arpa(written(tmp_path, text))
-    assert model.score((), 0)[0] == pytest.approx(-3 * math.log(10))
-    assert model.score((model.id_of("a"),), 0)[0] == pytest.approx(-0.1 * math.log(10))
+    assert model.score(NO_HISTORY, 0)[0] == pytest.approx(-3 * math.log(10))
+    after_a = state_after(model, model.id_of("a"))
+    assert model.score(after_a, 0)[0] == pytest.approx(-0.1 * math.log(10))
 
 
 @pytest.mark.parametrize(

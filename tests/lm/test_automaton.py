@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbkit.base.errors import SbkitError
 from sbkit.lm.automaton import Arcs, Automaton, make_automaton
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import Grams, NgramModel
@@ -44,16 +43,6 @@ def test_every_sentence_has_the_score_of_the_model(order: int) -> None:
     for sentence in SENTENCES[40:80]:
         words = [model.id_of(word) for word in sentence]
         assert walk(made, words) == pytest.approx(sentence_log_prob(model, sentence), abs=1e-4)
-
-
-def test_a_model_without_the_end_of_an_n_gram_is_refused() -> None:
-    model = train(SENTENCES[:60], order=3).model
-    last = model.grams[2]
-    keys = last.keys.copy()
-    keys[0] += 1 - keys[0] % len(model.words)  # now it ends in `<s>`, as no shorter one does
-    broken = Grams(keys, last.log_probs, last.backoffs)
-    with pytest.raises(SbkitError, match="must be there without its first word, too"):
-        make_automaton(NgramModel(model.words, (*model.grams[:2], broken)))
 
 
 def test_orders_may_be_empty() -> None:

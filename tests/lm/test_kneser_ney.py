@@ -11,7 +11,8 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import FALLBACK, estimate_discounts, train
-from sbkit.lm.ngram import BEGIN, NgramModel
+from sbkit.lm.ngram import BEGIN, NO_HISTORY, NgramModel
+from tests.decoding.by_definition import state_after
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
@@ -60,7 +61,7 @@ def random_sentences(random_numbers: random.Random) -> list[list[str]]:
     ] + [words]
 
 
-def sum_of_probabilities(model: NgramModel, state: tuple[int, ...]) -> float:
+def sum_of_probabilities(model: NgramModel, state: int) -> float:
     ids = [number for number in range(len(model.words)) if number != BEGIN]
     return float(np.exp([model.score(state, number)[0] for number in ids]).sum())
 
@@ -71,15 +72,17 @@ def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
     for _ in range(4):
         sentences = random_sentences(random_numbers)
         model = train(sentences, order=order).model
-        states = {model.start, ()}
+        histories = {(BEGIN,), ()}
         for sentence in sentences:  # contexts that were seen, of all lengths
             ids = [BEGIN, *map(model.id_of, sentence)]
             places = itertools.product(range(len(ids)), range(order))
-            states |= {tuple(ids[start : start + length]) for start, length in places}
+            histories |= {tuple(ids[start : start + length]) for start, length in places}
         for _ in range(10):  # and some that were not
-            states.add(tuple(random_numbers.choices(range(len(model.words)), k=order - 1)))
-        for state in states:
-            assert sum_of_probabilities(model, state) == pytest.approx(1, abs=1e-6), state
+            histories.add(tuple(random_numbers.choices(range(len(model.words)), k=order - 1)))
+        for history in histories:
+            assert sum_of_probabilities(model, state_after(model, *history)) == pytest.approx(
+                1, abs=1e-6
+            ), history
 
 
 def test_discounts_are_those_of_the_formula_or_none() -> None:
@@ -93,7 +96,7 @@ def test_discounts_are_those_of_the_formula_or_none() -> None:
 def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
     trained = train([["a", "a", "a", "b"]], order=1)
     assert trained.fallback_orders == (1,)
-    probability = np.exp(trained.model.score((), trained.model.id_of("a"))[0])
+    probability = np.exp(trained.model.score(NO_HISTORY, trained.model.id_of("a"))[0])
     freed = FALLBACK[3] + 2 * FALLBACK[1]  # of a three times, b and </s> once
     assert probability == pytest.approx((3 - FALLBACK[3]) / 5 + freed / 5 / 4)
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbkit.lm import ngram
 from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import BEGIN, END, Grams, NgramModel
-from tests.decoding.by_definition import sentence_log_prob
+from sbkit.lm.ngram import BEGIN, END, NO_HISTORY, Grams, NgramModel
+from tests.decoding.by_definition import sentence_log_prob, state_after
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
@@ -61,38 +60,50 @@ def test_a_walk_scores_every_word_with_all_its_history(model: NgramModel) -> Non
 def test_states_are_the_shortest_that_suffice(model: NgramModel) -> None:
     listed = table(model)
     followed = {gram[:-1] for gram in listed}
+    numbers = {gram: number for number, gram in enumerate(listed, start=1)} | {(): NO_HISTORY}
     for gram in listed:
         history = gram[max(0, len(gram) - model.order + 1) :]
-        _, state = model.score(gram[:-1][1 - model.order :], gram[-1])
-        assert state == history[len(history) - len(state) :]
-        if state:  # without its first word it would say less
-            assert state in followed or listed[state][1]
-        longer = history[: len(history) - len(state)]
-        for start in range(len(longer)):  # what was dropped says nothing
-            dropped = history[start:]
-            assert dropped not in followed and not listed.get(dropped, (0, 0))[1]
+        suffixes = (history[start:] for start in range(len(history) + 1))
+        said = (each for each in suffixes if each in followed or listed.get(each, (0, 0))[1])
+        assert state_after(model, *gram) == numbers[next(said, ())]
 
 
 def test_unknown_words_lead_to_the_empty_state() -> None:
     model = read_arpa(DATA / "words.arpa")
     assert "boat" in model and "zebra" not in model
     assert model.id_of("zebra") == 0
-    assert model.score(model.start, 0)[1] == ()
-    assert model.start == (BEGIN,)
-    assert train([["a"]], order=1).model.start == ()
+    assert model.score(model.start, 0)[1] == NO_HISTORY
+    assert model.start == 1 + BEGIN
+    assert train([["a"]], order=1).model.start == NO_HISTORY
+
+
+def grams(keys: list[int], log_probs: list[float], backoffs: list[float]) -> Grams:
+    values = (np.array(each, np.float32) for each in (log_probs, backoffs))
+    return Grams(np.array(keys, np.int64), *values)
+
+
+WORDS = ("<unk>", "<s>", "</s>", "a", "b")
+UNIGRAMS = grams([0, 1, 2, 3, 4], [-4, -9, -1, -1, -2], [0, -0.5, 0, 0, -0.25])
 
 
 def test_a_back_off_without_longer_ngrams_stays_in_the_state() -> None:
-    def grams(keys: list[int], log_probs: list[float], backoffs: list[float]) -> Grams:
-        values = (np.array(each, np.float32) for each in (log_probs, backoffs))
-        return Grams(np.array(keys, np.int64), *values)
+    model = NgramModel(WORDS, (UNIGRAMS, grams([1 * 5 + 3], [-0.1], [0])))
+    assert model.score(model.start, 3) == (pytest.approx(-0.1), NO_HISTORY)
+    log_prob, after_b = model.score(model.start, 4)
+    assert (log_prob, after_b) == (-2.5, 1 + 4)
+    assert model.score(after_b, 3) == (-1.25, NO_HISTORY)
 
-    words = ("<unk>", "<s>", "</s>", "a", "b")
-    unigrams = grams([0, 1, 2, 3, 4], [-4, -9, -1, -1, -2], [0, -0.5, 0, 0, -0.25])
-    model = NgramModel(words, (unigrams, grams([1 * 5 + 3], [-0.1], [0])))
-    assert model.score((BEGIN,), 3) == (pytest.approx(-0.1), ())
-    assert model.score((BEGIN,), 4) == (-2.5, (4,))
-    assert model.score((4,), 3) == (-1.25, ())
+
+def test_an_ngram_may_be_there_without_its_first_word() -> None:
+    """`<s> a b` is, `a b` is not: from there it backs off to `b`."""
+    bigrams, trigrams = grams([1 * 5 + 3], [-0.1], [-0.125]), grams([0 * 5 + 4], [-0.5], [0])
+    fourgrams = grams([0 * 5 + 3], [-0.75], [0])
+    model = NgramModel(WORDS, (UNIGRAMS, bigrams, trigrams, fourgrams))
+    state = model.start
+    for word, expected in ((3, -0.1), (4, -0.5), (4, -2.25), (3, -1.25)):
+        log_prob, state = model.score(state, word)
+        assert log_prob == pytest.approx(expected)
+    assert state == NO_HISTORY
 
 
 def test_higher_orders_know_their_own_text_better() -> None:
@@ -100,13 +111,3 @@ def test_higher_orders_know_their_own_text_better() -> None:
     models = [train(text, order=order).model for order in (1, 2, 3)]
     totals = [sum(sentence_log_prob(model, line) for line in text) for model in models]
     assert totals == sorted(totals)
-
-
-def test_what_is_remembered_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    free, bounded = (read_arpa(DATA / "characters.arpa") for _ in range(2))
-    lines = [[*line.replace(" ", "▁")] for line in SENTENCES]
-    expected = [sentence_log_prob(free, line) for line in lines]
-    monkeypatch.setattr(ngram, "REMEMBERED", 8)
-    for _ in range(2):
-        assert [sentence_log_prob(bounded, line) for line in lines] == expected
-    assert len(bounded._answers) <= 8 and len(bounded._rows) <= 8 + bounded.order

@@ -39,7 +39,7 @@ def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
             name=precision,
             files=(file,),
             limits=limits[precision],
-            log_probs=OnnxModel((folder / file).read_bytes(), threads=1).log_probs,
+            log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
         )
         for precision, file in FILES.items()
     ]

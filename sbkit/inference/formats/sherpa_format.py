@@ -73,7 +73,7 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
         save_onnx(scaled, folder / file, _metadata(model_type, tokenizer.vocab_size, factor))
         load = getattr(sherpa.OfflineRecognizer, method)
         recognizer = load(model=str(folder / file), tokens=str(folder / TOKENS))
-        session = OnnxModel((folder / file).read_bytes(), threads=1)
+        session = OnnxModel((folder / file).read_bytes())
         candidates.append(
             Candidate(
                 name=model_type,

@@ -109,7 +109,7 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
 def test_onnxruntime_hears_the_same_words(
     folder: Path, bundle: Bundle, clips: Clips, expected: list[str]
 ) -> None:
-    model, tokenizer = OnnxModel.load(folder, threads=1), bundle.require_asr()
+    model, tokenizer = OnnxModel.load(folder), bundle.require_asr()
     short = np.zeros(10, np.int16)
     texts = [*expected, *bundle.transcribe([short])]
     for clip, text in zip([*clips, short], texts, strict=True):
