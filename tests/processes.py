@@ -22,14 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        *("sbkit.training", "sbkit.cli", "sbkit.inference.export", "sbkit.inference.transcriber"),
-        *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
-        # What is imported late: by the first optimizer, group of ranks, curve and log.
-        *("torch._dynamo", "torch.distributed.nn", "matplotlib.figure"),
-    ]
-)
+CONTEXT.set_forkserver_preload(["tests.imported"])
 
 
 class Process:

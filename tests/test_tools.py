@@ -26,6 +26,7 @@ def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
         [*command, "--number_of_epochs=1"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
     assert "epoch 1/1" in done.stdout
     assert "test WER" in done.stdout
     assert "held-out clip:" in done.stdout
