@@ -12,7 +12,9 @@ for name in (
     *("sbkit.training", "sbkit.cli", "sbkit.inference.export", "sbkit.inference.transcriber"),
     *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
     # What is imported late: by the first optimizer, group of ranks, curve and log.
-    *("torch._dynamo", "torch.distributed.nn", "matplotlib.figure"),
+    *("torch._dynamo", "torch.distributed.nn", "matplotlib.backends.backend_agg"),
+    *("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"),
+    *("sbkit.models.frontend", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
 ):
     import_module(name)
 gc.freeze()

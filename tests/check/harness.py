@@ -121,10 +121,10 @@ def _broken_text(mutation: Mutation) -> str:
 
 def _is(finding: Finding, expected: Expected, document: Document) -> bool:
     keys: Keys = tuple(int(key) if key.isdecimal() else key for key in expected.at.split("."))
-    at_key = keys[0] in document.root
+    place = document.place(keys) if keys[0] in document.root else expected.at
     return (
         finding.check == expected.check
-        and (finding.where == document.place(keys) if at_key else finding.where.endswith(expected.at))
+        and finding.where.endswith(place)
         and all(word in str(finding) for word in expected.words)
         and finding.stops == expected.stops
     )
