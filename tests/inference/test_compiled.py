@@ -24,7 +24,8 @@ TABLE = ShapeTable(clips=(1, 3), seconds=(0.5, 1.0))
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("compiled"))
+    folder = tmp_path_factory.mktemp("compiled")
+    return make_bundle(folder, encoder_module="transformer")  # half the kernels of a Conformer's
 
 
 def noise(*seconds: float) -> list[Samples]:
