@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run ``sbkit`` with the arguments of the process."""
-    with rarely_collected():
+    with rarely_collected():  # a command imports its parts when it runs
         run_main(lambda: run(sys.argv[1:]))
 
 

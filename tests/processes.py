@@ -1,7 +1,8 @@
 """Commands in processes of their own, forked from one that has imported everything.
 
 A fresh interpreter spends seconds on imports before it comes to what a test is about. Nothing but
-imports has happened in the process that these are forked from, so they are as new as a fresh one.
+imports (tests/imported.py) has happened in the process that these are forked from, so they are as
+new as a fresh one.
 How a command itself starts, and what torchrun does, is for tests that start fresh ones.
 """
 

@@ -264,7 +264,7 @@ def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None
         assert job.end() == 0, job.said()
 
 
-# -- one node ------------------------------------------------------------------------------------
+# -- one node, and SLURM -------------------------------------------------------------------------
 
 THREADS = "source tools/launch/torchrun.sh; exec() { echo $OMP_NUM_THREADS; }; start -- a.yaml"
 
