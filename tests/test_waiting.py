@@ -18,10 +18,10 @@ OPTIONS = ("--check=false", "--number_of_epochs=4", "--log_every=1000", "--batch
 
 @pytest.mark.slow
 def test_all_that_a_pretended_accelerator_shows() -> None:
-    done = processes.run(
-        ["-m", "pytest", "-q", "--show-capture=no", "tests/on_pretended.py"], timeout=500
-    )
-    assert done.returncode == 0, done.stdout
+    there = "ignore:Module already imported"  # plugins are there, before pytest looks at them
+    command = ["-m", "pytest", "-q", "--show-capture=no", "-W", there, "tests/on_pretended.py"]
+    done = processes.run(command, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
