@@ -108,7 +108,6 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
 ) -> None:
     log = ""
     for sent, hook, at_step in STOPS:
-        torch.manual_seed(at_step)  # a process of its own draws other numbers
         before = signal.getsignal(sent)
         with signalled(sent, hook=hook, at_step=at_step):
             assert train(workplace, tmp_path) == ASKED_TO_STOP
