@@ -4,12 +4,14 @@ import sys
 
 from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.exit import run_main
+from sbkit.base.garbage import rarely_collected
 
 
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
     keep_freed_memory()
-    from sbkit.training import train  # imports torch, when `run_main` has said how threads wait
+    with rarely_collected():
+        from sbkit.training import train  # imports torch, when `run_main` said how threads wait
 
     train(sys.argv[1:])
 

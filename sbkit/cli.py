@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
+from sbkit.base.garbage import rarely_collected
 from sbkit.base.printable import printable, printable_json
 from sbkit.base.version import __version__
 from sbkit.inference.command import add_options as add_transcribe_options
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run ``sbkit`` with the arguments of the process."""
-    run_main(lambda: run(sys.argv[1:]))
+    with rarely_collected():  # a command imports its parts when it runs
+        run_main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

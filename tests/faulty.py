@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.models.frontend import ConvFrontEnd
-from tests.runs import ROOT, Workplace, make_workplace, rows_of
+from tests.runs import COUNTS, ROOT, Workplace, make_workplace, rows_of
 
 LOUD = 23.5  # mean log-mel energy of a frame: 21.3 at most in speech, 25.4 in noise at full scale
 
@@ -35,9 +35,9 @@ class FragileFrontEnd(ConvFrontEnd):
         return super().forward(self.overflow(features), lengths)
 
 
-def noisy_workplace(asterisk: Path, folder: Path) -> Workplace:
+def noisy_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS) -> Workplace:
     """Make a release in which the first training clip is noise at full scale."""
-    workplace = make_workplace(asterisk, folder)
+    workplace = make_workplace(asterisk, folder, counts)
     noise = np.random.default_rng(0).choice([-1.0, 1.0], 24_000)
     soundfile.write(noisy_clip(workplace), noise, 16_000)
     return workplace

@@ -28,6 +28,8 @@ from tests.pretended import DEVICE, NAME, waits
 from tests.runs import Workplace, make_workplace, one_thread, read_json
 from tests.test_run import SPEECHBRAINS_MASKS
 
+FEWER = {"train": 4, "dev": 1, "test": 1}
+FEW = {"train": 9, "dev": 2, "test": 1}
 SMALL = ("--number_of_epochs=2", "--num_encoder_layers=1", "--average_checkpoints=1")
 THERE = ("--device=pretended", *SMALL)
 HERE = ("--device=cpu", *SMALL)
@@ -55,8 +57,8 @@ def _plain() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A release of 24 prompts."""
-    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
+    """A release of 12 prompts: what an operation takes here, it takes for being passed on."""
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"), FEW)
 
 
 def train_there(workplace: Workplace, run: Path, *options: str, **more: Any) -> Steps:
@@ -98,7 +100,7 @@ def test_a_run_comes_to_the_losses_of_the_cpu_and_no_step_waits(
     here, there = tmp_path / "here", tmp_path / "there"
     assert workplace.train_here(here, *HERE, *UNREAD, DRAWLESS, *options, yaml=yaml) == 0
     steps = train_there(workplace, there, DRAWLESS, *options, yaml=yaml)
-    assert len(steps) >= 10
+    assert len(steps) >= 6
     assert steps == [[]] * len(steps)
     assert figures(there) == pytest.approx(figures(here), rel=CLOSE)
     assert read_json(there / "summary.json")["machine"]["device"] == str(DEVICE)
@@ -110,7 +112,7 @@ def test_no_step_of_mixed_precision_waits(
 ) -> None:
     options = (f"--precision={precision}", f"--eval_precision={precision}", "--number_of_epochs=1")
     steps = train_there(workplace, tmp_path, *options)
-    assert len(steps) >= 5
+    assert len(steps) >= 3
     assert steps == [[]] * len(steps)
 
 
@@ -124,7 +126,7 @@ def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) ->
 
     with patch.object(AsrBrain, "compute_objectives", asking):
         steps = train_there(workplace, tmp_path, "--number_of_epochs=1")
-    assert all(each == ["_local_scalar_dense"] for each in steps)
+    assert steps == [["_local_scalar_dense"]] * len(steps) != []
 
 
 # -- what else a run does ------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
     fit_batch = AsrBrain.fit_batch
 
     def stopping(brain: AsrBrain, batch: Batch) -> Any:
-        if brain.optimizer_step == 8:
+        if brain.optimizer_step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return fit_batch(brain, batch)
 
@@ -150,8 +152,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
 def test_a_recipe_of_speechbrains_comes_to_its_losses(
     asterisk_english: Path, tmp_path: Path
 ) -> None:
-    few = {"train": 4, "dev": 1, "test": 1}
-    release = make_workplace(asterisk_english, tmp_path, few).release
+    release = make_workplace(asterisk_english, tmp_path, FEWER).release
     text = speechbrain_recipe.HPARAMS.replace("dropout: 0.15", "dropout: 0.0")
     losses: dict[str, list[float]] = {"cpu": [], NAME: []}
     # The cells of a GRU are fused on accelerators, which is beyond a pretended one.
@@ -179,7 +180,7 @@ def test_a_recipe_of_speechbrains_comes_to_its_losses(
 def test_a_bad_batch_is_named_and_replayed(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workplace, yaml = noisy_workplace(asterisk_english, tmp_path), write_fragile(tmp_path)
+    workplace, yaml = noisy_workplace(asterisk_english, tmp_path, FEWER), write_fragile(tmp_path)
     run = tmp_path / "run"
     assert workplace.train_here(run, *THERE, NO_CHECK, yaml=yaml) == 0
     capsys.readouterr()

@@ -8,7 +8,7 @@ Not as on a GPU: nothing runs beside the host, memory cannot be pinned, there is
 hold its tensors as those of the CPU, and what torch fuses on accelerators alone (GRU, LSTM) fails.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils, backend_registration
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sbkit.distributed import device as sbkit_device
 
@@ -118,7 +117,7 @@ def execute(operation: Any, *args: Any, **kwargs: Any) -> Any:
     refuse_mixing(operation, name, args, kwargs)
     waits.extend(waited_for(name, args, kwargs))
     target = kwargs.get("device")
-    held_args, held = tree_map_only(Pretended, lambda each: each.held, (args, kwargs))
+    held_args, held = changed((args, kwargs), lambda each: each.held if is_there(each) else each)
     if target is not None:
         held["device"] = CPU
     draws = torch.Tag.nondeterministic_seeded in operation.tags
@@ -130,9 +129,7 @@ def execute(operation: Any, *args: Any, **kwargs: Any) -> Any:
     if target is not None and torch.device(target) == CPU:
         return made
     given = {id(each.held if is_there(each) else each): each for each in tensors_in(args, kwargs)}
-    return tree_map_only(
-        Tensor, lambda each: given[id(each)] if id(each) in given else Pretended(each), made
-    )
+    return changed(made, lambda each: given[id(each)] if id(each) in given else Pretended(each))
 
 
 def is_there(each: object) -> bool:
@@ -140,9 +137,28 @@ def is_there(each: object) -> bool:
     return isinstance(each, Pretended)
 
 
+def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the tensors among arguments; torch's own pytree takes most of the time of a run."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)([changed(each, change) for each in tree])
+    if isinstance(tree, dict):
+        return {name: changed(each, change) for name, each in tree.items()}
+    return tree
+
+
 def tensors_in(*tree: Any) -> list[Any]:
     """List the tensors among arguments."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Any] = []
+    for each in tree:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            found += tensors_in(*each)
+        elif isinstance(each, dict):
+            found += tensors_in(*each.values())
+    return found
 
 
 def refuse_mixing(operation: Any, name: str, args: Any, kwargs: Any) -> None:
@@ -194,7 +210,7 @@ def casting(operation: Any) -> Any:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(key):
-            return operation(*tree_map_only(Tensor, cast, args), **kwargs)
+            return operation(*changed(args, cast), **kwargs)
 
     return run
 
@@ -218,7 +234,7 @@ def load_there(file: Any, map_location: Any = None, **options: Any) -> Any:
     """Load, also to the device."""
     if not str(map_location).startswith(NAME):
         return load(file, map_location, **options)
-    return tree_map_only(Tensor, lambda each: each.to(DEVICE), load(file, CPU, **options))
+    return changed(load(file, CPU, **options), lambda each: each.to(DEVICE))
 
 
 def parse_there(device: Any, **key: str) -> torch.device:

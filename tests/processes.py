@@ -1,7 +1,8 @@
 """Commands in processes of their own, forked from one that has imported everything.
 
 A fresh interpreter spends seconds on imports before it comes to what a test is about. Nothing but
-imports has happened in the process that these are forked from, so they are as new as a fresh one.
+imports (tests/imported.py) has happened in the process that these are forked from, so they are as
+new as a fresh one.
 How a command itself starts, and what torchrun does, is for tests that start fresh ones.
 """
 
@@ -22,14 +23,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        *("sbkit.training", "sbkit.cli", "sbkit.inference.export", "sbkit.inference.transcriber"),
-        *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
-        # What is imported late: by the first optimizer, group of ranks, curve and log.
-        *("torch._dynamo", "torch.distributed.nn", "matplotlib.figure"),
-    ]
-)
+CONTEXT.set_forkserver_preload(["tests.imported"])
 
 
 class Process:

@@ -23,9 +23,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs import curves
 from sbkit.logs.curves import Panel, _picture
 from tests import processes
-from tests.processes import ROOT
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone")  # at a port that is free
+ROOT = processes.ROOT
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",
@@ -60,19 +59,6 @@ class Workplace:
     def command(self, output: Path, *options: str, **more: Any) -> list[str]:
         """Write the command after ``python``."""
         return ["train.py", *self.arguments(output, *options, **more)]
-
-    def train(
-        self, output: Path, *options: str, launcher: tuple[str, ...] = (), **more: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the real command to its end, from the root of the checkout."""
-        return subprocess.run(
-            [sys.executable, *launcher, *self.command(output, *options, **more)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "SBKIT_CACHE": str(self.cache)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
 
     def train_forked(
         self, output: Path, *options: str, ranks: int = 1, **more: Any

@@ -1,8 +1,6 @@
 """sbkit and SpeechBrain train side by side, on one corpus, with models of one size."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,36 +11,41 @@ import torch
 from sbkit.config.hparams import load_hparams, parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import ROOT, Workplace, make_workplace
+from tools import bench_train
 from tools.bench_gpu import CONFORMER, SECONDS, WORDS, Part, make_release, parts, run
 from tools.bench_sides import make_side
+from tools.bench_train import SIDES
 
 SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
 SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
 
 
 @pytest.mark.slow
-def test_both_sides_train_in_turns(asterisk_english: Path, tmp_path: Path) -> None:
+def test_both_sides_train_in_turns(
+    asterisk_english: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each is a process of its own; two of the three, which differ in a variable."""
     workplace: Workplace = make_workplace(asterisk_english, tmp_path)
-    command = [sys.executable, "-m", "tools.bench_train", "--rounds=2", "--seconds=0.5"]
-    done = subprocess.run(
-        [*command, "--to-cer=9", f"--data_folder={workplace.release}", *SMALL],
-        cwd=ROOT,
-        env={**os.environ, "SBKIT_CACHE": str(workplace.cache)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    sizes = [int(each.replace(",", "")) for each in re.findall(r"([\d,]+) parameters", done.stdout)]
-    assert len(sizes) == 3
+    names = ("sbkit", "speechbrain passive")
+    monkeypatch.setattr(bench_train, "SIDES", {name: SIDES[name] for name in names})
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    options = ("--rounds=2", "--seconds=0.3", "--to-cer=9", f"--data_folder={workplace.release}")
+    monkeypatch.setattr(sys, "argv", ["bench_train", *options, *SMALL])
+    bench_train.main()
+    printed = capsys.readouterr().out
+    sizes = [int(each.replace(",", "")) for each in re.findall(r"([\d,]+) parameters", printed)]
+    assert len(sizes) == 2
     assert max(sizes) / min(sizes) < 1.01
-    for side in ("sbkit", "speechbrain active", "speechbrain passive"):
-        assert len(re.findall(rf"round \d {side}: \d+ RTFx", done.stdout)) == 2
-    header, first, *_ = done.stdout.partition("RTFx      update     padding")[2].splitlines()
+    for side in names:
+        assert len(re.findall(rf"round \d {side}: \d+ RTFx", printed)) == 2
+    header, first, *_ = printed.partition("RTFx      update     padding")[2].splitlines()
     assert header.split() == ["waiting", "memory", "GB", "TFLOP/s"]
     assert float(first.split()[-1]) > 0
-    assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", done.stdout)
-    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", done.stdout)
+    assert re.search(r"sbkit to the better one of SpeechBrain's: \d+\.\d\d", printed)
+    assert re.search(r"to dev CER 9.0: \d+\.\d times as fast", printed)
 
 
 def test_sbkit_learns_at_the_rates_of_its_run(

@@ -63,7 +63,8 @@ def test_one_of_its_test_sets_can_be_named(
     asterisk_english: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     write_librispeech(asterisk_english, tmp_path / "LibriSpeech")
-    options = (f"--data_folder={tmp_path / 'LibriSpeech'}", "--number_of_epochs=1")
+    folder = f"--data_folder={tmp_path / 'LibriSpeech'}"
+    options = (folder, "--number_of_epochs=1", "--check=false")
     splits = '--splits={"test": "test-other", "valid": ["dev-clean"]}'
     assert workplace.train_here(tmp_path / "run", *options, splits) == 0
     assert list(read_json(tmp_path / "run/summary.json")["test"]) == ["test-other"]

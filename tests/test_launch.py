@@ -61,7 +61,7 @@ class Job:
         """Wait for something that happens while the job is at work."""
         while not happened():
             assert self.process.poll() is None, self.said()
-            time.sleep(0.002)
+            time.sleep(0.02)  # a step takes longer; to look takes a tenth of it
 
     def end(self) -> int:
         """Wait for the end, which leaves no process behind; give the exit code."""
@@ -158,11 +158,17 @@ def rank(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def under_agent(script: Path, *arguments: object, ranks: int = 2) -> Iterator[Job]:
-    """Start ranks under an agent, which need not import anything, to the end of the block."""
+def under_agent(
+    script: Path, *arguments: object, ranks: int = 2, forked: bool = False
+) -> Iterator[Job]:
+    """Start ranks under an agent, which need not import anything, to the end of the block.
+
+    Ranks that need torch can be forked from the agent, which has imported it.
+    """
     options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
     own = (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
-    command = ["-m", "tools.launch.agent", *options, *own, script, *arguments]
+    fork = ("--run-path", "--start-method=fork") if forked else ()
+    command = ["-m", "tools.launch.agent", *options, *own, *fork, script, *arguments]
     process = Process(command, OMP_NUM_THREADS=1, PYTHONPATH=ROOT)
     with killed_at_the_end(process, script.parent):
         yield Job(process, script.parent, lambda: "".join(process.written()))
@@ -197,16 +203,18 @@ def test_whoever_is_asked_all_leave(directly: bool, rank: Path, tmp_path: Path) 
 
 
 PREPARING = """
-import sys, time
+import os, sys, time
 import torch
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.base.exit import run_main
 
 def main():
-    with process_group(torch.device("cpu")), main_rank_first():
-        with open(sys.argv[1], "a") as log:
-            log.write("started\\n")
-        time.sleep(60)
+    with process_group(torch.device("cpu")):
+        with open(f"{sys.argv[1]}/{rank()}", "w") as file:
+            file.write(str(os.getpid()))
+        with main_rank_first():
+            with open(f"{sys.argv[1]}/prepares-{rank()}", "w"):
+                time.sleep(60)
 
 run_main(main)
 """
@@ -216,19 +224,24 @@ run_main(main)
 @pytest.mark.parametrize("asked", ["the agent", 0, 1])
 def test_whoever_is_asked_all_leave_the_preparation(asked: int | str, tmp_path: Path) -> None:
     """Rank 0 prepares, rank 1 waits for it."""
-    script, log = tmp_path / "preparing.py", tmp_path / "log"
+    script, ranks = tmp_path / "preparing.py", tmp_path / "ranks"
+    ranks.mkdir()
     script.write_text(PREPARING)
-    with under_agent(script, log) as job:
-        job.until(log.exists)
-        time.sleep(0.5)  # for rank 1 to come to where it waits
-        process = job.process.pid if isinstance(asked, str) else job.ranks()[asked]
+    with under_agent(script, ranks, forked=True) as job:
+        job.until(lambda: {each.name for each in ranks.iterdir()} == {"0", "1", "prepares-0"})
+        time.sleep(0.2)  # for rank 1 to come to where it waits
+        pids = {
+            "the agent": job.process.pid,
+            **{n: int((ranks / str(n)).read_text()) for n in (0, 1)},
+        }
         asked_at = time.monotonic()
-        os.kill(process, signal.SIGTERM)
+        os.kill(pids[asked], signal.SIGTERM)
         assert job.end() == ASKED_TO_STOP, job.said()
         assert time.monotonic() - asked_at < 20  # torchrun kills after 30 s
-    assert log.read_text() == "started\n"
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    assert not (ranks / "prepares-1").exists()
     assert job.said().count("Asked to stop") == 1
-    assert "Traceback" not in job.said()
+    assert not re.search("(?m)^Traceback", job.said())  # of a rank; the agent's has its time
 
 
 MEETING = """
@@ -247,11 +260,11 @@ def test_ranks_that_start_again_do_not_look_for_the_dead(tmp_path: Path) -> None
     """Met in the store of before, they may find the address of a rank that is no more."""
     script = tmp_path / "meeting.py"
     script.write_text(MEETING)
-    with under_agent(script, ranks=1) as job:
+    with under_agent(script, ranks=1, forked=True) as job:
         assert job.end() == 0, job.said()
 
 
-# -- one node ------------------------------------------------------------------------------------
+# -- one node, and SLURM -------------------------------------------------------------------------
 
 THREADS = "source tools/launch/torchrun.sh; exec() { echo $OMP_NUM_THREADS; }; start -- a.yaml"
 
@@ -279,21 +292,46 @@ def undisturbed(workplace: Workplace, yaml: str, tmp_path_factory: pytest.TempPa
     return run
 
 
-def on_one_node(workplace: Workplace, run: Path, yaml: str) -> Sequence[object]:
-    return [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
-
-
 def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
-    return workplace.arguments(run, "--check=False", "--number_of_epochs=6", yaml=yaml)
+    return workplace.arguments(run, "--check=False", "--number_of_epochs=5", yaml=yaml)
+
+
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+[[ $1 != show ]] || echo localhost
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
+    """The environment of a SLURM job, whose commands write down how they are called."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CALLS": tmp_path / "calls",
+        "SLURM_JOB_ID": 20_000 + os.getpid() % 10_000,
+        "SLURM_JOB_NUM_NODES": 1,
+        "SLURM_JOB_NODELIST": "node[1]",
+        "SLURM_SUBMIT_DIR": ROOT,
+        "SBKIT_CACHE": workplace.cache,
+        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # ranks need not import torch again
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_a_rank_that_dies_is_replaced_and_those_of_a_dead_agent_save_and_leave(
-    workplace: Workplace, undisturbed: Path, yaml: str, tmp_path: Path
+def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
+    workplace: Workplace, undisturbed: Path, yaml: str, slurm: dict[str, object], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+    command = [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
+    with started(command, run, SBKIT_CACHE=workplace.cache) as job:
         job.until(lambda: within_epoch(run, 2))
         first = job.ranks()
         os.kill(first[1], signal.SIGKILL)
@@ -305,11 +343,23 @@ def test_a_rank_that_dies_is_replaced_and_those_of_a_dead_agent_save_and_leave(
         end = time.monotonic() + 30
         while processes_about(run) and time.monotonic() < end:
             time.sleep(0.1)
-        assert not processes_about(run)
+        assert not processes_about(run)  # its ranks have saved, and left
         assert "It is saved" in job.said()
         assert not steps_of(run, "test")
-    with started(on_one_node(workplace, run, yaml), run, SBKIT_CACHE=workplace.cache) as job:
+
+    spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
+    command = [spooled, *training(workplace, run, yaml)]
+    requeue = f"requeue {slurm['SLURM_JOB_ID']}"
+    with started(command, run, **slurm) as job:
+        job.until(lambda: within_epoch(run, 4))
+        os.kill(job.process.pid, signal.SIGUSR1)
+        assert job.end() == ASKED_TO_STOP, job.said()
+    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
+    assert not steps_of(run, "test")
+
+    with started(command, run, **slurm) as job:
         assert job.end() == 0, job.said()
+    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
     assert_same(run, undisturbed)
 
 
@@ -428,58 +478,6 @@ def test_two_hosts_train_as_one(
             os.kill(ranks[1], signal.SIGKILL)
         assert second.process.wait(timeout=120) == 0, second.said()
         assert first.end() == 0, first.said()
-    assert_same(run, undisturbed)
-
-
-# -- SLURM ---------------------------------------------------------------------------------------
-
-SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
-"""
-SCONTROL = """#!/usr/bin/env bash
-echo "$*" >>"$CALLS"
-[[ $1 != show ]] || echo localhost
-"""
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
-    """The environment of a SLURM job, whose commands write down how they are called."""
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    return {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "CALLS": tmp_path / "calls",
-        "SLURM_JOB_ID": 20_000 + os.getpid() % 10_000,
-        "SLURM_JOB_NUM_NODES": 1,
-        "SLURM_JOB_NODELIST": "node[1]",
-        "SLURM_SUBMIT_DIR": ROOT,
-        "SBKIT_CACHE": workplace.cache,
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on(
-    workplace: Workplace, undisturbed: Path, yaml: str, slurm: dict[str, object], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
-    command = [spooled, *training(workplace, run, yaml)]
-    requeue = f"requeue {slurm['SLURM_JOB_ID']}"
-
-    with started(command, run, **slurm) as job:
-        job.until(lambda: within_epoch(run, 2))
-        os.kill(job.process.pid, signal.SIGUSR1)
-        assert job.end() == ASKED_TO_STOP, job.said()
-    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
-    assert not steps_of(run, "test")
-
-    with started(command, run, **slurm) as job:
-        assert job.end() == 0, job.said()
-    assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
     assert_same(run, undisturbed)
 
 

@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ from sbkit.data.batch import Batch, TextBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import MOST_SEEN, NonFiniteRecorder
+from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import ROOT, Workplace, last_parameters, read_json
 from tests.shortage import largest_file
@@ -159,15 +158,9 @@ def test_the_command_in_a_record_works_from_anywhere(
     command = read_json(next((tmp_path / "run" / "nonfinite").glob("*.json")))["replay"]
     elsewhere = tmp_path.joinpath(*ROOT.parts[1:])  # deeper than where the run was started
     elsewhere.mkdir(parents=True)
-    sbkit_here = f"{shlex.quote(sys.executable)} -c 'from sbkit.cli import main; main()'"
-    done = subprocess.run(
-        command.replace("&& sbkit ", f"&& {sbkit_here} ") + f" {' '.join(IMPORT)}",
-        shell=True,
-        cwd=elsewhere,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    to, folder, then, program, *words = shlex.split(command)
+    assert (to, then, program) == ("cd", "&&", "sbkit")
+    done = processes.run(["-m", "sbkit", *words, *IMPORT], cwd=elsewhere / folder)
     assert "alone, not finite: the output of model.0.overflow" in done.stdout, done.stderr
 
 

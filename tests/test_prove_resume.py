@@ -104,6 +104,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(
         f"--data_folder={workplace.release}",
         *TINY,
         "--number_of_epochs=2",
+        "--check=false",
     ]
 
     def start(training: Training, run: Path) -> Process:

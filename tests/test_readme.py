@@ -28,9 +28,10 @@ ELSEWHERE = {
     "tools/demo": "test_tools.py::test_the_demo_trains_scores_exports_and_transcribes",
     "tools/test": "test_readme.py::test_the_tools_are_there_to_be_run",  # it runs this one
     "tools/launch/one_node.sh": "test_launch.py::"
-    "test_a_rank_that_dies_is_replaced_and_those_of_a_dead_agent_save_and_leave",
+    "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "tools/launch/several_nodes.sh": "test_launch.py::test_two_hosts_train_as_one",
-    "sbatch ": "test_launch.py::test_a_slurm_job_whose_time_is_up_queues_again_and_goes_on",
+    "sbatch ": "test_launch.py::"
+    "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
     "python -m recipes.FestvoxRu.prepare": "recipes/test_festvox_ru.py::"
     "test_a_release_has_the_times_of_words",

@@ -63,6 +63,20 @@ def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None
         yield
 
 
+@contextmanager
+def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]:
+    """Send this process a signal when something is called that comes before the training."""
+    holder, name = place
+    original = getattr(holder, name)
+
+    def and_signal(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), sent)
+        return original(*arguments, **options)
+
+    with patch.object(holder, name, and_signal):
+        yield
+
+
 def trace(run: Path) -> list[Record]:
     """Give what the log says, but for what the clock has a part in."""
     clocks = ("rtfx", "waiting")
@@ -80,37 +94,36 @@ def assert_same_run(run: Path, whole: Path) -> None:
     assert read_json(run / "summary.json")["test"] == read_json(whole / "summary.json")["test"]
 
 
-@pytest.mark.parametrize(
-    ("sent", "hook", "at_step"),
-    [
-        (signal.SIGTERM, "on_fit_batch_end", 7),  # within an epoch
-        (signal.SIGUSR1, "on_fit_batch_end", 1),  # after the first step
-        (signal.SIGHUP, "on_fit_batch_end", 3),  # the terminal is closed
-        (signal.SIGINT, "evaluate_batch", 13),  # while it validates
-        (signal.SIGTERM, "on_stage_end", 6),  # after training of an epoch, before it is validated
-    ],
-    ids=str,
+STOPS = (
+    (signal.SIGUSR1, "on_fit_batch_end", 1),  # after the first step
+    (signal.SIGHUP, "on_fit_batch_end", 3),  # the terminal is closed
+    (signal.SIGTERM, "on_stage_end", 6),  # after training of an epoch, before it is validated
+    (signal.SIGTERM, "on_fit_batch_end", 7),  # within an epoch
+    (signal.SIGINT, "evaluate_batch", 13),  # while it validates
 )
-def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(
-    sent: signal.Signals,
-    hook: str,
-    at_step: int,
-    workplace: Workplace,
-    whole: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = signal.getsignal(sent)
-    with signalled(sent, hook=hook, at_step=at_step):
-        assert train(workplace, tmp_path) == ASKED_TO_STOP
-    assert signal.getsignal(sent) is before
-    assert f"Asked to stop after step {at_step}. It is saved" in capsys.readouterr().out
-    assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
-    assert not (tmp_path / "summary.json").exists()
-    log = (tmp_path / "train.log").read_text()
-    assert f" Asked to stop after step {at_step}. It is saved" in log  # whatever the terminal did
-    assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
 
+
+def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
+    workplace: Workplace, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ""
+    for sent, hook, at_step in STOPS:
+        before = signal.getsignal(sent)
+        with signalled(sent, hook=hook, at_step=at_step):
+            assert train(workplace, tmp_path) == ASKED_TO_STOP
+        assert signal.getsignal(sent) is before
+        assert f"Asked to stop after step {at_step}. It is saved" in capsys.readouterr().out
+        assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
+        assert not (tmp_path / "summary.json").exists()
+        earlier, log = log, (tmp_path / "train.log").read_text()
+        assert log.startswith(earlier)
+        said = f" Asked to stop after step {at_step}. It is saved"
+        assert said in log.removeprefix(earlier)  # whatever the terminal did
+        assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
+
+    with signalled_in((AsrBrain, "on_evaluate_start"), signal.SIGTERM):  # between it and the test
+        assert train(workplace, tmp_path) == ASKED_TO_STOP
+    assert "Asked to stop outside of training" in capsys.readouterr().err
     assert train(workplace, tmp_path) == 0
     assert_same_run(tmp_path, whole)
     assert (tmp_path / "train.log").read_text().startswith(log)
@@ -136,20 +149,6 @@ def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) 
 
     with patch.object(AsrBrain, "on_fit_batch_end", twice):
         assert train(workplace, tmp_path) == 130
-
-
-@contextmanager
-def signalled_in(place: tuple[Any, str], sent: signal.Signals) -> Iterator[None]:
-    """Send this process a signal when something is called that comes before the training."""
-    holder, name = place
-    original = getattr(holder, name)
-
-    def and_signal(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), sent)
-        return original(*arguments, **options)
-
-    with patch.object(holder, name, and_signal):
-        yield
 
 
 @pytest.mark.parametrize(
@@ -182,13 +181,3 @@ def test_before_training_a_signal_leaves_at_once_and_leaves_nothing(
     assert error == (sentence if code == ASKED_TO_STOP else "")
     assert not [*tmp_path.rglob("*.tmp")]
     assert not [*run.glob("checkpoints/*")]
-
-
-def test_between_training_and_test_a_signal_leaves_and_the_same_command_goes_on(
-    workplace: Workplace, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with signalled_in((AsrBrain, "on_evaluate_start"), signal.SIGTERM):
-        assert train(workplace, tmp_path) == ASKED_TO_STOP
-    assert "Asked to stop outside of training" in capsys.readouterr().err
-    assert train(workplace, tmp_path) == 0
-    assert_same_run(tmp_path, whole)

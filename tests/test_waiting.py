@@ -1,8 +1,5 @@
 """Within a step the host never waits for the device: shown on a GPU, or on a pretended one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +9,8 @@ import torch
 
 from recipes.asr.brain import AsrBrain
 from sbkit.data.batch import Batch
-from tests.runs import ROOT, Workplace, make_workplace
+from tests import processes
+from tests.runs import Workplace, make_workplace
 
 STEPS = 10
 OPTIONS = ("--check=false", "--number_of_epochs=4", "--log_every=1000", "--batch_seconds=4")
@@ -20,14 +18,10 @@ OPTIONS = ("--check=false", "--number_of_epochs=4", "--log_every=1000", "--batch
 
 @pytest.mark.slow
 def test_all_that_a_pretended_accelerator_shows() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--show-capture=no", "tests/on_pretended.py"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+    there = "ignore:Module already imported"  # plugins are there, before pytest looks at them
+    command = ["-m", "pytest", "-q", "--show-capture=no", "-W", there, "tests/on_pretended.py"]
+    done = processes.run(command, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sbkit.check.check import CHECKS, Check, check_planned_run
 from sbkit.check.cost.prediction import check_cost
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.config.document import Keys, read_document
+from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.hparams import parse_command
 from sbkit.text.normalize import normalize
 from sbkit.train.recipe import Recipe
@@ -103,9 +103,9 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
     """Compare what was found with what must be, one to one."""
     told = "\n".join(map(str, findings)) or "nothing"
-    left = list(findings)
+    left, document = list(findings), read_document(yaml)
     for expected in mutation.expected:
-        match = [finding for finding in left if _is(finding, expected, yaml)]
+        match = [finding for finding in left if _is(finding, expected, document)]
         assert match, f"{expected} is not found, but:\n{told}"
         left.remove(match[0])
     assert not left, f"beside what is expected, there is:\n{''.join(map(str, left))}"
@@ -119,13 +119,12 @@ def _broken_text(mutation: Mutation) -> str:
     return text
 
 
-def _is(finding: Finding, expected: Expected, yaml: Path) -> bool:
+def _is(finding: Finding, expected: Expected, document: Document) -> bool:
     keys: Keys = tuple(int(key) if key.isdecimal() else key for key in expected.at.split("."))
-    at_key = keys[0] in read_document(yaml).root
-    place = read_document(yaml).place(keys)
+    place = document.place(keys) if keys[0] in document.root else expected.at
     return (
         finding.check == expected.check
-        and (finding.where == place if at_key else finding.where.endswith(expected.at))
+        and finding.where.endswith(place)
         and all(word in str(finding) for word in expected.words)
         and finding.stops == expected.stops
     )

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +11,14 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from tests.checkpoint.saves import checkpointer, line, recovered, save
+from tests.processes import Process
 
 # A run with a worker process that outlives it, as those of a DataLoader do for a while.
 TRAINING = """
 import os, sys, time
 from sbkit.checkpoint.checkpointer import Checkpointer
 
+os.setsid()
 Checkpointer(sys.argv[1]).claim()
 if os.fork() == 0:
     time.sleep(60)
@@ -28,21 +28,15 @@ time.sleep(60)
 
 
 @contextmanager
-def training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def training(folder: Path) -> Iterator[Process]:
     """Let another process train in a folder."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            yield process
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    process = Process(["-c", TRAINING, folder])
+    try:
+        while not process.written()[0]:
+            assert process.poll() is None, process.written()
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from sbkit.decoding.language_models import (
     unknown_share,
 )
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.tune import Heard, take_enough, tune, used_weights
+from sbkit.decoding.tune import Heard, Tuned, take_enough, tune, used_weights
 from sbkit.decoding.word_scorer import LexiconNode, make_lexicon
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
@@ -77,11 +77,21 @@ def errors(decoder: BeamDecoder, heard: list[Heard]) -> Scores:
     return sum((count_errors(each.text, text) for each, text in pairs), Scores())
 
 
-def test_chosen_weights_make_fewer_errors_than_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
+Tuning = tuple[BeamDecoder, list[Heard], Tuned]
+
+
+@pytest.fixture(scope="module")
+def tuning_of_all(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    """Choose weights: the decoder, what it heard, and the outcome."""
+    models = trained(tmp_path_factory.mktemp("tuned"), tokenizer)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=models)
     heard = misheard(tokenizer)
+    return decoder, heard, tune(decoder, heard)
+
+
+def test_chosen_weights_make_fewer_errors_than_none(tuning_of_all: Tuning) -> None:
+    decoder, heard, tuned = tuning_of_all
     without = errors(decoder.with_weights(Weights(word=0, token=0, unknown=0)), heard)
-    tuned = tune(decoder, heard)
     assert tuned.scores.wer < 0.5 * without.wer
     assert tuned.scores == errors(decoder.with_weights(tuned.weights), heard)
     assert tune(decoder, heard) == tuned
@@ -126,11 +136,9 @@ def test_a_model_that_knows_no_word_takes_no_part_where_it_misleads(
     assert set(used_weights(decoder)) == {"token", "token_bonus"}
 
 
-def test_ranks_that_share_a_set_choose_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_ranks_that_share_a_set_choose_alike(tuning_of_all: Tuning) -> None:
     """What one rank would find of all, two find of their halves, with the sums of both."""
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
-    heard = misheard(tokenizer)
-    every = tune(decoder, heard)
+    decoder, heard, every = tuning_of_all
     other: list[Scores] = []
 
     def note(scores: Sequence[Scores]) -> list[Scores]:

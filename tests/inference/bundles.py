@@ -51,9 +51,9 @@ def make_run(
     return folder
 
 
-def make_bundle(folder: Path) -> Path:
+def make_bundle(folder: Path, **knobs: object) -> Path:
     """Export such a run."""
-    export_run(make_run(folder / "run"), folder / "bundle")
+    export_run(make_run(folder / "run", **knobs), folder / "bundle")
     return folder / "bundle"
 
 

@@ -107,8 +107,8 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with patch.object(ClassificationBrain, "on_fit_batch_end", and_signal):
-        assert train_here(release, tmp_path) == ASKED_TO_STOP
-    assert train_here(release, tmp_path) == 0
+        assert train_here(release, tmp_path, "--check=false") == ASKED_TO_STOP
+    assert train_here(release, tmp_path, "--check=false") == 0
     whole, resumed = last_parameters(finished), last_parameters(tmp_path)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 

@@ -1,6 +1,7 @@
 """Compiled blocks train as the others do, and are compiled once."""
 
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
         d_ffn=16,
         num_encoder_layers=1,
         dropout=0.2,
-        encoder_module="conformer",
+        encoder_module="transformer",  # half the kernels of a Conformer's
     )
     brain = Encoding(
         {"model": nn.ModuleList([encoder])},
@@ -62,13 +63,22 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
     return losses, graphs
 
 
+def write_no_vectors() -> None:
+    """Let the compiler write code without vector instructions.
+
+    It would try each kind of them in a process that imports torch, and compile for twice as long.
+    """
+    config: Any = import_module("torch._inductor.config")
+    config.cpp.vec_isa_ok = False
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler
 def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     plain, before = train()
     assert before[-1] == 0
     # In a process of its own: what is forked after it, as by tests/attacks, cannot train.
-    with ProcessPoolExecutor(1, CONTEXT) as fresh:
+    with ProcessPoolExecutor(1, CONTEXT, initializer=write_no_vectors) as fresh:
         compiled, graphs = fresh.submit(train, compile=True).result()
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert plain[-1] < plain[0]

@@ -8,7 +8,7 @@ import ast
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,14 @@ class Reading:
     def passes_on(self, name: str) -> bool:
         """Return whether a mapping is handed to something else, which may read any key of it."""
         return name in self.whole or name not in self.indexed
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file names, and the modules that it imports."""
+
+    reading: Reading
+    imported: frozenset[str]
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
@@ -129,7 +137,7 @@ class _Walker:
 
 def read_by(recipe: Recipe) -> Reading:
     """Return what is read by a recipe, by what it imports that is not installed, and by sbkit."""
-    readings = [vars(reading_of(file)) for file in sources(recipe)]
+    readings = [vars(source_of(file).reading) for file in sources(recipe)]
     names = (each.name for each in fields(Reading))
     return Reading(
         **{name: frozenset().union(*(each[name] for each in readings)) for name in names}
@@ -144,14 +152,18 @@ def sources(recipe: Recipe) -> set[Path]:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            waiting.extend(_own_files(_imported(file)))
+            waiting.extend(_own_files(source_of(file).imported))
     return found
 
 
 @cache
-def reading_of(file: Path) -> Reading:
-    """Collect what one file names."""
-    nodes = _nodes(file)
+def source_of(file: Path) -> Source:
+    """Collect what one file names and imports; kept, the nodes of all would take 38 MB."""
+    nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    return Source(_reading(nodes), _imported(nodes))
+
+
+def _reading(nodes: Sequence[ast.AST]) -> Reading:
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)}
     tables = {id(each) for node in nodes if _is_table(node) for each in ast.walk(node)}
     found: dict[str, set[str]] = {field.name: set() for field in fields(Reading)}
@@ -172,11 +184,6 @@ def _is_table(node: ast.AST) -> bool:
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
             return name in TABLES
     return False
-
-
-@cache
-def _nodes(file: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(file.read_bytes())))
 
 
 def _asked_for(node: ast.AST) -> str | None:
@@ -203,11 +210,10 @@ def _first(recipe: Recipe) -> Iterator[Path]:
     yield from _own_files(each.__module__ for each in (*parts, *brains))
 
 
-@cache
-def _imported(file: Path) -> frozenset[str]:
-    """Name the modules that a file imports, and what it takes of them, which may be modules."""
+def _imported(nodes: Sequence[ast.AST]) -> frozenset[str]:
+    """Name the modules that are imported, and what is taken of them, which may be modules."""
     names: set[str] = set()
-    for node in _nodes(file):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.recipe import ASR
-from sbkit.check.yaml.unread import read_by, reading_of, sources, unread
+from sbkit.check.yaml.unread import read_by, source_of, sources, unread
 from sbkit.config.document import dotted, read_document
 from sbkit.train.run import Run
 from tests.runs import ROOT
@@ -53,7 +53,7 @@ def test_a_key_that_nobody_reads_is_found(yaml: str, expected: list[str], tmp_pa
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "inner.yaml").write_text("base: 1\ninner: !ref <base>\nspare: 2\n")
     (tmp_path / "it.yaml").write_text(yaml + "\n")
-    found = unread(read_document(tmp_path / "it.yaml"), reading_of(tmp_path / "code.py"))
+    found = unread(read_document(tmp_path / "it.yaml"), source_of(tmp_path / "code.py").reading)
     assert list(map(dotted, found)) == expected
 
 

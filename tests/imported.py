@@ -1,0 +1,24 @@
+"""What the process imports that tests fork theirs from.
+
+None of it is garbage: to look through it would take a quarter of the time of these imports and, as
+that writes to them, copy its pages in every process that is forked.
+"""
+
+import gc
+from importlib import import_module
+
+gc.disable()
+for name in (
+    *("sbkit.training", "sbkit.cli", "sbkit.inference.export", "sbkit.inference.transcriber"),
+    *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
+    # What is imported late: by the first optimizer, group of ranks, curve and log.
+    *("torch._dynamo", "torch.distributed.nn", "torch.utils.serialization.config"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"),
+    *("sbkit.models.frontend", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
+):
+    import_module(name)
+recipe, unread = map(import_module, ("recipes.asr.recipe", "sbkit.check.yaml.unread"))
+unread.read_by(recipe.ASR)  # the sources of all, a sixth of a run that is small and checked
+gc.freeze()
+gc.enable()
