@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
+from sbkit.train.muon import Muon
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -52,7 +53,15 @@ def in_two_groups(model: nn.Module) -> Optimizer:
 
 
 @pytest.mark.parametrize(
-    "make", [over(Adam), over(AdamW, fused=True), over(SGD, momentum=0.9), over(SGD), in_two_groups]
+    "make",
+    [
+        over(Adam),
+        over(AdamW, fused=True),
+        over(Muon),
+        over(SGD, momentum=0.9),
+        over(SGD),
+        in_two_groups,
+    ],
 )
 def test_the_same_optimizer_goes_on_bit_for_bit(
     tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]

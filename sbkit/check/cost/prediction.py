@@ -36,7 +36,7 @@ from sbkit.train.cost import PREDICTION
 from sbkit.train.memory import bytes_of
 
 NAME = "prediction"
-OF_OPTIMIZER = 1 << 16  # elements of each parameter that the optimizer is tried on, at most
+OF_OPTIMIZER = 1 << 18  # elements of each parameter that the optimizer is tried on, at most
 BESIDE_KEPT = 2  # checkpoints: the newest, and the one being written
 
 
@@ -189,7 +189,7 @@ def try_optimizer(planned: PlannedRun) -> tuple[int, float]:
     Raises SbkitError where it cannot step.
     """
     trainable = [each for each in planned.brain.modules.parameters() if each.requires_grad]
-    parts = [nn.Parameter(each.detach().flatten()[:OF_OPTIMIZER].clone()) for each in trainable]
+    parts = [nn.Parameter(_part(each.detach())) for each in trainable]
     share = sum(each.numel() for each in trainable) / sum(each.numel() for each in parts)
     for part in parts:
         part.grad = torch.zeros_like(part)
@@ -206,6 +206,14 @@ def try_optimizer(planned: PlannedRun) -> tuple[int, float]:
     seconds = time.perf_counter() - begun
     kept = (each for state in optimizer.state.values() for each in state.values())
     return int(share * bytes_of(each for each in kept if isinstance(each, Tensor))), share * seconds
+
+
+def _part(parameter: Tensor) -> Tensor:
+    """Copy its first rows: an optimizer may take a matrix otherwise than a vector."""
+    if parameter.ndim == 0:
+        return parameter.clone()
+    row = max(parameter[0].numel(), 1)
+    return parameter[: max(OF_OPTIMIZER // row, 1)].clone()
 
 
 def _padding(plan: list[MicroBatch]) -> float:

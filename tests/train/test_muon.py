@@ -1,0 +1,150 @@
+"""Matrices step by their orthogonalized momentum, vectors as AdamW steps them."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from sbkit.train.muon import Muon, is_matrix, orthogonalize
+from sbkit.train.optimizer_step import step_unless
+
+
+def of_singular_values(values: Tensor, rows: int, columns: int) -> Tensor:
+    """Make a matrix of these singular values, and of random directions."""
+    left = torch.linalg.qr(torch.randn(rows, len(values)))[0]
+    right = torch.linalg.qr(torch.randn(columns, len(values)))[0]
+    return left @ values.diag() @ right.mT
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 24), (12, 40), (40, 12)])
+def test_singular_values_become_nearly_one_and_directions_stay(rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    spread = torch.logspace(0, -1.3, min(rows, columns))
+    matrices = torch.stack(
+        [of_singular_values(spread / spread.norm(), rows, columns), torch.zeros(rows, columns)]
+    )
+    became, nothing = orthogonalize(1e3 * matrices)
+    assert not nothing.any()
+    left, _, right = torch.linalg.svd(matrices[0], full_matrices=False)
+    values = left.mT @ became @ right.mT
+    torch.testing.assert_close(values, values.diagonal().diag(), atol=1e-3, rtol=0)
+    assert 0.48 < values.diagonal().min() <= values.diagonal().max() < 1.52
+
+
+def test_matrices_are_told_by_their_shape() -> None:
+    shapes = {
+        (3, 4): True,
+        (3, 1, 15): True,
+        (3, 4, 2): True,
+        (1, 4): False,
+        (4, 1): False,
+        (4,): False,
+        (): False,
+    }
+    assert {shape: is_matrix(torch.zeros(shape)) for shape in shapes} == shapes
+
+
+def test_vectors_step_as_adamw_steps_them() -> None:
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(1, 7))]
+    theirs = copy.deepcopy(ours)
+    mine = Muon(ours, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9))
+    adamw = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9))
+    for _ in range(6):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        mine.step()
+        adamw.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (16, 4, 3)])
+def test_the_step_of_a_matrix_has_the_size_asked_for(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = Muon([weight], lr=0.01, update_rms=0.5, weight_decay=0.0)
+    weight.grad = 1e-4 * torch.randn(shape)  # whatever the gradient's
+    optimizer.step()
+    assert weight.square().mean().sqrt().item() == pytest.approx(0.01 * 0.5, rel=0.25)
+    assert (weight * weight.grad).sum() < 0
+
+
+def test_matrices_step_where_those_of_torch_do() -> None:
+    """Torch's keeps bfloat16 and other factors, hence directions that are alike, not equal."""
+    torch.manual_seed(0)
+    one = nn.Parameter(torch.zeros(20, 60))
+    other = nn.Parameter(torch.zeros(20, 60))
+    mine = Muon([one], lr=0.1, update_rms=0.2, weight_decay=0.0)
+    torchs = torch.optim.Muon(
+        [other], lr=0.1, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(4):
+        one.grad = torch.randn(20, 60)
+        other.grad = one.grad.clone()
+        mine.step()
+        torchs.step()
+    assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.95
+    assert (one.norm() / other.norm()).item() == pytest.approx(1, rel=0.3)
+
+
+def test_weights_of_one_shape_step_as_each_would_alone() -> None:
+    torch.manual_seed(0)
+    together = [nn.Parameter(torch.randn(6, 9)) for _ in range(3)]
+    alone = copy.deepcopy(together)
+    optimizers = [Muon(together, lr=0.1), *(Muon([each], lr=0.1) for each in alone)]
+    for one, other in zip(together, alone, strict=True):
+        one.grad = torch.randn(6, 9)
+        other.grad = one.grad.clone()
+    together.append(nn.Parameter(torch.ones(6, 9)))  # without a gradient, it stays
+    optimizers[0].add_param_group({"params": together[3:]})
+    for each in optimizers:
+        each.step()
+    for one, other in zip(together, alone, strict=False):
+        torch.testing.assert_close(one, other)
+    assert (together[3] == 1).all()
+
+
+@pytest.mark.parametrize("taken_before", [0, 2])
+def test_a_skipped_step_leaves_everything_as_it_is(taken_before: int) -> None:
+    """As GradScaler asks of a fused optimizer: the gradient is NaN, and the host never looks."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))]
+    plain = copy.deepcopy(ours)
+    with_skips, without = Muon(ours, lr=0.1), Muon(plain, lr=0.1)
+    for number in range(taken_before + 3):
+        skipped = number == taken_before
+        for one, other in zip(ours, plain, strict=True):
+            one.grad = torch.full_like(one, torch.nan) if skipped else torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step_unless(torch.tensor(skipped), with_skips, GradScaler(enabled=False))
+        if not skipped:
+            without.step()
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_scaled_gradient_is_divided_by_its_scale() -> None:
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))]
+    plain = copy.deepcopy(ours)
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    for parameters, scale in ((ours, True), (plain, False)):
+        optimizer = Muon(parameters, lr=0.1)
+        for seed in range(3):
+            loss = sum(
+                (each * torch.arange(1, each.numel() + 1).view_as(each) * (seed - 1.5)).sum()
+                for each in parameters
+            )
+            optimizer.zero_grad()
+            torch.autograd.backward(scaler.scale(loss) if scale else loss)
+            if scale:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other)
