@@ -21,7 +21,7 @@ def of_singular_values(values: Tensor, rows: int, columns: int) -> Tensor:
 @pytest.mark.parametrize(("rows", "columns"), [(24, 24), (12, 40), (40, 12)])
 def test_singular_values_become_nearly_one_and_directions_stay(rows: int, columns: int) -> None:
     torch.manual_seed(0)
-    spread = torch.logspace(0, -1.3, min(rows, columns))
+    spread = torch.logspace(0, -1.6, min(rows, columns))
     matrices = torch.stack(
         [of_singular_values(spread / spread.norm(), rows, columns), torch.zeros(rows, columns)]
     )
@@ -30,7 +30,7 @@ def test_singular_values_become_nearly_one_and_directions_stay(rows: int, column
     left, _, right = torch.linalg.svd(matrices[0], full_matrices=False)
     values = left.mT @ became @ right.mT
     torch.testing.assert_close(values, values.diagonal().diag(), atol=1e-3, rtol=0)
-    assert 0.48 < values.diagonal().min() <= values.diagonal().max() < 1.52
+    assert 0.7 < values.diagonal().min() <= values.diagonal().max() < 1.3
 
 
 def test_matrices_are_told_by_their_shape() -> None:
@@ -87,8 +87,8 @@ def test_matrices_step_where_those_of_torch_do() -> None:
         other.grad = one.grad.clone()
         mine.step()
         torchs.step()
-    assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.95
-    assert (one.norm() / other.norm()).item() == pytest.approx(1, rel=0.3)
+    assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.97
+    assert (one.norm() / other.norm()).item() == pytest.approx(1, rel=0.25)
 
 
 def test_weights_of_one_shape_step_as_each_would_alone() -> None:
