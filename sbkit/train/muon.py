@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from sbkit.config.ranges import NOT_NEGATIVE, SHARE
 
@@ -19,14 +20,6 @@ ROUNDS = (
     (3.6366, -2.7219, 0.5365),
     (2.6613, -1.9772, 0.4526),
 )
-
-
-class Step(NamedTuple):
-    """A parameter, its gradient, and 1, or 0 where the step is skipped: ()."""
-
-    parameter: Tensor
-    grad: Tensor
-    taken: Tensor
 
 
 class Muon(Optimizer):
@@ -74,60 +67,81 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        told = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # by GradScaler
         for group in self.param_groups:
-            matrices: dict[torch.Size, list[Step]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                one = self._begin(parameter, parameter.grad)
-                parameter.mul_(1 - one.taken * group["lr"] * group["weight_decay"])
-                if is_matrix(parameter):
-                    matrices[parameter.shape].append(one)
-                else:
-                    self._step_vector(one, group)
+            vectors, matrices = list[Tensor](), defaultdict[torch.Size, list[Tensor]](list)
+            for each in group["params"]:
+                if each.grad is not None:
+                    (matrices[each.shape] if is_matrix(each) else vectors).append(each)
+            self._step_vectors(vectors, group, *told)
             for alike in matrices.values():
-                self._step_matrices(alike, group)
+                self._step_matrices(alike, group, *told)
         return loss
 
-    def _begin(self, parameter: Tensor, grad: Tensor) -> Step:
-        """Read, without waiting for the device, what GradScaler tells optimizers that allow it."""
-        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if scale is not None:
-            grad = grad / scale
-        if found_inf is None:
-            return Step(parameter, grad, grad.new_ones(()))
-        taken = (found_inf.to(grad.device) == 0).to(grad.dtype)
-        return Step(parameter, grad.nan_to_num(0.0, 0.0, 0.0).mul_(taken), taken)
-
-    def _step_matrices(self, steps: list[Step], group: dict[str, Any]) -> None:
-        """Step weights of one shape together, in one product each for all of them."""
-        momentum = group["momentum"]
-        directions = []
-        for parameter, grad, taken in steps:
-            state = self.state[parameter]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            average = state["momentum_buffer"].lerp_(grad, taken * (1 - momentum))
-            # Nesterov's: the average as it would be with this gradient once more.
-            directions.append(grad.lerp(average, momentum).flatten(1))
-        orthogonal = orthogonalize(torch.stack(directions))
+    def _step_matrices(
+        self,
+        parameters: list[Tensor],
+        group: dict[str, Any],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Step weights of one shape together: one product of all is faster than one of each."""
+        averages = [
+            self._state_of(each, "momentum_buffer")["momentum_buffer"] for each in parameters
+        ]
+        grads = torch.stack([each.grad for each in parameters if each.grad is not None])
+        if grad_scale is not None:
+            grads /= grad_scale
+        taken = grads.new_ones(())
+        if found_inf is not None:  # on the device: 1 where the step is to be skipped
+            taken = (found_inf.to(grads.device) == 0).to(grads.dtype)
+            grads.nan_to_num_(0.0, 0.0, 0.0).mul_(taken)
+        average = torch.stack(averages).lerp_(grads, taken * (1 - group["momentum"]))
+        torch._foreach_copy_(averages, average.unbind())
+        # Nesterov's: the average as it would be with this gradient once more.
+        steps = orthogonalize(grads.lerp_(average, group["momentum"]).flatten(2))
         # The root mean square of an orthogonal matrix is 1 / sqrt of its longer side.
-        size = group["lr"] * group["update_rms"] * max(orthogonal.shape[1:]) ** 0.5
-        for (parameter, _, taken), matrix in zip(steps, orthogonal, strict=True):
-            parameter.sub_(matrix.view_as(parameter) * (taken * size))
+        size = group["lr"] * group["update_rms"] * max(steps.shape[1:]) ** 0.5
+        steps = steps.view_as(grads).mul_(-size * taken)
+        torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, steps.unbind())
 
-    def _step_vector(self, step: Step, group: dict[str, Any]) -> None:
-        (parameter, grad, taken), (beta1, beta2) = step, group["betas"]
-        state = self.state[parameter]
+    def _step_vectors(
+        self,
+        parameters: list[Tensor],
+        group: dict[str, Any],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        if not parameters:
+            return
+        states = [self._state_of(each, "exp_avg", "exp_avg_sq") for each in parameters]
+        adamw(
+            parameters,
+            [each.grad for each in parameters if each.grad is not None],
+            [each["exp_avg"] for each in states],
+            [each["exp_avg_sq"] for each in states],
+            [],
+            [each["step"] for each in states],
+            fused=True,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state_of(self, parameter: Tensor, *names: str) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros_like(taken)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += taken
-        steps = state["step"].clamp(min=1)  # none, where the first is skipped
-        mean = state["exp_avg"].lerp_(grad, taken * (1 - beta1)) / (1 - beta1**steps)
-        square = state["exp_avg_sq"].lerp_(grad.square(), taken * (1 - beta2)) / (1 - beta2**steps)
-        parameter.sub_(mean / (square.sqrt() + group["eps"]) * (taken * group["lr"]))
+            state.update({name: torch.zeros_like(parameter) for name in names})
+            if "exp_avg" in names:
+                state["step"] = torch.zeros((), device=parameter.device)
+        return state
 
 
 def is_matrix(parameter: Tensor) -> bool:
@@ -142,10 +156,23 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     hundredth of the norm come out smaller. Rows, or columns if fewer, become orthogonal.
     """
     tall = matrices.shape[1] > matrices.shape[2]
-    each = matrices.mT if tall else matrices
-    each = each / each.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for a, b, c in ROUNDS:
-        square = each @ each.mT
-        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        each = torch.baddbmm(each, factor, each, beta=a)
-    return each.mT.contiguous() if tall else each
+    wide = matrices.mT if tall else matrices
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    # The rounds run on wide @ wide.mT, and what they multiply by meets ``wide`` once: 0.7 of the
+    # time of rounds on ``wide`` itself.
+    square = wide @ wide.mT
+    product = factor = _factor(square, ROUNDS[0])
+    for each in ROUNDS[1:]:
+        square = factor @ square @ factor
+        factor = _factor(square, each)
+        product = factor @ product
+    near: Tensor = product @ wide
+    return near.mT.contiguous() if tall else near
+
+
+def _factor(square: Tensor, polynomial: tuple[float, float, float]) -> Tensor:
+    """Return a + b S + c S^2 of each matrix S = X X^T, by which X becomes a X + b X^3 + c X^5."""
+    a, b, c = polynomial
+    factor: Tensor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+    factor.diagonal(dim1=1, dim2=2).add_(a)
+    return factor
