@@ -13,7 +13,7 @@ from sbkit.config.ranges import NOT_NEGATIVE, SHARE
 
 # Three rounds of x -> a x + b x^3 + c x^5 bring singular values of 0.01 to 1 to between 0.73 and
 # 1.27, each by the factors that are best for the values it meets (Amsel et al. 2025,
-# arXiv:2505.16932). In `hparams/ctc.yaml` nine tenths of them are above 0.01. Five rounds of
+# arXiv:2505.16932). Nine tenths of those of `hparams/ctc.yaml` are above 0.01. Five rounds of
 # Jordan's one polynomial trained as well in 1.7 times the time; two rounds learned more slowly.
 ROUNDS = (
     (8.0934, -23.6206, 17.4463),

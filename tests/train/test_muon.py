@@ -1,14 +1,18 @@
 """Matrices step by their orthogonalized momentum, vectors as AdamW steps them."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from sbkit.logs.log import read_log
 from sbkit.train.muon import Muon, is_matrix, orthogonalize
 from sbkit.train.optimizer_step import step_unless
+from tests.runs import ROOT, make_workplace
 
 
 def of_singular_values(values: Tensor, rows: int, columns: int) -> Tensor:
@@ -148,3 +152,17 @@ def test_a_scaled_gradient_is_divided_by_its_scale() -> None:
                 optimizer.step()
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_yaml_takes_it_in_place_of_adamw(asterisk_english: Path, tmp_path: Path) -> None:
+    """As README says; the check before the run, and checkpoints, are those of any optimizer."""
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    arguments = "    lr: !ref <lr>\n    weight_decay: !ref <weight_decay>\n"
+    muon = f"opt_class: !name:sbkit.train.muon.Muon\n{arguments}"
+    yaml = tmp_path / "muon.yaml"
+    yaml.write_text(re.sub(r"^opt_class: (.+\n)(    .+\n)+", muon, text, flags=re.M))
+    workplace = make_workplace(asterisk_english, tmp_path / "here")
+    run = tmp_path / "run"
+    assert workplace.train_here(run, "--number_of_epochs=3", "--log_every=1", yaml=str(yaml)) == 0
+    losses = [each["loss"] for each in read_log(run / "train_log.jsonl") if each["kind"] == "step"]
+    assert losses[-1] < losses[0]
