@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.garbage import rarely_collected
+from sbkit.base.options import Parser
 from sbkit.base.printable import printable, printable_json
 from sbkit.base.version import __version__
 from sbkit.inference.command import add_options as add_transcribe_options
@@ -30,11 +31,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code.
-
-    Raises:
-        SbkitError: bad input.
-    """
+    """Run one command and return its exit code; raises SbkitError for bad input."""
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
     if more and options.command not in (_check, _prepare):
@@ -44,21 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-class _Parser(argparse.ArgumentParser):
-    """Take an option's name with `_` for `-`, too, as keys of a YAML have it: --report_by."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse what this command has, of the parser of each command below."""
-        return super().parse_known_args([*map(self._spell, args)], namespace)
-
-    def _spell(self, argument: str) -> str:
-        name, *value = argument.split("=", 1)
-        spelled = name.replace("_", "-")
-        return "=".join([spelled, *value]) if spelled in self._option_string_actions else argument
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="sbkit", description="Speech recognition from one YAML.")
+    parser = Parser(prog="sbkit", description="Speech recognition from one YAML.")
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

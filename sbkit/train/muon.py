@@ -1,7 +1,7 @@
 """An optimizer that gives each matrix an orthogonal step: more is learned from each batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -61,35 +61,29 @@ class Muon(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Step every parameter that has a gradient; return what ``closure`` does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        told = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # by GradScaler
         for group in self.param_groups:
             vectors, matrices = list[Tensor](), defaultdict[torch.Size, list[Tensor]](list)
             for each in group["params"]:
                 if each.grad is not None:
                     (matrices[each.shape] if is_matrix(each) else vectors).append(each)
-            self._step_vectors(vectors, group, *told)
+            self._step_vectors(vectors, group)
             for alike in matrices.values():
-                self._step_matrices(alike, group, *told)
+                self._step_matrices(alike, group)
         return loss
 
-    def _step_matrices(
-        self,
-        parameters: list[Tensor],
-        group: dict[str, Any],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
+    def _step_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step weights of one shape together: one product of all is faster than one of each."""
         averages = [
             self._state_of(each, "momentum_buffer")["momentum_buffer"] for each in parameters
         ]
         grads = torch.stack([each.grad for each in parameters if each.grad is not None])
+        grad_scale, found_inf = self._told()
         if grad_scale is not None:
             grads /= grad_scale
         taken = grads.new_ones(())
@@ -106,15 +100,10 @@ class Muon(Optimizer):
         torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, steps.unbind())
 
-    def _step_vectors(
-        self,
-        parameters: list[Tensor],
-        group: dict[str, Any],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
+    def _step_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
             return
+        grad_scale, found_inf = self._told()
         states = [self._state_of(each, "exp_avg", "exp_avg_sq") for each in parameters]
         adamw(
             parameters,
@@ -134,6 +123,10 @@ class Muon(Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+    def _told(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return what GradScaler sets for a step: `grad_scale` and `found_inf`."""
+        return getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
 
     def _state_of(self, parameter: Tensor, *names: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
