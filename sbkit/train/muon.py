@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from sbkit.config.ranges import NOT_NEGATIVE, SHARE
+from sbkit.config.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE
 
 # Three rounds of x -> a x + b x^3 + c x^5 bring singular values of 0.01 to 1 to between 0.73 and
 # 1.27, each by the factors that are best for the values it meets (Amsel et al. 2025,
@@ -20,6 +20,7 @@ ROUNDS = (
     (3.6366, -2.7219, 0.5365),
     (2.6613, -1.9772, 0.4526),
 )
+TINY = 1e-30  # what is divided by is at least this
 
 
 class Muon(Optimizer):
@@ -30,14 +31,17 @@ class Muon(Optimizer):
 
     params: parameters, or groups of them. lr: of both kinds. update_rms: root mean square of the
     step of a matrix, in units of lr; AdamW's is between 0.2 and 0.4. momentum: of matrices.
-    betas, eps: AdamW's, of vectors. weight_decay: of both, decoupled, in units of lr.
+    refresh: the factor that makes a matrix orthogonal is computed once in so many steps, and used
+    in all of them. betas, eps: AdamW's, of vectors. weight_decay: of both, decoupled, in units of
+    lr.
 
-    Sources: Jordan et al. 2024 (Muon); Liu et al. 2025, arXiv:2502.16982 (one lr for both kinds).
+    Sources: Jordan et al. 2024 (Muon); Liu et al. 2025, arXiv:2502.16982 (one lr for both kinds);
+    Anil et al. 2020, arXiv:2002.09018 (a factor for several steps, in Shampoo).
     """
 
     # A skipped step is told on the device, as to fused optimizers: the host does not wait for it.
     _step_supports_amp_scaling = True
-    RANGES: ClassVar = {"update_rms": NOT_NEGATIVE, "momentum": SHARE}
+    RANGES: ClassVar = {"update_rms": NOT_NEGATIVE, "momentum": SHARE, "refresh": AT_LEAST_ONE}
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Muon(Optimizer):
         *,
         update_rms: float = 0.4,
         momentum: float = 0.95,
+        refresh: int = 4,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
@@ -54,6 +59,7 @@ class Muon(Optimizer):
             "lr": lr,
             "update_rms": update_rms,
             "momentum": momentum,
+            "refresh": refresh,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
@@ -79,9 +85,8 @@ class Muon(Optimizer):
 
     def _step_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step weights of one shape together: one product of all is faster than one of each."""
-        averages = [
-            self._state_of(each, "momentum_buffer")["momentum_buffer"] for each in parameters
-        ]
+        states = [self._state_of(each, "momentum_buffer") for each in parameters]
+        averages = [each["momentum_buffer"] for each in states]
         grads = torch.stack([each.grad for each in parameters if each.grad is not None])
         grad_scale, found_inf = self._told()
         if grad_scale is not None:
@@ -93,12 +98,27 @@ class Muon(Optimizer):
         average = torch.stack(averages).lerp_(grads, taken * (1 - group["momentum"]))
         torch._foreach_copy_(averages, average.unbind())
         # Nesterov's: the average as it would be with this gradient once more.
-        steps = orthogonalize(grads.lerp_(average, group["momentum"]).flatten(2))
-        # The root mean square of an orthogonal matrix is 1 / sqrt of its longer side.
-        size = group["lr"] * group["update_rms"] * max(steps.shape[1:]) ** 0.5
-        steps = steps.view_as(grads).mul_(-size * taken)
+        wanted = grads.lerp_(average, group["momentum"]).flatten(2)
+        near = multiply(self._factors(wanted, states, group), wanted)
+        rms = near.square().mean(dim=(1, 2), keepdim=True).sqrt().clamp(min=TINY)
+        size = group["lr"] * group["update_rms"] * taken / rms
+        steps = near.mul_(-size).view_as(grads)
         torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, steps.unbind())
+
+    def _factors(
+        self, matrices: Tensor, states: list[dict[str, Any]], group: dict[str, Any]
+    ) -> Tensor:
+        """Compute the factors of matrices, or take those of an earlier step."""
+        steps = [state["step"] for state in states]
+        for state in states:
+            state["step"] += 1
+        if all(step % group["refresh"] for step in steps):
+            return torch.stack([state["factor"] for state in states])
+        factors = orthogonal_factors(matrices)
+        for state, factor in zip(states, factors, strict=True):
+            state["factor"] = factor.clone()
+        return factors
 
     def _step_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
@@ -128,12 +148,12 @@ class Muon(Optimizer):
         """Return what GradScaler sets for a step: `grad_scale` and `found_inf`."""
         return getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
 
-    def _state_of(self, parameter: Tensor, *names: str) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
+    def _state_of(self, parameter: Tensor, *names: str) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
         if not state:
             state.update({name: torch.zeros_like(parameter) for name in names})
-            if "exp_avg" in names:
-                state["step"] = torch.zeros((), device=parameter.device)
+            # Of a vector torch counts the steps on the device; of a matrix the host needs to know.
+            state["step"] = 0 if is_matrix(parameter) else torch.zeros((), device=parameter.device)
         return state
 
 
@@ -142,28 +162,33 @@ def is_matrix(parameter: Tensor) -> bool:
     return parameter.ndim > 1 and min(parameter.shape[0], parameter[0].numel()) > 1
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return the nearest orthogonal matrix of each, with singular values of 0.7 to 1.3.
+def orthogonal_factors(matrices: Tensor) -> Tensor:
+    """Return for each matrix the square one whose product with it is nearly orthogonal.
 
-    matrices (n, rows, columns), of which the result has the shape. Directions of less than a
-    hundredth of the norm come out smaller. Rows, or columns if fewer, become orthogonal.
+    matrices (n, rows, columns) -> (n, m, m) with m the fewer of both; `multiply` gives the product.
+    Its singular values are 0.7 to 1.3, and smaller where they were below a hundredth of the norm.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
-    wide = matrices.mT if tall else matrices
-    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    # The rounds run on wide @ wide.mT, and what they multiply by meets ``wide`` once: 0.7 of the
-    # time of rounds on ``wide`` itself.
-    square = wide @ wide.mT
-    product = factor = _factor(square, ROUNDS[0])
+    square = matrices.mT @ matrices if _is_tall(matrices) else matrices @ matrices.mT
+    square /= square.diagonal(dim1=1, dim2=2).sum(1).clamp(min=TINY)[:, None, None]
+    # The rounds run on this square: 0.7 of the time of rounds on the matrices themselves.
+    product = factor = _polynomial(square, ROUNDS[0])
     for each in ROUNDS[1:]:
         square = factor @ square @ factor
-        factor = _factor(square, each)
+        factor = _polynomial(square, each)
         product = factor @ product
-    near: Tensor = product @ wide
-    return near.mT.contiguous() if tall else near
+    return product
 
 
-def _factor(square: Tensor, polynomial: tuple[float, float, float]) -> Tensor:
+def multiply(factors: Tensor, matrices: Tensor) -> Tensor:
+    """Multiply each matrix by its factor, from the side where that has its size."""
+    return matrices @ factors if _is_tall(matrices) else factors @ matrices
+
+
+def _is_tall(matrices: Tensor) -> bool:
+    return matrices.shape[1] > matrices.shape[2]
+
+
+def _polynomial(square: Tensor, polynomial: tuple[float, float, float]) -> Tensor:
     """Return a + b S + c S^2 of each matrix S = X X^T, by which X becomes a X + b X^3 + c X^5."""
     a, b, c = polynomial
     factor: Tensor = torch.baddbmm(square, square, square, beta=b, alpha=c)
