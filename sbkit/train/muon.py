@@ -1,7 +1,7 @@
 """An optimizer that gives each matrix an orthogonal step: more is learned from each batch."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -84,41 +84,49 @@ class Muon(Optimizer):
         return loss
 
     def _step_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Step weights of one shape together: one product of all is faster than one of each."""
+        """Step weights of one shape."""
         states = [self._state_of(each, "momentum_buffer") for each in parameters]
         averages = [each["momentum_buffer"] for each in states]
-        grads = torch.stack([each.grad for each in parameters if each.grad is not None])
+        grads, taken = self._usable(parameters, averages)
+        torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
+        # Nesterov's: the average as it would be with this gradient once more.
+        wanted = torch._foreach_lerp(grads, averages, group["momentum"])
+        matrices = [each.flatten(1) for each in wanted]
+        pairs = zip(self._factors(matrices, states, group), matrices, strict=True)
+        near = [multiply(factor, matrix) for factor, matrix in pairs]
+        # To a root mean square of update_rms: the factor of another step does not give one.
+        norms = torch.stack(torch._foreach_norm(near)).clamp(min=TINY)
+        size = taken * group["lr"] * group["update_rms"] * near[0].numel() ** 0.5
+        torch._foreach_mul_(near, list((-size / norms).unbind()))
+        torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, [each.view(parameters[0].shape) for each in near])
+
+    def _usable(
+        self, parameters: list[Tensor], averages: list[Tensor]
+    ) -> tuple[Sequence[Tensor], float | Tensor]:
+        """Return the gradients, and 1 where the step is to be taken, 0 where it is skipped."""
+        grads: Sequence[Tensor] = [each.grad for each in parameters if each.grad is not None]
         grad_scale, found_inf = self._told()
         if grad_scale is not None:
-            grads /= grad_scale
-        taken = grads.new_ones(())
-        if found_inf is not None:  # on the device: 1 where the step is to be skipped
-            taken = (found_inf.to(grads.device) == 0).to(grads.dtype)
-            grads.nan_to_num_(0.0, 0.0, 0.0).mul_(taken)
-        average = torch.stack(averages).lerp_(grads, taken * (1 - group["momentum"]))
-        torch._foreach_copy_(averages, average.unbind())
-        # Nesterov's: the average as it would be with this gradient once more.
-        wanted = grads.lerp_(average, group["momentum"]).flatten(2)
-        near = multiply(self._factors(wanted, states, group), wanted)
-        rms = near.square().mean(dim=(1, 2), keepdim=True).sqrt().clamp(min=TINY)
-        size = group["lr"] * group["update_rms"] * taken / rms
-        steps = near.mul_(-size).view_as(grads)
-        torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, steps.unbind())
+            grads = torch._foreach_div(grads, grad_scale)
+        if found_inf is None:
+            return grads, 1.0
+        taken = found_inf.to(averages[0].device) == 0
+        # The average of itself and itself stays as it is.
+        pairs = zip(grads, averages, strict=True)
+        return [torch.where(taken, one, other) for one, other in pairs], taken.to(torch.float32)
 
     def _factors(
-        self, matrices: Tensor, states: list[dict[str, Any]], group: dict[str, Any]
-    ) -> Tensor:
+        self, matrices: Sequence[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+    ) -> list[Tensor]:
         """Compute the factors of matrices, or take those of an earlier step."""
-        steps = [state["step"] for state in states]
+        is_due = any(each["step"] % group["refresh"] == 0 for each in states)
+        factors = orthogonal_factors(torch.stack(list(matrices))).unbind() if is_due else ()
+        for state, factor in zip(states, factors, strict=is_due):
+            state["factor"] = factor.clone()
         for state in states:
             state["step"] += 1
-        if all(step % group["refresh"] for step in steps):
-            return torch.stack([state["factor"] for state in states])
-        factors = orthogonal_factors(matrices)
-        for state, factor in zip(states, factors, strict=True):
-            state["factor"] = factor.clone()
-        return factors
+        return [each["factor"] for each in states]
 
     def _step_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
@@ -179,13 +187,13 @@ def orthogonal_factors(matrices: Tensor) -> Tensor:
     return product
 
 
-def multiply(factors: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply each matrix by its factor, from the side where that has its size."""
-    return matrices @ factors if _is_tall(matrices) else factors @ matrices
+def multiply(factor: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply a matrix by its factor, from the side where that has its size."""
+    return matrix @ factor if _is_tall(matrix) else factor @ matrix
 
 
-def _is_tall(matrices: Tensor) -> bool:
-    return matrices.shape[1] > matrices.shape[2]
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[-2] > matrix.shape[-1]
 
 
 def _polynomial(square: Tensor, polynomial: tuple[float, float, float]) -> Tensor:
