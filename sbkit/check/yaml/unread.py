@@ -34,7 +34,8 @@ from sbkit.config.references import REFERENCE, key_parts, text_of
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
-INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
+STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+INSTALLED = ("site-packages", "dist-packages")  # of this environment, or another that it builds on
 SPEAKING = (SBKIT / "check", SBKIT / "config")  # these name knobs, to judge them: no use of them
 TABLES = ("RANGES",)  # of a class or file: likewise
 HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`, `knobs["lr"]`
@@ -235,9 +236,9 @@ def _own_files(modules: Iterable[str], packages: frozenset[str]) -> Iterator[Pat
 
 @cache  # most modules import the same ones: without it this took a sixth of a small run
 def _own_file(name: str, is_named: bool) -> Path | None:
-    """Resolve the file of a module; None where it is others', or only speaks of knobs."""
+    """Resolve the source of a module; None of compiled ones, others', and what speaks of knobs."""
     file = Path(name).resolve()
-    if any(folder in file.parents for folder in SPEAKING):
+    if file.suffix != ".py" or any(folder in file.parents for folder in SPEAKING):
         return None
-    is_installed = any(folder in file.parents for folder in INSTALLED)
+    is_installed = STANDARD in file.parents or not {*INSTALLED}.isdisjoint(file.parts)
     return file if is_named or not is_installed else None

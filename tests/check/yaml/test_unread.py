@@ -1,9 +1,11 @@
 """Who reads a key: a reference, the code, an option; and at what depth nobody does."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,11 +85,30 @@ def test_a_corpus_and_a_partial_of_the_users_read_their_knobs(
 def test_what_is_installed_reads_its_knobs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     here = sources(ASR)
     module._own_file.cache_clear()
-    monkeypatch.setattr(module, "INSTALLED", (*module.INSTALLED, ROOT))
+    monkeypatch.setattr(module, "INSTALLED", (*module.INSTALLED, ROOT.name))
     try:
         assert sources(ASR) == here
     finally:
         module._own_file.cache_clear()
+
+
+def test_what_another_environment_or_a_compiler_made_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A venv may build on the packages of the system, as in a container."""
+    packages = tmp_path / "system/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "package_of_a_test.py").touch()
+    (tmp_path / "compiled_of_a_test.so").write_bytes(b"\x7fELF\0")
+    compiled = SimpleNamespace(__file__=str(tmp_path / "compiled_of_a_test.so"))
+    monkeypatch.setitem(sys.modules, "compiled_of_a_test", compiled)  # type: ignore[misc]
+    (tmp_path / "own_of_a_test.py").write_text(
+        "import compiled_of_a_test\nimport package_of_a_test\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("own_of_a_test")
+    assert sources(ASR, "own_of_a_test") == {*sources(ASR), tmp_path / "own_of_a_test.py"}
 
 
 @pytest.mark.parametrize(
