@@ -15,12 +15,14 @@ from datasets import Dataset, concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
+from sbkit.config.ranges import DAY, Range
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
 from sbkit.data.columns import filled_rows, sample_counts, take_columns
 from sbkit.data.corpus import read_listed
 from sbkit.data.manifest import check_locale
 from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
+from sbkit.data.sampler import TrainSampler
 from sbkit.data.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
@@ -29,6 +31,14 @@ from sbkit.text.normalize import normalize
 
 Knobs = Mapping[str, Any]
 
+RANGES = {  # of the numbers that every recipe here reads
+    **TrainSampler.RANGES,
+    **dict.fromkeys(
+        ("min_seconds", "max_seconds"),
+        Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
+    ),
+    "eval_batch_seconds": Range(low=1, advice="120 is usual."),
+}
 OF_AUDIO = frozenset({"samples", SHARDED, *COLUMNS.values()})  # columns that hold no text
 
 

@@ -92,6 +92,19 @@ def test_a_replay_names_the_utterance_and_the_module(
     assert "alone, not finite: the output of model.0.overflow" in one
 
 
+def test_a_recipe_whose_loss_is_a_mean_is_replayed_in_the_epoch_that_it_was_in(
+    workplace: Workplace, fragile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--recipe=tests.faulty.MEAN", "--number_of_epochs=1", NO_CHECK)
+    assert workplace.train_here(tmp_path, *options, yaml=fragile) == 0
+    file = next((tmp_path / "nonfinite").glob("*.json"))
+    capsys.readouterr()
+    assert (sbkit(["replay", str(file), *IMPORT]), read_json(file)["epoch"]) == (1, 1)
+    whole, one = capsys.readouterr().out.splitlines()
+    assert "then the loss of 1 of 1" in whole
+    assert noisy_clip(workplace).stem in one
+
+
 def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
     workplace: Workplace,
     fragile: str,

@@ -14,6 +14,8 @@ from sbkit.decoding.tune import Heard, tune, used_weights
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
 from sbkit.text.wer import Scores
+from sbkit.train.evaluation import start_validation
+from sbkit.train.out_of_memory import BatchSplitter
 
 
 def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> BeamDecoder:
@@ -49,19 +51,27 @@ def valid_sets(brain: Any) -> dict[str, Any]:
 @torch.no_grad()
 def hear(brain: Any) -> Iterator[Heard]:
     """Compute the log-probabilities of this rank's share of the validation sets."""
+    start_validation(brain)
     brain.modules.eval()
+    splitter = BatchSplitter()
     for loader in valid_sets(brain).values():
         for batch in brain.pinging(loader, "decoding"):
-            placed = brain.placed(batch)
-            with brain.evaluation_ctx:
-                predictions = brain.compute_forward(placed, Stage.VALID)
-            log_probs = predictions.log_probs.float().cpu().numpy()
-            frames = predictions.frames.tolist()
-            attending = brain.attending(predictions)
-            for text, row, count, attention in zip(
-                batch.texts, log_probs, frames, attending, strict=True
-            ):
-                yield Heard(row[:count].copy(), text, attention)  # a view keeps the whole batch
+            for heard in splitter.compute(batch, partial(_hear, brain)):
+                yield from heard
+
+
+def _hear(brain: Any, batch: Any) -> list[Heard]:
+    placed = brain.placed(batch)
+    with brain.evaluation_ctx:
+        predictions = brain.compute_forward(placed, Stage.VALID)
+    log_probs = predictions.log_probs.float().cpu().numpy()
+    frames, attending = predictions.frames.tolist(), brain.attending(predictions)
+    return [
+        Heard(row[:count].copy(), text, attention)  # a view keeps the whole batch
+        for text, row, count, attention in zip(
+            batch.texts, log_probs, frames, attending, strict=True
+        )
+    ]
 
 
 def _add(scores: Sequence[Scores]) -> list[Scores]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
-from recipes.prepare import prepare_labelled, tell_data
+from recipes.prepare import RANGES, prepare_labelled, tell_data
 from sbkit.data.columns import take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.splits import Splits
@@ -39,4 +39,5 @@ CLASSIFICATION = Recipe(
     brain=ClassificationBrain,
     corpus=corpus_of,
     label_file=LABEL_FILE,
+    ranges=RANGES,
 )

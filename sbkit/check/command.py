@@ -36,9 +36,9 @@ def check_file(
     Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
     """
     if untrusted:
-        if arguments:
+        if more := [*arguments, *([] if target is None else ["--target"])]:
             raise SbkitError(
-                f"--untrusted must come with a file alone, but {arguments[0]} came too. Leave it "
+                f"--untrusted must come with a file alone, but {more[0]} came too. Leave it "
                 "out: no value is looked at, only what would be built."
             )
         findings = check_untrusted(yaml_file)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
@@ -63,7 +64,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
     modules that ``own`` names.
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
     """
-    record, modules, micro_batches = _read(file)
+    record, epoch, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
     yaml_file = run_folder / RESOLVED
     refuse_foreign(yaml_file, own=own)
@@ -78,6 +79,7 @@ def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
         refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
         brain.modules.load_state_dict(modules)
         with reading(file, must=MUST, fix=FIX):
+            brain.on_stage_start(Stage.TRAIN, epoch)
             found = [_tell(brain, _again(planned, each), each["random"]) for each in micro_batches]
     if any(found):
         return REPRODUCED
@@ -133,10 +135,10 @@ def _tell(brain: Any, batch: Batch, random: TorchState) -> bool:
     if whole.is_finite:
         return False
     print(f"The batch of {len(batch)} utterances: {_words(whole)}")
-    for row, name in enumerate(batch.ids):
+    losses = whole.losses if len(whole.losses) == len(batch) else [0.0] * len(batch)  # or a mean
+    for row, (name, loss) in enumerate(zip(batch.ids, losses, strict=True)):
         one = trace(brain, batch.take(slice(row, row + 1)), random)
-        lost = not _is_finite(whole.losses[row])
-        if lost or not one.is_finite:
+        if not (_is_finite(loss) and one.is_finite):
             print(f"  {printable(name)} ({one_line(batch, row)}): alone, {_words(one)}")
     return True
 
@@ -153,7 +155,7 @@ def trace(brain: Any, batch: Batch, random: TorchState) -> Trace:
     """Run the step's forward and backward once, and watch every module."""
     found = Trace()
     restore_torch_state(random, brain.device)
-    brain.modules.train()
+    brain.train_mode()
     brain.modules.zero_grad(set_to_none=True)
     batch = batch.to(brain.device)
     with _watched(brain.modules, found):
@@ -233,8 +235,8 @@ def placement_here(planned: PlannedRun) -> Placement:
     return resolve("cpu", "bf16" if precision == "fp16" else precision)
 
 
-def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
-    """Return what was not finite and where, the model, and the plans of the step's micro-batches.
+def _read(file: Path) -> tuple[str, int, dict[str, Tensor], list[dict[str, Any]]]:
+    """Return what was not finite, the epoch, the model, and the plans of the step's micro-batches.
 
     Each is a mapping of `ids`, `plan` and `random`. Raises SbkitError.
     """
@@ -258,4 +260,5 @@ def _read(file: Path) -> tuple[str, dict[str, Tensor], list[dict[str, Any]]]:
         if not micro_batches:
             raise ValueError("it holds no micro-batch")
         what, step = printable(str(record["what"])), int(record["step"])
-        return f"its {what}, step {step}", {**saved["modules"]}, micro_batches
+        epoch = int(record.get("epoch", 1))  # an earlier sbkit wrote none
+        return f"its {what}, step {step}", epoch, {**saved["modules"]}, micro_batches

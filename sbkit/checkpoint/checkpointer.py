@@ -14,18 +14,11 @@ from typing import Any
 from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, ckpt_recency
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.comparison import refuse_other_model
 from sbkit.checkpoint.integrity import checksum
-from sbkit.checkpoint.listing import (
-    all_damaged,
-    by_number,
-    damage_of,
-    describe,
-    has_checksums,
-    without_meta,
-)
+from sbkit.checkpoint.listing import by_number, damage_of, describe, has_checksums, without_meta
 from sbkit.checkpoint.lock import hold
 from sbkit.checkpoint.recovery import needed_of, recover
 from sbkit.checkpoint.staging import (
@@ -36,7 +29,7 @@ from sbkit.checkpoint.staging import (
     staging_path,
 )
 from sbkit.checkpoint.weights import average, modules_of, refuse_other_weights
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer
 
@@ -81,15 +74,20 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Save beside, checksum, and rename; give the checkpoint on rank 0, None elsewhere."""
         self.claim()
         checkpoint: Checkpoint | None = None
-        trouble: Exception | None = None
+        trouble: SbkitError | None = None
         try:
             if rank() == 0:
                 with main_process_only():
                     checkpoint = publish(super().save_checkpoint(*arguments, **options))
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
-            trouble = error
+            trouble = SbkitError(
+                f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
+                f"({reason_of(error)}). What was saved before is untouched: make room there if "
+                "that is it, and start again."
+            )
+            trouble.__cause__ = error
             remove_unfinished(self.checkpoints_dir)
-        self._leave_together(trouble)
+        leave_together(trouble)
         return checkpoint
 
     def save_and_keep_only(
@@ -151,7 +149,11 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")
         whole = list(islice(filter(self._is_whole, ranked), count))
         if (ranked or nameless) and not whole:
-            raise all_damaged(self.checkpoints_dir, len(ranked) + len(nameless))
+            raise SbkitError(
+                f"At least one checkpoint in {self.checkpoints_dir} must be whole, but all "
+                f"{len(ranked) + len(nameless)} are damaged. Restore one, or move the folder away "
+                "to start over."
+            )
         for checkpoint in whole:
             self._refuse_other_tokenizer(checkpoint)
         self._refuse_several_runs()
@@ -235,18 +237,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             refuse_other_weights(self, checkpoint)
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _leave_together(self, trouble: Exception | None) -> None:
-        """Stop all ranks when one could not write; the others leave in silence."""
-        troubles = gather_over_ranks(trouble is not None)
-        if trouble is not None:
-            raise SbkitError(
-                f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({reason_of(trouble)}). What was saved before is untouched: make room there if "
-                "that is it, and start again."
-            ) from trouble
-        if any(troubles):
-            raise SystemExit(BAD_INPUT)
 
     def _refuse_other_tokenizer(self, checkpoint: Checkpoint) -> None:
         ours = self._identity.get("tokenizer")

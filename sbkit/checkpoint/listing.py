@@ -14,7 +14,6 @@ from speechbrain.utils.checkpoints import (
 )
 from yaml import YAMLError
 
-from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, find_gap
 
 MOST_VALUES = 10_000  # in a meta file, which holds a few figures
@@ -98,11 +97,3 @@ def damage_of(checkpoint: Checkpoint, *, recoverables: Iterable[str]) -> str | N
         return find_damage(checkpoint.path)
     needed = [METAFNAME, *(f"{name}{PARAMFILE_EXT}" for name in recoverables)]
     return find_gap(checkpoint.path, needed=needed)
-
-
-def all_damaged(folder: Path, count: int) -> SbkitError:
-    """Make the sentence for a folder without a checkpoint to go on from."""
-    return SbkitError(
-        f"At least one checkpoint in {folder} must be whole, but all {count} are damaged. Restore "
-        "one, or move the folder away to start over."
-    )

@@ -68,7 +68,10 @@ class Weights:
         names = [field.name for field in fields(cls)]
         given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
         if not all(
-            name in names and isinstance(value, int | float) and abs(value) < 1e3
+            name in names
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) < 1e3
             for name, value in given.items()
         ):
             raise SbkitError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
+from sbkit.base.errors import BAD_INPUT
 from sbkit.base.exit import AFTER_THE_FIRST, exit_code
 from sbkit.distributed.rendezvous import LOOK_AGAIN, is_alone, join
 
@@ -157,6 +158,12 @@ def gather_over_ranks(value: Any) -> list[Any]:
     """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
     with _asked_like_others():
         return _gather(value)
+
+
+def leave_together(trouble: Exception | None) -> None:
+    """Stop all ranks where any has trouble: it raises that, and the others leave in silence."""
+    if any(gather_over_ranks(trouble is not None)):
+        raise trouble or SystemExit(BAD_INPUT)
 
 
 def _gather(value: Any) -> list[Any]:

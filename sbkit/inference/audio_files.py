@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from glob import has_magic
+from glob import glob, has_magic
 from pathlib import Path
 
 from sbkit.audio.io import SUFFIXES
@@ -57,7 +57,7 @@ def _find(argument: str) -> list[Path]:
         inside = path.rglob("*")
         found = sorted(each for each in inside if each.suffix.lower() in SUFFIXES)
     elif has_magic(argument) and not path.exists():
-        found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        found = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
     else:
         return [path]
     if not found:

@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import Counts, Floats
@@ -112,9 +109,6 @@ class Model(Protocol):
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
 
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
-
 
 class ModelThread:
     """A `Model` that may be called from any thread: its own thread makes it and runs it.
@@ -190,10 +184,6 @@ class ModelThread:
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
-
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
-        return self.call(lambda model: model.probabilities(clips))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied; raises SbkitError."""

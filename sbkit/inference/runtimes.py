@@ -4,14 +4,13 @@ torch and onnxruntime are imported in that thread, and only the one that is aske
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.base.cores import usable_cores
@@ -19,7 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.provenance import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.bundle import CONFIG, WEIGHTS, Bundle, ReadBundle, load_torch, read_bundle
+from sbkit.inference.bundle import CONFIG, WEIGHTS, Bundle, load_torch, read_bundle
 from sbkit.inference.model import (
     Batch,
     Effective,
@@ -87,7 +86,7 @@ def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             compilation = Compilation(mode=wanted.compile, error=error)
         return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
-    return _in_thread(read, make)
+    return replace(read.bundle, model=ModelThread(make))
 
 
 def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
@@ -97,6 +96,7 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             f"{wanted.compile}. Leave it out, or use the runtime torch."
         )
     read = read_bundle(folder)
+    tokenizer = read.bundle.require_asr()  # classifiers are not exported to ONNX
 
     def make() -> Model:
         _require_cuda(wanted)
@@ -105,13 +105,13 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             device = "cpu" if why_no_cuda("onnx") else "cuda"
         loaded = OnnxModel.load(folder, device=device, precision=wanted.precision)
         _refuse_other_weights(loaded, folder)
-        model = OnnxClips(loaded, vocab_size=read.bundle.require_asr().vocab_size)
+        model = OnnxClips(loaded, vocab_size=tokenizer.vocab_size)
         read.bundle.config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
         device = FIRST_GPU if device == "cuda" else device
         require_effective(model.effective, device=device, precision=wanted.precision)
         return model
 
-    return _in_thread(read, make)
+    return replace(read.bundle, model=ModelThread(make))
 
 
 def _refuse_other_weights(model: OnnxModel, folder: Path) -> None:
@@ -122,11 +122,6 @@ def _refuse_other_weights(model: OnnxModel, folder: Path) -> None:
             f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "
             "made of others. Export it again."
         )
-
-
-def _in_thread(read: ReadBundle, make: Callable[[], Model]) -> Bundle:
-    read.bundle.require_asr()
-    return replace(read.bundle, model=ModelThread(make))
 
 
 RUNTIMES = {"torch": _open_torch, "onnx": _open_onnx}
@@ -195,12 +190,6 @@ class OnnxClips:
         raise SbkitError(
             "An attention decoder must be run by torch, but this model is ONNX. Use --runtime "
             "torch."
-        )
-
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
-        """Refuse: classifiers are not exported to ONNX."""
-        raise SbkitError(
-            "A classifier must be run by torch, but this model is ONNX. Use --runtime torch."
         )
 
 

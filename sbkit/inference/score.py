@@ -32,6 +32,7 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.model import fitting
 from sbkit.inference.whole_clips import read_whole_clips
 from sbkit.logs.accuracy_report import (
     ACCURACY,
@@ -272,7 +273,8 @@ def score_rows(bundle: Bundle, rows: datasets.Dataset, score: ScoreBatch) -> lis
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
     for clips in read_whole_clips(rows, bundle.config.sample_rate):
-        found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
+        with fitting(", ".join(row["id"] for row in clips.rows[:3])):
+            found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 
 

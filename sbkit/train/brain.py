@@ -172,8 +172,7 @@ class Brain(StepBrain):
         self._training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
-        self.modules.train()
-        self._frozen.eval()
+        self.train_mode()
         self.zero_grad(set_to_none=True)
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)

@@ -1,7 +1,7 @@
 """An evaluation: its splits one after the other, the metrics of each, and what is reported."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
 from sbkit.train.finished import BEST_EPOCH, first_best_epoch
-from sbkit.train.out_of_memory import BatchSplitter, TooLarge
+from sbkit.train.out_of_memory import BatchSplitter
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import agree_on_buffers, as_loss
 
@@ -55,25 +55,17 @@ def evaluate_splits(
             if brain.signals.heard:
                 return losses
             brain.step += 1
-            losses.extend(_losses_of(brain, batch, stage, splitter))
+            found = splitter.compute(batch, lambda piece: brain.evaluate_batch(piece, stage))
+            losses.extend(map(as_loss, found))
             if brain.debug and brain.step >= brain.debug_batches:
                 break
     return losses
 
 
-def _losses_of(brain: Any, batch: Any, stage: Stage, splitter: BatchSplitter) -> Iterator[Loss]:
-    """Evaluate a batch, in pieces where it does not fit into memory; raises SbkitError."""
-    for piece in splitter.split(batch):
-        failure = None
-        try:
-            loss = as_loss(brain.evaluate_batch(piece, stage))
-        except torch.OutOfMemoryError:
-            failure = TooLarge.of(piece)
-        if failure is None:
-            yield loss
-            continue
-        splitter.learn([failure], is_shared=False)
-        yield from _losses_of(brain, piece, stage, splitter)
+def start_validation(brain: Any) -> None:
+    """Tell a recipe that its validation sets are read once more, in the epoch that was the last."""
+    epochs = brain._declared("epoch_counter", None)
+    brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
 
 
 def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
@@ -81,7 +73,7 @@ def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
 
     That is the first of `metrics`, negative where more is better, or else the mean loss.
     """
-    brain.on_stage_start(Stage.VALID)
+    start_validation(brain)
     losses = evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
     if not type(brain).metrics:
         return mean_over_ranks(losses)

@@ -39,7 +39,7 @@ class Frozen:
             self._modules += [each for name, each in _modules(hparams) if name == path]
 
     def eval(self) -> None:
-        """Put the frozen modules into evaluation mode; call it after `modules.train()`."""
+        """Put the frozen modules into evaluation mode; for `StepBrain.train_mode`."""
         for module in self._modules:
             module.eval()
 

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sbkit.base.errors import BAD_INPUT
 from sbkit.distributed.device import widest_float
-from sbkit.distributed.ranks import gather_over_ranks, rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
 from sbkit.logs.log import EpochFigures, Figures, QuietLog, RunLog, StepFigures
 from sbkit.logs.metric import Metrics
 from sbkit.logs.progress import Progress
@@ -245,5 +244,4 @@ def _together() -> Iterator[None]:
         yield
     except OSError as error:
         trouble = error
-    if any(gather_over_ranks(trouble is not None)):
-        raise trouble or SystemExit(BAD_INPUT)
+    leave_together(trouble)

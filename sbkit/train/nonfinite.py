@@ -124,7 +124,8 @@ class NonFiniteRecorder:
             seen.described | {"loss_is_finite": good}
             for seen, good in zip(step.seen, finite, strict=True)
         ]
-        record = {"what": what, "step": step.step, "rank": rank(), "micro_batches": batches}
+        place = {"epoch": self._epoch, "step": step.step, "rank": rank()}
+        record = {"what": what, **place, "micro_batches": batches}
         folder = self._folder.parent.resolve() / FOLDER
         file = folder / f"step-{step.step}-rank-{rank()}.json"
         replay = replay_command(file) if self._keep(step, file.with_suffix(".pt")) else None

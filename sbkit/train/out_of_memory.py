@@ -1,8 +1,10 @@
 """A batch that does not fit into memory: what is too large, and how a batch is split by it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.batch import Batch
@@ -11,6 +13,7 @@ from sbkit.logs.log import say
 from sbkit.train.nonfinite import ids_of
 
 SHOWN = 3  # utterances that are named
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,23 @@ class BatchSplitter:
                 yield from self.split(half)
         else:
             yield batch
+
+    def compute(self, batch: Any, make: Callable[[Any], Made]) -> Iterator[Made]:
+        """Yield what is made of a batch, or of each of its pieces where it does not fit.
+
+        Raises SbkitError for an utterance that does not fit by itself.
+        """
+        for piece in self.split(batch):
+            failure = None
+            try:
+                made = make(piece)
+            except torch.OutOfMemoryError:
+                failure = TooLarge.of(piece)
+            if failure is None:
+                yield made
+                continue
+            self.learn([failure], is_shared=False)
+            yield from self.compute(piece, make)
 
     def _is_too_large(self, batch: Any) -> bool:
         if not self._too_large or not isinstance(batch, Batch) or len(batch) == 1:

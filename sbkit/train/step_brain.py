@@ -169,6 +169,11 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self.on_fit_batch_end(placed, computed.outputs, computed.objective, self.should_step)
         return computed.objective.detach()
 
+    def train_mode(self) -> None:
+        """Put the modules into training mode, but what is frozen into that of evaluation."""
+        self.modules.train()
+        self._frozen.eval()
+
     def _begin_step(self, batch: Any) -> None:
         """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
 

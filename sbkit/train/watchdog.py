@@ -155,7 +155,8 @@ def read_beats(folder: Path) -> dict[int, Beat]:
     """Read the last file of each rank that wrote one."""
     beats = {}
     for file in folder.glob("rank-*.json"):
-        with suppress(OSError, ValueError):  # just being replaced
+        # Just being replaced, or another's; without this rank's own words the job would not end.
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             record = json.loads(file.read_text())
             number = record.pop("rank")
             beats[number] = Beat(**record)

@@ -1,14 +1,17 @@
 """A number that a run cannot take is refused in a sentence, wherever it is declared."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.check.cost.batch_seconds import settle
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
 from sbkit.train.brain import Brain
+from sbkit.train.run import Run
 from tests.runs import ROOT
 
 REFUSED: list[tuple[str, object, str]] = [
@@ -49,6 +52,32 @@ def test_what_switches_something_off_is_taken(name: str, value: float) -> None:
 def test_what_the_yaml_declares_is_in_range() -> None:
     for file in (ROOT / "hparams").glob("*.yaml"):
         refuse_out_of_range(read_knobs(file, {"data_folder": "anywhere"}))
+
+
+@pytest.mark.parametrize("yaml", ["ctc.yaml", "language_id.yaml"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
+        ("max_seconds: .inf", "`max_seconds` must be a number from 0 to 86400, but is inf"),
+        ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
+        ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
+    ],
+)
+def test_lengths_are_numbers_in_every_recipe(
+    yaml: str, line: str, said: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "hparams" / yaml).read_text(encoding="utf-8")
+    file = tmp_path / yaml
+    file.write_text(re.sub(rf"^{line.partition(':')[0]}:.*$", line, text, flags=re.MULTILINE))
+    with pytest.raises(SbkitError, match=said):
+        Run(file, {}).refuse_out_of_range()
+    text = file.read_text(encoding="utf-8")
+    automatic = re.sub("^batch_seconds:.*$", "batch_seconds: auto", text, flags=re.MULTILINE)
+    file.write_text(automatic)
+    if not line.startswith("batch_seconds"):
+        with pytest.raises(SbkitError, match=said):
+            settle(file, {})
 
 
 def test_nothing_is_built_over_it(tmp_path: Path) -> None:

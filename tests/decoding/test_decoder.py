@@ -190,7 +190,9 @@ def test_an_empty_set_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
         tune(decoder, [])
 
 
-@pytest.mark.parametrize("weights", [{"word": "much"}, {"words": 1.0}, [1.0], {"word": 1e9}])
+@pytest.mark.parametrize(
+    "weights", [{"word": "much"}, {"words": 1.0}, [1.0], {"word": 1e9}, {"word": True}]
+)
 def test_weights_that_are_none_are_refused(tokenizer: Tokenizer, weights: object) -> None:
     with pytest.raises(SbkitError, match="weights of a decoder must be numbers named word"):
         BeamDecoder(tokenizer=tokenizer, language_models="x", weights=weights)  # type: ignore[arg-type]

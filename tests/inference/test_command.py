@@ -47,6 +47,7 @@ def test_files_folders_and_patterns(talks: Path) -> None:
     assert names("talks/*.txt", "talks/a.wav") == ["talks/notes.txt", "talks/a.wav"]
     assert names(f"{talks}/talks/*/*") == [f"{talks}/talks/old/c.mp3"]
     assert names("talks/**/*.mp3") == ["talks/old/c.mp3"]
+    assert names("talks/**.flac") == ["talks/b.flac"]
     assert names("gone.wav") == ["gone.wav"]
     (talks / "[1].wav").touch()
     assert names("[1].wav") == ["[1].wav"]

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from sbkit.base.files import try_lock
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle import load_bundle
 from sbkit.inference.export import export_run
+from sbkit.inference.formats import held_out
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.place import refuse_occupied, replacing
 from tests.inference.bundles import ROOT, make_run
@@ -252,6 +254,22 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     with pytest.raises(SbkitError, match="exported with `--import my_heads`"):
         load_bundle(tmp_path / "bundle")
     assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"
+
+
+@pytest.mark.parametrize("said", ["[]", '{"test": null}', '{"test": {"test": 3}}', "{"])
+def test_a_summary_of_something_else_is_refused(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "summary.json").write_text(said)
+    splits = SimpleNamespace(test={"test": [{"id": "a", "text": "b"}]})
+    recipe = SimpleNamespace(prepare_splits=lambda knobs: splits)
+    monkeypatch.setattr(held_out, "load_recipe", lambda *_, **__: recipe)
+    with pytest.raises(SbkitError, match=r"summary\.json must be what training wrote"):
+        find_held_out(run, own=frozenset())
+    splits.test.clear()
+    with pytest.raises(SbkitError, match="must have test sets .* Name data of yours: sbkit"):
+        find_held_out(run, own=frozenset())
 
 
 def test_the_folder_of_a_run_is_no_place_for_modules(tmp_path: Path) -> None:

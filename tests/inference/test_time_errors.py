@@ -168,6 +168,15 @@ def test_offsets_that_are_none_are_refused(bundle: Path, tmp_path: Path) -> None
         load_bundle(other)
 
 
+def test_a_clip_that_the_model_fails_over_is_named(bundle: Path, tmp_path: Path) -> None:
+    loaded, source = load_bundle(bundle), write_table(tmp_path, "0-1 1-2 2-3")
+    with (
+        patch.object(loaded.model, "hear", side_effect=RuntimeError("it is too short")),
+        pytest.raises(SbkitError, match=r"with a the model raised RuntimeError .it is too short"),
+    ):
+        time_source(loaded, source)
+
+
 def test_data_without_times_is_refused(bundle: Path, tmp_path: Path) -> None:
     source = write_table(tmp_path, "0-1")
     source.write_text(source.read_text().replace("word_times", "times"))

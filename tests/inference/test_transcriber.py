@@ -93,6 +93,7 @@ def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(70)
     heard = transcriber.transcribe(speak(tokenizer, text), RATE)
+    assert [word.text for word in heard.words] == text.split()
     place = 0
     for word in heard.words:
         begin, end = 0.12 * place, 0.12 * (place + len(word.text))

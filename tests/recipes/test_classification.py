@@ -146,6 +146,8 @@ def test_a_bundle_classifies_and_does_not_transcribe(
     assert [each["file"] for each in found] == clips
     assert all(each["label"] in ("quick", "slow") for each in found)
     assert all(0.5 <= each["probability"] <= 1 for each in found)
+    assert sbkit(["doctor", str(tmp_path / "bundle")]) == 0
+    assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
     with pytest.raises(SbkitError, match="Use: sbkit classify"):
         sbkit(["transcribe", str(tmp_path / "bundle"), clips[0]])
 

@@ -36,7 +36,7 @@ def test_the_rank_that_cannot_write_says_why(tmp_path: Path) -> None:
 def test_the_others_leave_in_silence() -> None:
     metrics = opened(None)
     with (
-        patch("sbkit.train.metrics.gather_over_ranks", lambda mine: [True, mine]),
+        patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
         pytest.raises(SystemExit) as left,
     ):
         metrics.log_step(1, 10, ZERO, rate=0.1, live=False)

@@ -12,10 +12,12 @@ import speechbrain as sb
 import torch
 from speechbrain import Stage
 from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.epoch_loop import EpochCounter
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer as OwnCheckpointer
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from tests import processes
@@ -110,6 +112,30 @@ def test_epochs_may_come_from_anything_that_counts() -> None:
     brain = brain_of(optimizer_step_limit=6)
     brain.fit(itertools.count(1), batches(4))
     assert brain.optimizer_step == 6
+
+
+class Asking(MeanBrain):
+    """Take the epoch of each stage, as SpeechBrain always gives it, and save every one."""
+
+    def on_stage_start(self, stage: Stage, epoch: int | None) -> None:  # type: ignore[override]
+        self.told = [*getattr(self, "told", ()), epoch]
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        if stage is Stage.VALID:
+            self.checkpointer.save_and_keep_only(
+                meta={"loss": stage_loss}, min_keys=["loss"], num_to_keep=2
+            )
+
+
+def test_every_stage_has_its_epoch(tmp_path: Path) -> None:
+    kept, epochs = OwnCheckpointer(tmp_path), EpochCounter(2)
+    hparams = {"average_checkpoints": 2, "epoch_counter": epochs}
+    brain = brain_of(Asking, kept=kept, hparams=hparams)
+    kept.add_recoverable("model", brain.modules.model)
+    brain.fit(epochs, batches(4), batches(2))
+    brain.evaluate(batches(2), min_key="loss")
+    trained, averaging, test = brain.told[:4], brain.told[4:-1], brain.told[-1]
+    assert (trained, averaging, test) == ([1, 1, 2, 2], [2, 2], None)
 
 
 class Watching(MeanBrain):

@@ -34,6 +34,7 @@ from sbkit.logs.log import quiet, say
 from sbkit.train.buffers import unchanged
 from sbkit.train.memory import bytes_of
 from sbkit.train.recipe import Recipe
+from sbkit.train.run import Run
 
 AUTO, KNOB = "auto", "batch_seconds"
 PROBED = 3600.0  # seconds of a plan of which nothing but its data is used
@@ -154,6 +155,8 @@ def settle(
             f"`{KNOB}` must be a number where --target is another machine, but is {AUTO}, which is "
             f"tried on this one. Pass --{KNOB}=NUMBER."
         )
+    if recipe is not None or "recipe" in knobs:
+        Run(yaml_file, overrides, recipe=recipe).refuse_out_of_range()
     if (before := _declared_before(knobs)) is not None:
         say(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}

@@ -159,7 +159,7 @@ def _time(brain: Any, loader: Any, plan: Sequence[MicroBatch], once: Once) -> Li
 
 
 def _train(brain: Any, batch: Any) -> None:
-    brain.modules.train()
+    brain.train_mode()
     torch.autograd.backward(training_loss(brain, batch.to(brain.device)).sums.sum())
     brain.modules.zero_grad(set_to_none=True)
     if brain.device.type != "cpu":

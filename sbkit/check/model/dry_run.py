@@ -132,7 +132,7 @@ def resting(brain: Any) -> frozenset[int]:
 
 
 def _step(brain: Any, batch: Any, chain: "ShapeTracer", watch: UseWatch) -> StepFailure | None:
-    brain.modules.train()
+    brain.train_mode()
     brain.on_stage_start(Stage.TRAIN, 1)
     while True:
         chain.begin()

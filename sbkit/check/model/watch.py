@@ -4,7 +4,7 @@ A Brain cannot be made on `meta` (autocast and GradScaler refuse it), and Speech
 cannot run there (it asks for the value of the longest length). So what moves is watched instead.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,13 +26,7 @@ class MoveWatch(TorchFunctionMode):
         """Return whether a tensor was moved, or made where it belongs."""
         return id(tensor) in self._moved
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call, and note what was moved and what came of it."""
         result = func(*args, **(kwargs or {}))
         if func in MOVES or (kwargs or {}).get("device") is not None:
@@ -59,13 +53,7 @@ class UseWatch(TorchFunctionMode):
         for tensor in candidates:
             self._beside[id(tensor)] = tensor, tensor
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call, and note which tensors are used together."""
         result = func(*args, **(kwargs or {}))
         taken = list(tensors_in((*args, *(kwargs or {}).values())))

@@ -34,7 +34,8 @@ from sbkit.config.references import REFERENCE, key_parts, text_of
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(version.__file__).parents[1]
-INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
+STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+INSTALLED = ("site-packages", "dist-packages")  # of this environment, or another that it builds on
 SPEAKING = (SBKIT / "check", SBKIT / "config")  # these name knobs, to judge them: no use of them
 TABLES = ("RANGES",)  # of a class or file: likewise
 HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`, `knobs["lr"]`
@@ -78,7 +79,8 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
             stops=False,
         )
         return
-    reading = read_by(planned.recipe)
+    named = str(planned.knobs.get("recipe")).rpartition(".")[0], str(planned.knobs.get("corpus"))
+    reading = read_by(planned.recipe, *named)
     known = {*RunOptions().as_dict(), *reading.asked} - set(planned.document.root)
     for keys in unread(planned.document, reading):
         yield planned.finding(
@@ -135,24 +137,34 @@ class _Walker:
             yield from self.walk(document, keys, child, named)
 
 
-def read_by(recipe: Recipe) -> Reading:
-    """Return what is read by a recipe, by what it imports that is not installed, and by sbkit."""
-    readings = [vars(source_of(file).reading) for file in sources(recipe)]
+def read_by(recipe: Recipe, *modules: str) -> Reading:
+    """Return what is read by a recipe, by modules that the YAML names, and by sbkit.
+
+    What they import counts, too, unless it is installed and of another package.
+    """
+    readings = [vars(source_of(file).reading) for file in sources(recipe, *modules)]
     names = (each.name for each in fields(Reading))
     return Reading(
         **{name: frozenset().union(*(each[name] for each in readings)) for name in names}
     )
 
 
-def sources(recipe: Recipe) -> set[Path]:
-    """Return the files of a recipe and those that they import."""
+def sources(recipe: Recipe, *modules: str) -> set[Path]:
+    """Return the files of a recipe and of modules, and those that they import."""
+    parts = (recipe.prepare_splits, recipe.prepare_labels, recipe.make_loaders, recipe.brain)
+    first = [*modules, *(getattr(each, "func", each).__module__ for each in parts)]  # of a partial
+    packages = frozenset(name.partition(".")[0] for name in ("sbkit", "recipes", *first))
+    brains = inspect.getmro(recipe.brain) if inspect.isclass(recipe.brain) else ()
     found: set[Path] = set()
-    waiting = list(_first(recipe))
+    waiting = [
+        SBKIT / "training.py",
+        *_own_files([*first, *(each.__module__ for each in brains)], packages),
+    ]
     while waiting:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            waiting.extend(_own_files(source_of(file).imported))
+            waiting.extend(_own_files(source_of(file).imported, packages))
     return found
 
 
@@ -203,13 +215,6 @@ def _holder(node: ast.AST) -> str:
     return ""
 
 
-def _first(recipe: Recipe) -> Iterator[Path]:
-    yield SBKIT / "training.py"
-    parts = (recipe.prepare_splits, recipe.prepare_labels, recipe.make_loaders)
-    brains = inspect.getmro(recipe.brain) if inspect.isclass(recipe.brain) else [recipe.brain]
-    yield from _own_files(each.__module__ for each in (*parts, *brains))
-
-
 def _imported(nodes: Sequence[ast.AST]) -> frozenset[str]:
     """Name the modules that are imported, and what is taken of them, which may be modules."""
     names: set[str] = set()
@@ -221,18 +226,19 @@ def _imported(nodes: Sequence[ast.AST]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _own_files(modules: Iterable[str]) -> Iterator[Path]:
+def _own_files(modules: Iterable[str], packages: frozenset[str]) -> Iterator[Path]:
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and (own := _own_file(file)) is not None:
+        is_named = name.partition(".")[0] in packages
+        if file is not None and (own := _own_file(file, is_named)) is not None:
             yield own
 
 
 @cache  # most modules import the same ones: without it this took a sixth of a small run
-def _own_file(name: str) -> Path | None:
-    """Resolve the file of a module; None where it is installed, or only speaks of knobs."""
+def _own_file(name: str, is_named: bool) -> Path | None:
+    """Resolve the source of a module; None of compiled ones, others', and what speaks of knobs."""
     file = Path(name).resolve()
-    if any(folder in file.parents for folder in SPEAKING):
+    if file.suffix != ".py" or any(folder in file.parents for folder in SPEAKING):
         return None
-    own = SBKIT in file.parents or not any(folder in file.parents for folder in INSTALLED)
-    return file if own else None
+    is_installed = STANDARD in file.parents or not {*INSTALLED}.isdisjoint(file.parts)
+    return file if is_named or not is_installed else None

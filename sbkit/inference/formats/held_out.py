@@ -43,11 +43,13 @@ def find_held_out(run: Path, *, own: frozenset[str]) -> HeldOut:
     refuse_foreign_modules(knobs, run / RESOLVED, own)
     sets = load_recipe(knobs, run / RESOLVED, beside=False).prepare_splits(knobs).test
     if not sets:
-        raise SbkitError(f"A run must have test sets to be compared on, but {run} has none.")
-    tested = read_summary(run).get("test", {})
+        raise SbkitError(
+            f"A run must have test sets to be scored or compared on, but {run} has none. Name data "
+            f"of yours: sbkit score {run} test.csv"
+        )
+    tested = _read_references(run)
     for name, rows in sets.items():
-        expected = tested.get(name, {}).get("references")
-        if expected is not None and expected != _references(rows):
+        if tested.get(name) is not None and tested[name] != _references(rows):
             raise SbkitError(
                 f"The test set `{name}` must be the one that the run was tested on, but its ids or "
                 "transcripts changed since. Restore it."
@@ -55,18 +57,18 @@ def find_held_out(run: Path, *, own: frozenset[str]) -> HeldOut:
     return HeldOut(sets, int(knobs["sample_rate"]))
 
 
-def read_summary(run: Path) -> dict[str, Any]:
-    """Read what a run says of its results; an empty mapping where it says nothing."""
+def _read_references(run: Path) -> dict[str, Any]:
+    """Return the hash of the references of each test set, as far as the run's summary has it."""
     if not (run / SUMMARY).is_file():
         return {}
     content = read_regular(run / SUMMARY, largest=LARGEST_SUMMARY, what="The run's summary")
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        tested = json.loads(content).get("test", {})
+        return {name: figures.get("references") for name, figures in tested.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
         raise SbkitError(
             f"{run / SUMMARY} must be what training wrote, but cannot be read. Remove it."
         ) from error
-    return said if isinstance(said, dict) else {}
 
 
 def _references(rows: datasets.Dataset) -> str:

@@ -22,6 +22,7 @@ from sbkit.inference.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.traced import Source, trained_log_probs
+from sbkit.inference.model import fitting
 from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.whole_clips import WholeClips
 from sbkit.logs.wer_report import error_figures
@@ -195,14 +196,17 @@ def compare(
     trained = partial(trained_log_probs, source.waveform)
     blank, rate = bundle.require_asr().vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
-        expected = trained(case.audio, case.lengths)
+        with fitting(case.what):
+            expected = trained(case.audio, case.lengths)
         for each in compared:
             found = each.run(case.audio, case.lengths, case.what)
             if found is not None:
                 each.grid.add(expected, found, blank=blank, what=case.what)
     for clips in held_out.batches() if held_out else ():
         audio, lengths = _as_batch(clips)
-        expected, what = trained(audio, lengths), f"{len(audio)} held-out clips"
+        what = f"{len(audio)} held-out clips"
+        with fitting(what):
+            expected = trained(audio, lengths)
         hypotheses = _texts(bundle, expected)
         for each in compared:
             found = each.run(audio, lengths, what)

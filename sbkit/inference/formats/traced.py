@@ -60,8 +60,8 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
     free: tuple[Any, Any] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
     keep_device_guard()
     with torch.no_grad(), quietly():
-        module(*example)  # measures what is measured once, and fills caches with real tensors
         try:
+            module(*example)  # measures what is measured once, and fills caches with real tensors
             program = torch.export.export(module, example, dynamic_shapes=free, strict=False)
         except Exception as error:  # parts may be anybody's, and do what no exporter knows
             raise SbkitError(

@@ -1,10 +1,16 @@
 """Who reads a key: a reference, the code, an option; and at what depth nobody does."""
 
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from recipes.asr.recipe import ASR
+from sbkit.check.yaml import unread as module
 from sbkit.check.yaml.unread import read_by, source_of, sources, unread
 from sbkit.config.document import dotted, read_document
 from sbkit.train.run import Run
@@ -62,6 +68,47 @@ def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
     assert {"sbkit/training.py", "recipes/prepare.py", "sbkit/train/brain.py"} <= files
     assert not any(file.startswith(("tests/", "sbkit/check/", "sbkit/config/")) for file in files)
     assert all(ROOT in file.parents for file in sources(ASR))
+
+
+def test_a_corpus_and_a_partial_of_the_users_read_their_knobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus_of_a_test.py").write_text("def read(knobs, split):\n    knobs['dialect']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = import_module("corpus_of_a_test")
+    assert "dialect" not in read_by(ASR).named
+    assert "dialect" in read_by(ASR, "corpus_of_a_test").named
+    recipe = replace(ASR, prepare_splits=partial(own.read, split="train"))
+    assert "dialect" in read_by(recipe, "None").named
+
+
+def test_what_is_installed_reads_its_knobs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = sources(ASR)
+    module._own_file.cache_clear()
+    monkeypatch.setattr(module, "INSTALLED", (*module.INSTALLED, ROOT.name))
+    try:
+        assert sources(ASR) == here
+    finally:
+        module._own_file.cache_clear()
+
+
+def test_what_another_environment_or_a_compiler_made_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A venv may build on the packages of the system, as in a container."""
+    packages = tmp_path / "system/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "package_of_a_test.py").touch()
+    (tmp_path / "compiled_of_a_test.so").write_bytes(b"\x7fELF\0")
+    compiled = SimpleNamespace(__file__=str(tmp_path / "compiled_of_a_test.so"))
+    monkeypatch.setitem(sys.modules, "compiled_of_a_test", compiled)  # type: ignore[misc]
+    (tmp_path / "own_of_a_test.py").write_text(
+        "import compiled_of_a_test\nimport package_of_a_test\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("own_of_a_test")
+    assert sources(ASR, "own_of_a_test") == {*sources(ASR), tmp_path / "own_of_a_test.py"}
 
 
 @pytest.mark.parametrize(

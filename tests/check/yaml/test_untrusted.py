@@ -276,3 +276,5 @@ def test_the_command_answers_with_its_exit_code(
     assert run(["check", "--untrusted", str(ROOT / "hparams" / "ctc.yaml")]) == 0
     with pytest.raises(SbkitError, match="a file alone"):
         run(["check", "--untrusted", str(foreign), "--x=1"])
+    with pytest.raises(SbkitError, match="with a file alone, but --target came"):
+        run(["check", "--untrusted", str(foreign), "--target=cuda:8"])
