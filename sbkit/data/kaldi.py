@@ -40,6 +40,10 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
         for file, name in COLUMNS.items()
         if (folder / file).is_file()
     }
+    if (folder / "spk2gender").is_file():
+        of_speaker = dict(_read_pairs(folder / "spk2gender"))
+        speakers = columns.get("speaker", {})
+        columns.setdefault("gender", {u: of_speaker.get(s, "") for u, s in speakers.items()})
     for number, (utterance, name) in enumerate(audio, start=1):
         yield _read_row(f"wav.scp line {number}", folder, utterance, name, sentences, columns)
     for utterance in sorted(sentences.keys() - {key for key, _ in audio}):

@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.regular import read_regular
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
-from sbkit.data.parquet import ROWS_AT_ONCE, ParquetFile
+from sbkit.data.parquet import ROWS_AT_ONCE, ParquetFile, with_class_names
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
 
@@ -69,7 +69,7 @@ def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBat
         file = ParquetFile(source, size=source.stat().st_size)
         return file.schema.names, file.batches()
     dataset = datasets.load_from_disk(str(source)).with_format("arrow")
-    return dataset.column_names, dataset.iter(ROWS_AT_ONCE)
+    return dataset.column_names, map(with_class_names, dataset.iter(ROWS_AT_ONCE))
 
 
 def _refuse_strange_files(source: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sbkit.text.languages import primary
 
-NORMALIZER_VERSION = 3  # raise it when a sentence would get another text
+NORMALIZER_VERSION = 4  # raise it when a sentence would get another text
 SAME_RULES = 2  # since this version only tables have changed, and a trained model keeps its own
 LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each replacement
 
@@ -54,8 +54,12 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "ca": Orthography(
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
-    "tr": Orthography(rewrite={"I": _DOTLESS_I}),
-    "az": Orthography(rewrite={"I": _DOTLESS_I}),
+    **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
+    # Marks of stress, question and exclamation stand within a word, on the vowel: "ինչո՞ւ".
+    **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
+    # Geresh and gershayim, or the quotes that are typed for them, are part of words: צה״ל, ג׳ירפה.
+    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", {"׳": "'", "״": '"', "”": '"'})),
+    "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),  # of its letters oʻ and gʻ
 }
 ANY_LANGUAGE = Orthography()
 UNSPACED = Orthography(spaces=False)

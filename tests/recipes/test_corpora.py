@@ -160,6 +160,18 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_the_gender_of_kaldis_speakers_is_that_of_their_clips(tmp_path: Path) -> None:
+    knobs = kaldi(
+        tmp_path / "k",
+        wav="u1 a.wav\nu2 b.wav",
+        text="u1 hi\nu2 yes",
+        utt2spk="u1 ann\nu2 bob",
+        spk2gender="ann f",
+    )
+    clips = corpus_of(knobs).read(knobs, "train").clips
+    assert [clip.columns["gender"] for clip in clips] == ["f", ""]
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -199,6 +211,18 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     (clip,) = corpus_of(knobs).read(knobs, "train").clips
     assert clip.path == tmp_path / "a.wav"
     assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
+
+
+@pytest.mark.parametrize("source", ["saved", "rows.parquet"])
+def test_classes_of_a_dataset_have_their_names(source: str, tmp_path: Path) -> None:
+    kind = datasets.ClassLabel(names=["female", "male"])
+    rows = {"path": ["a.wav", "b.wav", "c.wav"], "text": ["a", "b", "c"], "gender": [1, 0, -1]}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("gender", kind)
+    file = tmp_path / source
+    dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
+    knobs = {"manifest": {"train": str(file)}, "language": "en"}
+    clips = corpus_of(knobs).read(knobs, "train").clips
+    assert [clip.columns["gender"] for clip in clips] == ["male", "female", ""]
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])

@@ -27,6 +27,7 @@ from sbkit.train.slices import require_columns
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 FENCE = 3.0  # times the middle half of all rates, above it: Tukey's "far out"
+LONGER = (1.2, 0.5)  # times what a row says, and s more: not an encoder's padding
 UNRELATED = 0.3  # correlation of text and audio lengths; the default corpus has 0.95
 ENOUGH_ROWS = 30  # of train, to tell a correlation from chance
 
@@ -38,6 +39,7 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
     checks: tuple[Callable[[PlannedRun], Iterator[Finding]], ...] = (
         _check_excluded,
         _check_limits,
+        _check_durations,
         check_duplicates,
         check_clips,
         check_speakers,
@@ -103,6 +105,42 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
         effect="are longer, and scored all the same",
         fix="Raise `max_seconds`, or cut the clips.",
     )
+
+
+def _check_durations(planned: PlannedRun) -> Iterator[Finding]:
+    """Find clips that are longer than their rows say: parts of files, which are read whole."""
+    said = {
+        name: np.array([_to_number(value) for value in each["duration"][:]])
+        for name, each in planned.splits.named().items()
+        if "duration" in each.column_names
+    }
+    seconds = {
+        name: sample_counts(planned.splits.named()[name]) / planned.knobs["sample_rate"]
+        for name in said
+    }
+    longer = {
+        name: np.flatnonzero(seconds[name] > LONGER[0] * each + LONGER[1])
+        for name, each in said.items()
+    }
+    yield from notice(
+        planned,
+        found=named(
+            planned,
+            longer,
+            "longer than its row says",
+            lambda split, row: f"{seconds[split][row]:.2f} s for {said[split][row]:.2f}",
+        ),
+        declared="a clip must be as long as its row says (the column `duration`, in seconds)",
+        effect="are longer, and read whole",
+        fix="Cut the audio, since no parts of files are read, or correct the column.",
+    )
+
+
+def _to_number(value: str | None) -> float:
+    try:
+        return float(value or "nan")
+    except ValueError:
+        return np.nan
 
 
 def _check_empty(planned: PlannedRun) -> Iterator[Finding]:
