@@ -55,7 +55,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     root = _find(knobs)
     language = language_tags(knobs["language"])[0]
     rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))
-    manifest = collect(rows, base=root)
+    manifest = collect(rows, root)
     if not manifest.clips:
         raise SbkitError(
             f"The split {split} must have clips and transcripts as SPEAKER/CHAPTER/*.trans.txt, "
@@ -111,7 +111,9 @@ def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iter
 
 def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
     """Pair the lines of the transcripts with the audio files; name those without a partner."""
-    audio = {file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES}
+    audio = {
+        file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES
+    }
     named: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
         lines = read_text(file, largest=LARGEST, what="A file of transcripts")

@@ -8,14 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, TextIO
 
+from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
 from sbkit.data.manifest import BadRow
 
-PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
+PATH_COLUMNS = (
+    *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
+    *("file_name", "audio_file"),
+)
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
@@ -188,7 +192,7 @@ def _read_delimited(file: Path, first: str) -> Table:
     if first_row is None:  # nothing but delimiters
         raise _empty(file)
     header = _read_header(file, first_row[1])
-    rows = (_read_row(header, line, row) for line, row in lines)
+    rows = (_read_row(header, line, row, delimiter) for line, row in lines)
     return Table(file, tuple(name for name in header if name), rows)
 
 
@@ -215,15 +219,17 @@ def _read_header(file: Path, row: Sequence[str]) -> list[str]:
     twice = [name for name, count in Counter(map(str.lower, header)).items() if name and count > 1]
     if twice:
         raise SbkitError(
-            f"The columns of {file} must have different names, but {twice[0]} comes twice. Rename "
-            "one of them."
+            f"The first line of {file} must name the columns, each by another name, but "
+            f"{twice[0]} comes twice. Rename one of them, or add that line."
         )
     while header and not header[-1]:  # a delimiter at the end of the line
         header.pop()
     return header
 
 
-def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow | BadRow:
+def _read_row(
+    header: Sequence[str], line: int, row: Sequence[str], delimiter: str
+) -> TableRow | BadRow:
     """Pair the fields with their columns; empty fields after the last column are no fields."""
     fields = list(row)
     while len(fields) > len(header) and not fields[-1].strip():
@@ -232,6 +238,10 @@ def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow 
         detail = f"{len(fields)} instead of {len(header)}"
         return BadRow(f"line {line}", "wrong number of fields", detail)
     named = {name: field for name, field in zip(header, fields, strict=True) if name}
+    for field in fields:
+        inner = (each for part in field.splitlines()[1:] for each in part.split(delimiter))
+        if any(PurePath(each.strip()).suffix.lower() in SUFFIXES for each in inner):
+            return BadRow(f"line {line}", "quotes around several rows", field[:80])
     return TableRow(line, named)
 
 

@@ -21,6 +21,8 @@ LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each re
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
+_GERESH, _GERSHAYIM = "\N{HEBREW PUNCTUATION GERESH}", "\N{HEBREW PUNCTUATION GERSHAYIM}"
+_HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK}": '"'}
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,10 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand within a word, on the vowel: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
-    # Geresh and gershayim, or the quotes that are typed for them, are part of words: צה״ל, ג׳ירפה.
-    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", {"׳": "'", "״": '"', "”": '"'})),
-    "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),  # of its letters oʻ and gʻ
+    # Geresh and gershayim, or the quotes that are typed for them, are part of words.
+    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
+    # Two letters of Uzbek are written with a mark, for which others are typed.
+    "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
 }
 ANY_LANGUAGE = Orthography()
 UNSPACED = Orthography(spaces=False)

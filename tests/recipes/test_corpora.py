@@ -113,6 +113,20 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('b.wav,"Hello\nc.wav,there"', "quotes around several rows"),
+        (f"{'9, ' * 2000}.wav,hi".replace(",", ";", 2000), "no path"),
+    ],
+)
+def test_what_is_no_row_is_a_bad_row(tmp_path: Path, row: str, reason: str) -> None:
+    manifest = read(tmp_path / "a.csv", f'path,text\na.wav,"Hello,\nthere"\n{row}\n')
+    assert [clip.sentence for clip in manifest.clips] == ["Hello,\nthere"]
+    assert [bad.reason for bad in manifest.bad_rows] == [reason]
+    assert len(manifest.bad_rows[0].detail) < 100
+
+
 def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
     content = "path,Transcript,language\na.wav,,de\n"
     with pytest.raises(SbkitError, match="`Transcript` of .* must hold transcripts, but is empty"):
@@ -125,6 +139,7 @@ def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
     ("content", "knobs", "words"),
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
+        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
         ("[{}]", {}, "but is a JSON list"),
         ("{}", {}, "line 1 is none"),
@@ -282,6 +297,25 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert entry.is_orphan
     assert remove(entry, tmp_path / "cache")
     assert not first[0].path.exists()
+
+
+@pytest.mark.parametrize("kind", ["of one name", "bytes alone"])
+def test_clips_that_a_dataset_holds_have_ids_of_no_place(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audio = [encoded("WAV", np.full(800, each, np.int16)) for each in (1, 2)]
+    held = audio if kind == "bytes alone" else [{"bytes": each, "path": "a.wav"} for each in audio]
+    ids = []
+    for place in ("here", "there"):
+        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / place / "cache"))
+        source = tmp_path / place / "saved"
+        datasets.Dataset.from_dict({"audio": held, "text": ["a", "b"]}).save_to_disk(str(source))
+        knobs = {"manifest": {"train": str(source)}, "language": "en"}
+        clips = corpus_of(knobs).read(knobs, "train").clips
+        assert [read_audio(clip.path)[0] for clip in clips] == [1, 2]
+        ids.append([clip.id for clip in clips])
+    assert ids[0] == ids[1]
+    assert not any(each.startswith("/") for each in ids[0])
 
 
 def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sbkit.check.data.utterances import TEXT, TRAIN, named, notice, transcripts_
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.columns import sample_counts
+from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import Transcripts
 from sbkit.train.slices import require_columns
 
@@ -109,27 +110,21 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_durations(planned: PlannedRun) -> Iterator[Finding]:
     """Find clips that are longer than their rows say: parts of files, which are read whole."""
-    said = {
-        name: np.array([_to_number(value) for value in each["duration"][:]])
-        for name, each in planned.splits.named().items()
-        if "duration" in each.column_names
-    }
-    seconds = {
-        name: sample_counts(planned.splits.named()[name]) / planned.knobs["sample_rate"]
-        for name in said
-    }
-    longer = {
-        name: np.flatnonzero(seconds[name] > LONGER[0] * each + LONGER[1])
-        for name, each in said.items()
-    }
+    found = [
+        Excluded(name, each, "longer than its row says", f"{seconds:.2f} s for {said}")
+        for name, split in planned.splits.named().items()
+        if "duration" in split.column_names
+        for each, said, seconds in zip(
+            split["id"][:],
+            split["duration"][:],
+            sample_counts(split) / planned.knobs["sample_rate"],
+            strict=True,
+        )
+        if seconds > LONGER[0] * _to_number(said) + LONGER[1]
+    ]
     yield from notice(
         planned,
-        found=named(
-            planned,
-            longer,
-            "longer than its row says",
-            lambda split, row: f"{seconds[split][row]:.2f} s for {said[split][row]:.2f}",
-        ),
+        found=found,
         declared="a clip must be as long as its row says (the column `duration`, in seconds)",
         effect="are longer, and read whole",
         fix="Cut the audio, since no parts of files are read, or correct the column.",

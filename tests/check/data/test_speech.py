@@ -159,7 +159,7 @@ def test_clips_that_are_longer_than_their_rows_say_are_found(folder: Path) -> No
     wanted = Splits(splits["train"], {"dev": splits["dev"]}, {"test": splits["test"]})
     with subject_of(wanted, folder / "run") as planned:
         (finding,) = check_speech(planned)
-    assert "1 of 4 in train is longer, and read whole: train1 (4.00 s for 1.50)" in finding.effect
+    assert "1 of 4 in train is longer, and read whole: train1 (4.00 s for 1.5)" in finding.effect
 
 
 def test_a_recipe_without_transcripts_has_no_check_of_them(folder: Path) -> None:
