@@ -118,7 +118,7 @@ def _read_row(
     if isinstance(row, BadRow):
         return row
     where, fields = f"line {row.line}", row.fields
-    name = fields.get(path_column, "").strip()
+    name = fields.get(path_column, "").strip().removeprefix("file://")
     if not name:
         return BadRow(where, "no path", f"the field {path_column} is empty")
     if len(name) > LONGEST_PATH:

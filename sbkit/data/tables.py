@@ -3,12 +3,13 @@
 import codecs
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from sbkit.audio.io import SUFFIXES
@@ -25,6 +26,7 @@ CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
 MOST_COLUMNS = 1000  # of JSON Lines, where each row may have others
 DELIMITERS = "\t,;|"
+ROW_WITHIN = re.compile(rf"\n.*(?:{'|'.join(map(re.escape, SUFFIXES))})\b", re.IGNORECASE)
 ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -192,7 +194,7 @@ def _read_delimited(file: Path, first: str) -> Table:
     if first_row is None:  # nothing but delimiters
         raise _empty(file)
     header = _read_header(file, first_row[1])
-    rows = (_read_row(header, line, row, delimiter) for line, row in lines)
+    rows = (_read_row(header, line, row) for line, row in lines)
     return Table(file, tuple(name for name in header if name), rows)
 
 
@@ -227,9 +229,7 @@ def _read_header(file: Path, row: Sequence[str]) -> list[str]:
     return header
 
 
-def _read_row(
-    header: Sequence[str], line: int, row: Sequence[str], delimiter: str
-) -> TableRow | BadRow:
+def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow | BadRow:
     """Pair the fields with their columns; empty fields after the last column are no fields."""
     fields = list(row)
     while len(fields) > len(header) and not fields[-1].strip():
@@ -237,11 +237,9 @@ def _read_row(
     if len(fields) != len(header):
         detail = f"{len(fields)} instead of {len(header)}"
         return BadRow(f"line {line}", "wrong number of fields", detail)
+    if swallowed := [field for field in fields if ROW_WITHIN.search(field)]:
+        return BadRow(f"line {line}", "quotes around several rows", swallowed[0][:80])
     named = {name: field for name, field in zip(header, fields, strict=True) if name}
-    for field in fields:
-        inner = (each for part in field.splitlines()[1:] for each in part.split(delimiter))
-        if any(PurePath(each.strip()).suffix.lower() in SUFFIXES for each in inner):
-            return BadRow(f"line {line}", "quotes around several rows", field[:80])
     return TableRow(line, named)
 
 

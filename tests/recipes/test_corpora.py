@@ -85,6 +85,7 @@ TABLES = {
     "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),
     "a.tsv": ("wav\ttranscript\tspk_id\na.wav\thi\tann\n", {}),
     "a.jsonl": (json.dumps({"file": "a.wav", "text": "hi", "speaker": "ann"}), {}),
+    "a.list": (json.dumps({"file_name": "file://a.wav", "text": "hi", "speaker": "ann"}), {}),
     "named.csv": (
         "Clip,Said,speaker\na.wav,hi,ann\n",
         {"path_column": "clip", "text_column": "Said"},
