@@ -85,7 +85,7 @@ _MARKS = re.compile(r"([^\w\s]{30})[^\w\s]+")
 _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
 # Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
-_SPOKEN_PUNCTUATION = "%_SPOKEN_PUNCTUATION = "%&@#§‰"@#§‰٪"
+_SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 # Languages that write no spaces between words: Chinese ones, then others.
 _UNSPACED = frozenset(("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh")).union(
