@@ -5,9 +5,11 @@
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_text
 from sbkit.data.archive import unpacked
@@ -17,9 +19,8 @@ from sbkit.data.roles import resolve_splits
 from sbkit.data.tables import refuse_columns
 from sbkit.text.languages import language_tags
 
-SUFFIXES = (".flac", ".wav")
 LARGEST = 1 << 28  # bytes of the transcripts of a chapter
-TRANSCRIPTS = "*/*/*.trans.txt"
+CHAPTERS = ("*/", "*/*/**/")  # folders of a split at any depth; ** passes over links
 PREFIXES = {"train": "train", "valid": "dev", "test": "test"}  # of the split names of each role
 SEXES = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
@@ -54,7 +55,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
     root = _find(knobs)
     language = language_tags(knobs["language"])[0]
     rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))
-    manifest = collect(rows, base=root)
+    manifest = collect(rows, root)
     if not manifest.clips:
         raise SbkitError(
             f"The split {split} must have clips and transcripts as SPEAKER/CHAPTER/*.trans.txt, "
@@ -79,11 +80,15 @@ def _root(folder: Path) -> Path:
 
 
 def _split_names(root: Path) -> list[str]:
-    """Return the names of the folders in the root that hold a transcript at the right depth."""
+    """Return the names of the folders in the root that hold transcripts."""
     if not root.is_dir():
         return []
     folders = sorted(each for each in root.iterdir() if each.is_dir())
-    return [each.name for each in folders if next(each.glob(TRANSCRIPTS), None)]
+    return [
+        each.name
+        for each in folders
+        if any(next(each.glob(f"{chapter}*.trans.txt"), None) for chapter in CHAPTERS)
+    ]
 
 
 def _read_genders(file: Path) -> dict[str, str]:
@@ -96,8 +101,8 @@ def _read_genders(file: Path) -> dict[str, str]:
 
 
 def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iterator[Row | BadRow]:
-    for chapter in sorted(each for each in folder.glob("*/*") if each.is_dir()):
-        speaker = chapter.parent.name
+    for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTERS))):
+        speaker = (chapter if chapter.parent == folder else chapter.parent).name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}
         if genders:
             columns["gender"] = genders.get(speaker, "")
@@ -106,7 +111,9 @@ def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iter
 
 def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
     """Pair the lines of the transcripts with the audio files; name those without a partner."""
-    audio = {file.stem: file for file in sorted(chapter.iterdir()) if file.suffix in SUFFIXES}
+    audio = {
+        file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES
+    }
     named: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
         lines = read_text(file, largest=LARGEST, what="A file of transcripts")

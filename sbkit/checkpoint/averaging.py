@@ -39,7 +39,7 @@ class Averaged:
         if not self.scores:
             return f"tested: {what}"
         tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
-        return f"tested: {what} of {len(self.of)} (validation error {tried})"
+        return f"tested: {what} of {len(self.of)} (on validation, lower is better: {tried})"
 
 
 def sizes_of(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 Each file has lines "KEY VALUE". A command in ``wav.scp`` is refused, never run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
@@ -40,26 +40,21 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
         for file, name in COLUMNS.items()
         if (folder / file).is_file()
     }
+    if (folder / "spk2gender").is_file():
+        of_speaker = dict(_read_pairs(folder / "spk2gender"))
+        speakers = columns.get("speaker", {})
+        columns.setdefault("gender", {u: of_speaker.get(s, "") for u, s in speakers.items()})
     for number, (utterance, name) in enumerate(audio, start=1):
-        yield _read_row(f"wav.scp line {number}", folder, utterance, name, sentences, columns)
+        where = f"wav.scp line {number}"
+        if not name:
+            yield BadRow(where, "no path", f"{utterance or 'the line'} has no path")
+        elif sentences and utterance not in sentences:
+            yield BadRow(where, "no transcript", f"text has no line for {utterance}")
+        else:
+            kept = {column: values.get(utterance, "") for column, values in columns.items()}
+            yield Row(where, Clip(utterance, folder / name, sentences.get(utterance, ""), kept))
     for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
         yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")
-
-
-def _read_row(
-    where: str,
-    folder: Path,
-    utterance: str,
-    name: str,
-    sentences: Mapping[str, str],
-    columns: Mapping[str, Mapping[str, str]],
-) -> Row | BadRow:
-    if not name:
-        return BadRow(where, "no path", f"{utterance or 'the line'} has no path")
-    if sentences and utterance not in sentences:
-        return BadRow(where, "no transcript", f"text has no line for {utterance}")
-    kept = {column: values.get(utterance, "") for column, values in columns.items()}
-    return Row(where, Clip(utterance, folder / name, sentences.get(utterance, ""), kept))
 
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:

@@ -50,15 +50,15 @@ class Row:
     clip: Clip
 
 
-def collect(rows: Iterable[Row | BadRow], base: Path) -> Manifest:
+def collect(rows: Iterable[Row | BadRow], *bases: Path) -> Manifest:
     """Return the manifest of the rows read, in which every clip and every id comes once.
 
     A clip that is listed again is a bad row. Clips of different files that share an id are called
-    by their path, relative to ``base`` where it lies there.
+    by their path, relative to the first of ``bases`` where it lies.
     """
     bad: list[BadRow] = []
     clips = Clips.of(_once(rows, bad))
-    return Manifest(clips.renamed(_unique_ids(clips, base)), tuple(bad))
+    return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
 
 
 def _once(rows: Iterable[Row | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
@@ -76,19 +76,20 @@ def _once(rows: Iterable[Row | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
             yield row.clip
 
 
-def _unique_ids(clips: Clips, base: Path) -> list[str]:
+def _unique_ids(clips: Clips, bases: Sequence[Path]) -> list[str]:
     ids = clips.ids
     if len(set(ids)) == len(ids):
         return ids
     counts = Counter(ids)
     return [
-        id if counts[id] == 1 else _by_path(Path(path), base)
+        id if counts[id] == 1 else _by_path(Path(path), bases)
         for id, path in zip(ids, clips.paths, strict=True)
     ]
 
 
-def _by_path(path: Path, base: Path) -> str:
-    return (path.relative_to(base) if path.is_relative_to(base) else path).as_posix()
+def _by_path(path: Path, bases: Sequence[Path]) -> str:
+    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
+    return next(inside, path).as_posix()
 
 
 def require_transcripts(

@@ -17,7 +17,7 @@ from sbkit.data.manifest import (
     open_columns,
     require_transcripts,
 )
-from sbkit.data.saved_dataset import is_saved_dataset, read_saved_dataset
+from sbkit.data.saved_dataset import embedded_folder, is_saved_dataset, read_saved_dataset
 from sbkit.data.tables import (
     PATH_COLUMNS,
     Table,
@@ -27,6 +27,7 @@ from sbkit.data.tables import (
     read_table,
 )
 
+LONGEST_PATH = 4096  # bytes, of Linux
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 
 
@@ -52,7 +53,8 @@ def read_manifests(
         _read_source(source, path_column, text_column, several=len(sources) > 1)
         for source in sources
     )
-    return collect((with_language(row, language) for row in rows), base=sources[0].parent)
+    bases = (*map(embedded_folder, sources), sources[0].parent)
+    return collect((with_language(row, language) for row in rows), *bases)
 
 
 def _read_source(
@@ -116,12 +118,14 @@ def _read_row(
     if isinstance(row, BadRow):
         return row
     where, fields = f"line {row.line}", row.fields
-    name = fields.get(path_column, "").strip()
+    name = fields.get(path_column, "").strip().removeprefix("file://")
     if not name:
         return BadRow(where, "no path", f"the field {path_column} is empty")
+    if len(name) > LONGEST_PATH:
+        return BadRow(where, "no path", f"the field {path_column} begins with {name[:40]}")
     if "://" in name:
         return BadRow(where, "not a file on this machine", name)
-    if _begins_later(fields.get("offset", "")):
+    if fields.get("offset", "").strip(" 0."):  # NeMo's, in seconds: whole files are read
         return BadRow(where, "a part of a longer file", f"offset {fields['offset']} of {name}")
     try:
         path = folder / Path(name).expanduser()
@@ -130,11 +134,3 @@ def _read_row(
     utterance = fields.get(id_column, "").strip() or path.stem
     kept = open_columns(fields, (path_column, text_column, id_column))
     return Row(where, Clip(utterance, path, fields.get(text_column, ""), kept))
-
-
-def _begins_later(offset: str) -> bool:
-    """Check NeMo's offset in seconds: sbkit reads whole files."""
-    try:
-        return float(offset or 0) != 0
-    except ValueError:
-        return True

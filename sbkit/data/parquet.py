@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from datasets import ClassLabel, Features
 
 MOST_TIMES = 100  # the bytes of the file: tables of speech have less than ten
 ROWS_AT_ONCE = 100  # in memory, with the audio that they hold
@@ -30,4 +32,15 @@ class ParquetFile:
             total += batch.nbytes
             if total > self._most:
                 raise ValueError(f"it unpacks to more than {self._most} bytes")
-            yield batch
+            yield with_class_names(batch)
+
+
+def with_class_names(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Return rows in which the numbers of `datasets.ClassLabel` are names, "" for -1, no class."""
+    if b"huggingface" not in (rows.schema.metadata or {}):
+        return rows
+    for place, (name, kind) in enumerate(Features.from_arrow_schema(rows.schema).items()):
+        if isinstance(kind, ClassLabel):
+            known = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
+            rows = rows.set_column(place, name, pc.take(pa.array(kind.names), known))
+    return rows

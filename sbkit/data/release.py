@@ -106,7 +106,7 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     rows = _read_rows(table, path_column, text_column, language)
     if text_column:
         rows = require_transcripts(rows, tsv, text_column)
-    return collect(rows, base=tsv.parent / "clips")
+    return collect(rows, tsv.parent / "clips")
 
 
 def _read_rows(
@@ -204,7 +204,7 @@ def read_releases(
     if len(read) == 1:
         return next(iter(read.values()))
     rows = chain.from_iterable(starmap(_named_by_language, read.items()))
-    return collect(rows, base=next(iter(releases.values())).parent)
+    return collect(rows, next(iter(releases.values())).parent)
 
 
 def _named_by_language(language: str, manifest: Manifest) -> Iterator[Row | BadRow]:
@@ -241,7 +241,9 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
         there = split_names(release)
         if there and missing != ["clips/"]:  # a delta release has clips, and no split of them
             todo += (
-                f" Or choose among {', '.join(there)}, which are there: --splits="
+                f" Or divide the rows of {there[0]}.tsv into them."
+                if len(there) == 1
+                else f" Or choose among {', '.join(there)}, which are there: --splits="
                 f"'{{train: {there[-1]}, valid: NAME, test: NAME}}'."
             )
         todo += _name_regions(named, language)
@@ -254,7 +256,7 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
 def _name_regions(folder: Path, language: str) -> str:
     """Name the folders of a language's regions, as of zh-CN where zh is asked for."""
     there = sorted(each.name for each in folder.iterdir() if (each / "clips").is_dir())
-    regions = [each for each in there if primary(each) == primary(language)]
+    regions = [each for each in there if primary(each) == primary(language) and each != language]
     return f" Or pass --language={regions[0]}, which is there." if regions else ""
 
 

@@ -20,7 +20,7 @@ from sbkit.data.columns import count_characters, read_texts, sample_counts, take
 from sbkit.data.players import encode_clips
 from sbkit.data.splits import Excluded, Splits
 from sbkit.logs.page import render_page
-from sbkit.text.normalize import NORMALIZER_VERSION
+from sbkit.text.normalize import NORMALIZER_VERSION, separates_words
 
 SHARED = ("id", "text", "speaker")  # what a test set must not have in common with train
 EXAMPLES = 5  # of what is left out, for each reason
@@ -38,24 +38,25 @@ def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[
     how many values they share.
     """
     named = splits.named()
+    by_words = separates_words(str(language))  # of several languages or none, too
     return {
         "language": language,
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
-        "splits": {name: _measure(split, sample_rate) for name, split in named.items()},
+        "splits": {name: _measure(split, sample_rate, by_words) for name, split in named.items()},
         "left_out": list(_left_out([*splits.excluded, *splits.out_of_range])),
         "shared": list(_shared(named)),
     }
 
 
-def _measure(split: datasets.Dataset, sample_rate: int) -> dict[str, Any]:
+def _measure(split: datasets.Dataset, sample_rate: int, by_words: bool) -> dict[str, Any]:
     samples = sample_counts(split)
     counts = count_characters(read_texts(split))
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _speakers(split),
-        "words": _words(split),
+        "words": _words(split) if by_words else None,
         "seconds": _lengths(samples / sample_rate),
         "characters": dict(counts.most_common(CHARACTERS)),
         "different_characters": len(counts),

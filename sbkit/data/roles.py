@@ -63,7 +63,7 @@ def _refuse_unknown(role: str, splits: Sequence[str], available: Sequence[str]) 
         if name not in available:
             raise SbkitError(
                 f"`splits.{role}` must name splits of the corpus, but {name!r} is none of them. "
-                f"Choose among: {there}."
+                f"Choose among: {there}{', or [] for none' * (role == 'test')}."
             )
     if not splits and role != "test":
         raise SbkitError(

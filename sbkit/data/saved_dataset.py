@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.regular import read_regular
 from sbkit.data.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
-from sbkit.data.parquet import ROWS_AT_ONCE, ParquetFile
+from sbkit.data.parquet import ROWS_AT_ONCE, ParquetFile, with_class_names
 from sbkit.data.shard import CORPUS_FILE, write_sealed
 from sbkit.data.tables import Table, TableRow
 
@@ -58,7 +58,7 @@ def read_saved_dataset(source: Path) -> Table:
             f"{source} must be a dataset that `datasets` reads, but fails ({type(error).__name__}: "
             f"{str(error)[:200]}). Save it again."
         ) from error
-    note_use(_embedded_folder(source))
+    note_use(embedded_folder(source))
     within = source / "data" if source.is_dir() else source  # paths are relative to its folder
     return Table(within, tuple(columns), rows)
 
@@ -69,7 +69,7 @@ def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBat
         file = ParquetFile(source, size=source.stat().st_size)
         return file.schema.names, file.batches()
     dataset = datasets.load_from_disk(str(source)).with_format("arrow")
-    return dataset.column_names, dataset.iter(ROWS_AT_ONCE)
+    return dataset.column_names, map(with_class_names, dataset.iter(ROWS_AT_ONCE))
 
 
 def _refuse_strange_files(source: Path) -> None:
@@ -98,6 +98,8 @@ def _refuse_strange_files(source: Path) -> None:
 def _as_text(source: Path, value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, bytes):
+        value = {"path": None, "bytes": value}
     if isinstance(value, dict) and "path" in value and "bytes" in value:
         path = str(value["path"] or "")
         content = value["bytes"]
@@ -105,7 +107,7 @@ def _as_text(source: Path, value: object) -> str:
     return str(value)
 
 
-def _embedded_folder(source: Path) -> Path:
+def embedded_folder(source: Path) -> Path:
     """Return the folder of the cache for the audio that a dataset holds itself."""
     key = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
@@ -133,7 +135,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
     Raises:
         SbkitError: the cache cannot be written, or its disk is full.
     """
-    folder = _embedded_folder(source)
+    folder = embedded_folder(source)
     digest = short_hash(content)
     file = folder / digest[:2] / digest / file_name(name, content)
     if not file.is_file():

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +12,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
+from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
 from sbkit.data.manifest import BadRow
 
-PATH_COLUMNS = ("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename")
+PATH_COLUMNS = (
+    *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
+    *("file_name", "audio_file"),
+)
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
 MOST_COLUMNS = 1000  # of JSON Lines, where each row may have others
 DELIMITERS = "\t,;|"
+ROW_WITHIN = re.compile(rf"\n.*(?:{'|'.join(map(re.escape, SUFFIXES))})\b", re.IGNORECASE)
 ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -215,8 +221,8 @@ def _read_header(file: Path, row: Sequence[str]) -> list[str]:
     twice = [name for name, count in Counter(map(str.lower, header)).items() if name and count > 1]
     if twice:
         raise SbkitError(
-            f"The columns of {file} must have different names, but {twice[0]} comes twice. Rename "
-            "one of them."
+            f"The first line of {file} must name the columns, each by another name, but "
+            f"{twice[0]} comes twice. Rename one of them, or add that line."
         )
     while header and not header[-1]:  # a delimiter at the end of the line
         header.pop()
@@ -231,6 +237,8 @@ def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow 
     if len(fields) != len(header):
         detail = f"{len(fields)} instead of {len(header)}"
         return BadRow(f"line {line}", "wrong number of fields", detail)
+    if swallowed := [field for field in fields if ROW_WITHIN.search(field)]:
+        return BadRow(f"line {line}", "quotes around several rows", swallowed[0][:80])
     named = {name: field for name, field in zip(header, fields, strict=True) if name}
     return TableRow(line, named)
 

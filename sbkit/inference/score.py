@@ -18,6 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, scratch_folder, to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
+from sbkit.base.words import plural
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import read_clips
 from sbkit.data.columns import filled_rows
@@ -117,7 +118,7 @@ def score_model(
             entries[name] = _report(name, rows, results, task, wanted)
             left = len(prepared) - len(rows)
             without = f", without {left} whose {wanted.label} is empty" if left else ""
-            yield f"{name}: {task.describe(results)}, {len(rows)} utterances{without}"
+            yield f"{name}: {task.describe(results)}, {plural(len(rows), 'utterance')}{without}"
     if wanted.out is not None:
         _write_page(wanted.out, entries, scored, bundle, model)
         text = to_json(

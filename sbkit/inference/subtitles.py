@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
-from unicodedata import category
+from unicodedata import category, combining
 
 from sbkit.text.word import Word
 
 WIDTH, LINES = 42, 2
 SHORTEST, LONGEST = 5 / 6, 7.0  # seconds that a subtitle stands
+VIRAMA = 9  # Unicode's combining class of marks that join two letters, as in Khmer
 PAUSE = 1.0  # seconds between words, after which a new one begins
 
 
@@ -69,7 +70,9 @@ def _fitting(word: Word) -> Iterator[Word]:
 
 def _before_marks(text: str, place: int) -> int:
     """Return a place to cut a text at that parts no letter from its marks, such as Thai vowels."""
-    while 0 < place < len(text) and category(text[place]).startswith("M"):
+    while 0 < place < len(text) and (
+        category(text[place]).startswith("M") or combining(text[place - 1]) == VIRAMA
+    ):
         place -= 1
     return place
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from sbkit.text.languages import primary
 
-NORMALIZER_VERSION = 3  # raise it when a sentence would get another text
+NORMALIZER_VERSION = 4  # raise it when a sentence would get another text
 SAME_RULES = 2  # since this version only tables have changed, and a trained model keeps its own
 LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each replacement
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
+_GERESH, _GERSHAYIM = "\N{HEBREW PUNCTUATION GERESH}", "\N{HEBREW PUNCTUATION GERSHAYIM}"
+_HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK}": '"'}
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,13 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "ca": Orthography(
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
-    "tr": Orthography(rewrite={"I": _DOTLESS_I}),
-    "az": Orthography(rewrite={"I": _DOTLESS_I}),
+    **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
+    # Marks of stress, question and exclamation stand within a word, on the vowel: "ինչո՞ւ".
+    **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
+    # Geresh and gershayim, or the quotes that are typed for them, are part of words.
+    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
+    # Two letters of Uzbek are written with a mark, for which others are typed.
+    "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
 }
 ANY_LANGUAGE = Orthography()
 UNSPACED = Orthography(spaces=False)
@@ -78,7 +85,7 @@ _MARKS = re.compile(r"([^\w\s]{30})[^\w\s]+")
 _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
 # Punctuation that is often read aloud. Of symbols and numbers ("€", "№", "½") all are.
-_SPOKEN_PUNCTUATION = "%&@#§‰"
+_SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 # Languages that write no spaces between words: Chinese ones, then others.
 _UNSPACED = frozenset(("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh")).union(

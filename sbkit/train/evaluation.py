@@ -12,6 +12,7 @@ import torch
 from speechbrain import Stage
 
 from sbkit.base.version import __version__
+from sbkit.base.words import plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.data.columns import take_columns
 from sbkit.data.players import encode_clips
@@ -158,7 +159,7 @@ def report_test(brain: Any, results: Results) -> None:
     )
     draw_curves(folder / LOG_FILE, folder / "curves.png", type(brain).metrics)
     for name, each in results.items():
-        say(f"{name}: {brain.describe(each)}, {len(each)} utterances, {weights}")
+        say(f"{name}: {brain.describe(each)}, {plural(len(each), 'utterance')}, {weights}")
 
 
 def report_run(

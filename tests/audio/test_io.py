@@ -83,6 +83,16 @@ def test_every_sample_format_of_wav(tmp_path: Path, subtype: str) -> None:
     assert np.abs(samples - 32768 * tone(SAMPLE_RATE)).max() < 0.02 * 32768
 
 
+@pytest.mark.parametrize("blocks", [66, 67])  # of 65 bytes: an odd length is padded
+def test_gsm_of_any_length_is_read(tmp_path: Path, blocks: int) -> None:
+    file = tmp_path / "a.wav"
+    soundfile.write(file, tone(SAMPLE_RATE)[: 320 * blocks], 8_000, subtype="GSM610")
+    assert len(read_audio(file, 8_000)) >= 320 * blocks
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(AudioError, match="truncated"):
+        read_audio(file, 8_000)
+
+
 def test_channels_are_averaged(tmp_path: Path) -> None:
     stereo = np.stack([tone(SAMPLE_RATE), np.zeros(SECONDS * SAMPLE_RATE)], axis=1)
     samples = read_audio(write(tmp_path / "a.wav", stereo))

@@ -15,7 +15,7 @@ from sbkit.cli import run as sbkit
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import Manifest
 from sbkit.data.prepare import prepare_split
-from sbkit.data.report import write_data_report
+from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.splits import Excluded, Splits, within_limits
 from tests.runs import ROOT, make_workplace
 
@@ -61,6 +61,14 @@ def write(folder: Path) -> tuple[dict, str]:  # type: ignore[type-arg]
         make_splits(folder), folder / "run", sample_rate=16_000, language="en"
     )
     return json.loads(data.read_text()), page.read_text()
+
+
+@pytest.mark.parametrize(("language", "words"), [("my", None), (["my", "en"], 5), (None, 5)])
+def test_what_has_no_spaces_has_no_count_of_words(
+    language: object, words: int | None, tmp_path: Path
+) -> None:
+    facts = measure_data(make_splits(tmp_path), sample_rate=16_000, language=language)
+    assert facts["splits"]["train"]["words"] == words
 
 
 def test_the_figures_are_those_of_the_data(tmp_path: Path) -> None:

@@ -43,12 +43,13 @@ def test_a_sentence_without_spaces_is_shown_as_it_is_said() -> None:
     assert all(each.end - each.start <= 7.0 and len(each.lines) <= 2 for each in found)
 
 
-def test_no_letter_is_parted_from_its_marks() -> None:
-    text = "".join(["ก", "ที่"][n % 7 > 2] for n in range(60))  # the second has two marks
+@pytest.mark.parametrize("joined", ["ที่", "ក្ខ", "က္ခ"], ids=["Thai", "Khmer", "Burmese"])
+def test_no_letter_is_parted_from_its_marks(joined: str) -> None:
+    text = "".join(["ก", joined][n % 7 > 2] for n in range(60))
     found = [word.text for cue in cues([Word(text, 0.0, 30.0)]) for word in cue]
     assert "".join(found) == text
     assert len(found) > 1
-    assert {each[0] for each in found} <= {"ก", "ท"}
+    assert {each[0] for each in found} <= {"ก", joined[0]}
 
 
 def test_subrip_and_webvtt() -> None:

@@ -85,6 +85,7 @@ TABLES = {
     "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),
     "a.tsv": ("wav\ttranscript\tspk_id\na.wav\thi\tann\n", {}),
     "a.jsonl": (json.dumps({"file": "a.wav", "text": "hi", "speaker": "ann"}), {}),
+    "a.list": (json.dumps({"file_name": "file://a.wav", "text": "hi", "speaker": "ann"}), {}),
     "named.csv": (
         "Clip,Said,speaker\na.wav,hi,ann\n",
         {"path_column": "clip", "text_column": "Said"},
@@ -113,6 +114,20 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('b.wav,"Hello\nc.wav,there"', "quotes around several rows"),
+        (f"{'9, ' * 2000}.wav,hi".replace(",", ";", 2000), "no path"),
+    ],
+)
+def test_what_is_no_row_is_a_bad_row(tmp_path: Path, row: str, reason: str) -> None:
+    manifest = read(tmp_path / "a.csv", f'path,text\na.wav,"Hello,\nthere"\n{row}\n')
+    assert [clip.sentence for clip in manifest.clips] == ["Hello,\nthere"]
+    assert [bad.reason for bad in manifest.bad_rows] == [reason]
+    assert len(manifest.bad_rows[0].detail) < 100
+
+
 def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
     content = "path,Transcript,language\na.wav,,de\n"
     with pytest.raises(SbkitError, match="`Transcript` of .* must hold transcripts, but is empty"):
@@ -125,6 +140,7 @@ def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
     ("content", "knobs", "words"),
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
+        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
         ("[{}]", {}, "but is a JSON list"),
         ("{}", {}, "line 1 is none"),
@@ -158,6 +174,18 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
             BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
         ),
     )
+
+
+def test_the_gender_of_kaldis_speakers_is_that_of_their_clips(tmp_path: Path) -> None:
+    knobs = kaldi(
+        tmp_path / "k",
+        wav="u1 a.wav\nu2 b.wav",
+        text="u1 hi\nu2 yes",
+        utt2spk="u1 ann\nu2 bob",
+        spk2gender="ann f",
+    )
+    clips = corpus_of(knobs).read(knobs, "train").clips
+    assert [clip.columns["gender"] for clip in clips] == ["f", ""]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +227,18 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     (clip,) = corpus_of(knobs).read(knobs, "train").clips
     assert clip.path == tmp_path / "a.wav"
     assert clip.columns == {"speaker": "ann", "age": "30", "language": "en"}
+
+
+@pytest.mark.parametrize("source", ["saved", "rows.parquet"])
+def test_classes_of_a_dataset_have_their_names(source: str, tmp_path: Path) -> None:
+    kind = datasets.ClassLabel(names=["female", "male"])
+    rows = {"path": ["a.wav", "b.wav", "c.wav"], "text": ["a", "b", "c"], "gender": [1, 0, -1]}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("gender", kind)
+    file = tmp_path / source
+    dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
+    knobs = {"manifest": {"train": str(file)}, "language": "en"}
+    clips = corpus_of(knobs).read(knobs, "train").clips
+    assert [clip.columns["gender"] for clip in clips] == ["male", "female", ""]
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])
@@ -258,6 +298,25 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert entry.is_orphan
     assert remove(entry, tmp_path / "cache")
     assert not first[0].path.exists()
+
+
+@pytest.mark.parametrize("kind", ["of one name", "bytes alone"])
+def test_clips_that_a_dataset_holds_have_ids_of_no_place(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audio = [encoded("WAV", np.full(800, each, np.int16)) for each in (1, 2)]
+    held = audio if kind == "bytes alone" else [{"bytes": each, "path": "a.wav"} for each in audio]
+    ids = []
+    for place in ("here", "there"):
+        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / place / "cache"))
+        source = tmp_path / place / "saved"
+        datasets.Dataset.from_dict({"audio": held, "text": ["a", "b"]}).save_to_disk(str(source))
+        knobs = {"manifest": {"train": str(source)}, "language": "en"}
+        clips = corpus_of(knobs).read(knobs, "train").clips
+        assert [read_audio(clip.path)[0] for clip in clips] == [1, 2]
+        ids.append([clip.id for clip in clips])
+    assert ids[0] == ids[1]
+    assert not any(each.startswith("/") for each in ids[0])
 
 
 def test_the_mapping_names_splits_and_roles(tmp_path: Path) -> None:

@@ -48,6 +48,24 @@ def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("chapter", ["84", "part/1/84/7", "84/7/part"])
+def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
+    split = root / "LibriSpeech" / "test-other"
+    (split / "84" / "7").rename(root / "moved")
+    (split / "84").rmdir()
+    shutil.rmtree(split / "1089")
+    (split / chapter).parent.mkdir(parents=True, exist_ok=True)
+    (root / "moved").rename(split / chapter)
+    (split / chapter / "84-7-0000.flac").rename(split / chapter / "84-7-0000.FLAC")
+    corpus = corpus_of(knobs(root))
+    assert "test-other" in corpus.splits(knobs(root))["test"]
+    manifest = corpus.read(knobs(root), "test-other")
+    assert manifest.bad_rows == ()
+    assert [clip.id for clip in manifest.clips] == ["84-7-0000", "84-7-0001"]
+    if chapter != "84/7/part":
+        assert manifest.clips[0].columns["gender"] == "female"
+
+
 def test_clips_have_their_words_and_columns(root: Path) -> None:
     manifest = corpus_of(knobs(root)).read(knobs(root), "test-other")
     assert manifest.bad_rows == ()

@@ -22,11 +22,13 @@ from sbkit.check.data.utterances import TEXT, TRAIN, named, notice, transcripts_
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.columns import sample_counts
+from sbkit.data.splits import Excluded
 from sbkit.data.transcripts import Transcripts
 from sbkit.train.slices import require_columns
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 FENCE = 3.0  # times the middle half of all rates, above it: Tukey's "far out"
+LONGER = (1.2, 0.5)  # times what a row says, and s more: not an encoder's padding
 UNRELATED = 0.3  # correlation of text and audio lengths; the default corpus has 0.95
 ENOUGH_ROWS = 30  # of train, to tell a correlation from chance
 
@@ -38,6 +40,7 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
     checks: tuple[Callable[[PlannedRun], Iterator[Finding]], ...] = (
         _check_excluded,
         _check_limits,
+        _check_durations,
         check_duplicates,
         check_clips,
         check_speakers,
@@ -102,6 +105,30 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
         declared=f"an utterance should be no longer than those of train ({longest:g} s)",
         effect="are longer, and scored all the same",
         fix="Raise `max_seconds`, or cut the clips.",
+    )
+
+
+def _check_durations(planned: PlannedRun) -> Iterator[Finding]:
+    """Find clips that are longer than their rows say: parts of files, which are read whole."""
+    found = [
+        Excluded(name, each, "longer than its row says", f"{seconds:.2f} s for {said}")
+        for name, split in planned.splits.named().items()
+        if "duration" in split.column_names
+        for each, said, seconds in zip(
+            split["id"][:],
+            split["duration"][:],
+            sample_counts(split) / planned.knobs["sample_rate"],
+            strict=True,
+        )
+        if (said or "").replace(".", "", 1).isdecimal()
+        and seconds > LONGER[0] * float(said) + LONGER[1]
+    ]
+    yield from notice(
+        planned,
+        found=found,
+        declared="a clip must be as long as its row says (the column `duration`, in seconds)",
+        effect="are longer, and read whole",
+        fix="Cut the audio, since no parts of files are read, or correct the column.",
     )
 
 

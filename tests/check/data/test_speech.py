@@ -150,6 +150,18 @@ def test_what_is_left_out_is_counted_among_all_rows_with_its_reason(folder: Path
     assert "8 of 15 rows in train are not, and are left out" in long.effect
 
 
+def test_clips_that_are_longer_than_their_rows_say_are_found(folder: Path) -> None:
+    seconds = {"train": ["4.0", "1.5", "", "4000"], "dev": ["?"], "test": ["5.1"]}  # of 4
+    splits = {
+        name: make_store(said(name, len(each))).add_column("duration", each)
+        for name, each in seconds.items()
+    }
+    wanted = Splits(splits["train"], {"dev": splits["dev"]}, {"test": splits["test"]})
+    with subject_of(wanted, folder / "run") as planned:
+        (finding,) = check_speech(planned)
+    assert "1 of 4 in train is longer, and read whole: train1 (4.00 s for 1.5)" in finding.effect
+
+
 def test_a_recipe_without_transcripts_has_no_check_of_them(folder: Path) -> None:
     splits = splits_of(train=said("train", 3), dev=said("train", 3), test=said("test", 2))
     bare = Splits(
