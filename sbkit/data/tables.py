@@ -237,7 +237,7 @@ def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow 
     if len(fields) != len(header):
         detail = f"{len(fields)} instead of {len(header)}"
         return BadRow(f"line {line}", "wrong number of fields", detail)
-    if swallowed := [field for field in fields if ROW_WITHIN.search(field)]:
+    if swallowed := [each for each in fields if "\n" in each and ROW_WITHIN.search(each)]:
         return BadRow(f"line {line}", "quotes around several rows", swallowed[0][:80])
     named = {name: field for name, field in zip(header, fields, strict=True) if name}
     return TableRow(line, named)
