@@ -63,6 +63,13 @@ def test_probes_are_cut_to_their_audio() -> None:
     assert sizes == [(6, 1.0), (3, 2.0), (1, 5.0)]
 
 
+def test_a_parameter_without_elements_and_a_sparse_tensor_count() -> None:
+    assert cost._part(torch.zeros(0, 3)).shape == (0, 3)
+    with MemoryTracker([]) as memory:
+        torch.zeros(1000).to_sparse()
+    assert memory.peak >= 4000
+
+
 def test_only_what_lives_has_weight() -> None:
     known = torch.zeros(1000)
     with MemoryTracker([known]) as weight:
@@ -124,7 +131,8 @@ def test_a_prediction_leaves_no_trace(planned: PlannedRun) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert not (planned.run_folder or Path()).exists()
     assert not is_in_torch_dispatch_mode()
-    assert prediction.optimizer_bytes == pytest.approx(2 * prediction.gradient_bytes, rel=0.01)
+    # Muon's: an average of each matrix, and a factor of the smaller of its sides.
+    assert 1 < prediction.optimizer_bytes / prediction.gradient_bytes < 2
     assert "steps per epoch" in as_table(prediction)
 
 
