@@ -115,12 +115,12 @@ class Muon(Optimizer):
 
     def _usable(
         self, parameters: list[Tensor], averages: list[Tensor]
-    ) -> tuple[Sequence[Tensor], float | Tensor]:
+    ) -> tuple[list[Tensor], float | Tensor]:
         """Return the gradients, and 1 where the step is to be taken, 0 where it is skipped."""
-        grads: Sequence[Tensor] = [each.grad for each in parameters if each.grad is not None]
+        grads = [each.grad for each in parameters if each.grad is not None]
         grad_scale, found_inf = self._told()
         if grad_scale is not None:
-            grads = torch._foreach_div(grads, grad_scale)
+            grads = list(torch._foreach_div(grads, grad_scale))
         if found_inf is None:
             return grads, 1.0
         taken = found_inf.to(averages[0].device) == 0
