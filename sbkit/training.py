@@ -60,7 +60,7 @@ def train_run(run: Run, log: TextLog) -> None:
         was_finished = is_finished(
             run.folder,
             getattr(run.recipe.brain, "metrics", {}),
-            number_of_epochs=run.knobs["number_of_epochs"],
+            number_of_epochs=run.hparams["epoch_counter"].limit,
             patience=run.knobs.get("early_stopping", 0),
         )
         with main_rank_first():

@@ -92,11 +92,13 @@ def nearest_existing(path: Path) -> Path:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Encode plain data as valid JSON, in which NaN and infinity have no place and become null."""
+    """Encode numbers, text and lists as valid JSON, in which NaN and infinity become null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: object) -> object:
+def _finite(value: Any) -> object:
+    if getattr(value, "ndim", None) == 0:  # a number of NumPy's or torch's
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -290,7 +290,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
         belongs = {"declaration": self.declaration, NORMALIZER: self.normalizer}
         known = {name: each for name, each in belongs.items() if each is not None}
-        added = {**date, **self._identity, **known, **(meta or {})}
+        # No safe reader of YAML knows numbers of NumPy's and torch's.
+        plain = {
+            name: each.item() if getattr(each, "ndim", None) == 0 else each
+            for name, each in (meta or {}).items()
+        }
+        added = {**date, **self._identity, **known, **plain}
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

@@ -92,5 +92,6 @@ def size_in(tensors: Mapping[str, Any], key: str) -> str:
     value = tensors[key]
     size = "x".join(map(str, getattr(value, "shape", ()))) or "1"
     if not isinstance(value, torch.Tensor) or value.is_floating_point():
-        return size
-    return f"{size} {str(value.dtype).removeprefix('torch.')}"  # any of floats fits any other
+        return size  # any of floats fits any other, and any of complex numbers
+    kind = "complex" if value.is_complex() else str(value.dtype).removeprefix("torch.")
+    return f"{size} {kind}"

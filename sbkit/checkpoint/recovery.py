@@ -160,6 +160,8 @@ def _refuse_unfit(name: str, saved: Any, wanted: Any, *, of: Path) -> None:
     number = torch.as_tensor(0.0 if saved is None else saved)
     if number.layout is not torch.strided or number.is_meta:
         raise ValueError(f"`{name}` is no plain tensor")
+    if number.is_complex() and isinstance(wanted, Tensor) and wanted.is_complex():
+        number = torch.view_as_real(number)
     is_count = name == "step"
     if number.is_complex() or not (is_count or number.is_floating_point() or not number.ndim):
         raise ValueError(f"`{name}` is of {number.dtype}, which no optimizer keeps")

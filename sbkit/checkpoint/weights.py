@@ -64,10 +64,10 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     types = {
         key: value.dtype
         for key, value in mean.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
     }
-    for key in types:
-        mean[key] = mean[key].double()
+    for key, dtype in types.items():
+        mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
     for file in others:
         weights = read_weights(file)
         refuse_other_model(weights, mean, of=str(file))

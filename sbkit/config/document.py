@@ -146,7 +146,7 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
     except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
         raise no_yaml(path, error) from error
     if not isinstance(root, CommentedMap) or tag_of(root):
-        what = tag_of(root) or ("nothing" if root is None else "no such lines")
+        what = tag_of(root) or ("nothing" if root is None else "something else")
         raise SbkitError(
             f"{path} must consist of `key: value` lines, but at its root there is {what}. "
             "Put every part, an `!include:` too, under a key of its own."

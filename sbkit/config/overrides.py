@@ -165,7 +165,9 @@ def _existing_key(
     key = keys[-1]
     if isinstance(parent, CommentedMap) and key in parent:
         return key
-    if isinstance(parent, CommentedSeq) and str(key).isdecimal() and int(key) < len(parent):
+    # HyperPyYAML overrides a list of an included file as a whole, or not at all.
+    is_list = isinstance(parent, CommentedSeq) and not above
+    if is_list and str(key).isdecimal() and int(key) < len(parent):
         return int(key)
     holder = "" if len(keys) == 1 else f" under `{dotted(keys[:-1])}`"
     raise SbkitError(

@@ -57,7 +57,8 @@ class Scope:
             scope, node = scope._settle(node)
             if not isinstance(node, CommentedMap) or part not in node:
                 keys = node if isinstance(node, CommentedMap) else ()
-                raise SbkitError(f"there is no `{part}`.{did_you_mean(part, keys)}")
+                names = (each for each in keys if isinstance(each, str))
+                raise SbkitError(f"there is no `{part}`.{did_you_mean(part, names)}")
             node = node[part]
         scope._require_resolved(node)
         return scope, node
@@ -148,6 +149,12 @@ def check_arithmetic(document: Document) -> None:
                     f"`{dotted(keys)}: {text_of(node)}` ({document.place(keys)}) must come to a "
                     f"number, but stays the text {value!r}: HyperPyYAML does not compute with "
                     "negative numbers. Write the result."
+                )
+            if isinstance(value, str) and REFERENCE.search(value):
+                raise SbkitError(
+                    f"`{dotted(keys)}: {text_of(node)}` ({document.place(keys)}) must come to a "
+                    f"text without `<` and `>`, but comes to {value!r}, in which HyperPyYAML would "
+                    "look for a reference. Write the text itself."
                 )
 
 

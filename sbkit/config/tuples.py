@@ -25,6 +25,8 @@ def read_tuple(text: str) -> tuple[object, ...]:
     except yaml.YAMLError as error:
         raise ValueError("holds something else") from error
     for value in values:
+        if isinstance(value, str) and value.startswith("("):
+            raise ValueError("a tuple in it would be cut at its commas: write a list, as in [1, 2]")
         if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", value):
             raise ValueError(f"{value} would be read as text: write a dot and a sign, as in 1.0e-3")
     return values

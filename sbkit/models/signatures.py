@@ -100,7 +100,14 @@ def refuse_other_augmentation(hparams: Any) -> None:
     for key, signature in AUGMENTATIONS.items():
         part = getattr(hparams, key, None)
         if part is not None:
-            signed = inspect.signature(getattr(part, "forward", part))
+            called = getattr(part, "forward", part)
+            signed = inspect.signature(called)
+            if _is_speechbrains(called) and "lengths" in signed.parameters:
+                refuse(
+                    key,
+                    signature,
+                    "SpeechBrain's takes lengths as fractions, not in samples or frames",
+                )
             try:
                 signed.bind("audio or features", "lengths")
             except TypeError:

@@ -10,6 +10,7 @@ import datasets
 import pyarrow.compute as pc
 import torch
 from speechbrain import Stage
+from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
 from sbkit.base.version import __version__
 from sbkit.base.words import plural
@@ -79,7 +80,7 @@ def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
     if not type(brain).metrics:
         return mean_over_ranks(losses)
     name, metric = next(iter(type(brain).metrics.items()))
-    value = measure_splits(brain.measure, gather_results(brain.results))[name]
+    value = measure_splits(brain.measured, gather_results(brain.results))[name]
     return value if metric.lower_is_better else -value
 
 
@@ -116,8 +117,11 @@ def measure_splits(
 
 def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
-    values, best = measure_splits(brain.measure, results), best_key(type(brain).metrics)
+    values, best = measure_splits(brain.measured, results), best_key(type(brain).metrics)
     brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
+    counter = brain._declared("epoch_counter", None)
+    if isinstance(counter, EpochCounterWithStopper):
+        counter.update_metric(values[best.name])
     folder = Path(brain.checkpointer.checkpoints_dir)
     first = first_best_epoch(folder, best, epoch=epoch, value=values[best.name])
     brain.checkpointer.save_and_keep_only(
@@ -134,7 +138,7 @@ def report_test(brain: Any, results: Results) -> None:
     if rank() > 0:
         return
     folder = Path(brain.hparams.output_folder)
-    values = {name: brain.measure(each) for name, each in results.items()}
+    values = {name: brain.measured(each) for name, each in results.items()}
     log = RunLog(folder, resume_step=brain.optimizer_step)
     epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
     for name, metrics in values.items():

@@ -29,7 +29,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one operation, and count what it makes."""
         made = func(*args, **(kwargs or {}))
         for each in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and each.layout is torch.strided:
                 self._add(each.untyped_storage())
         self.peak = max(self.peak, self.now)
         return made

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from sbkit.config.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE
+from sbkit.config.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, refuse_out_of_range
 
 # Three rounds of x -> a x + b x^3 + c x^5 bring singular values of 0.01 to 1 to between 0.73 and
 # 1.27, each by the factors that are best for the values it meets (Amsel et al. 2025,
@@ -21,13 +21,15 @@ ROUNDS = (
     (2.6613, -1.9772, 0.4526),
 )
 TINY = 1e-30  # what is divided by is at least this
+BELOW_ONE = Range(low=0, high=0.99999, advice="At 1 no gradient would count.")
 
 
 class Muon(Optimizer):
     """Step weights by their orthogonalized momentum, and vectors as AdamW does.
 
     A weight of more than two dimensions, such as a convolution's, is the matrix of its first
-    dimension by the others. One whose matrix has a single row or column steps as a vector.
+    dimension by the others. One of complex numbers steps as a vector, and so does one whose matrix
+    has a single row or column.
 
     params: parameters, or groups of them. lr: of both kinds. update_rms: root mean square of the
     step of a matrix, in units of lr; AdamW's is between 0.2 and 0.4. momentum: of matrices.
@@ -41,7 +43,11 @@ class Muon(Optimizer):
 
     # A skipped step is told on the device, as to fused optimizers: the host does not wait for it.
     _step_supports_amp_scaling = True
-    RANGES: ClassVar = {"update_rms": NOT_NEGATIVE, "momentum": SHARE, "refresh": AT_LEAST_ONE}
+    RANGES: ClassVar = {
+        **dict.fromkeys(("lr", "update_rms", "eps", "weight_decay"), NOT_NEGATIVE),
+        **dict.fromkeys(("momentum", "betas[0]", "betas[1]"), BELOW_ONE),
+        "refresh": AT_LEAST_ONE,
+    }
 
     def __init__(
         self,
@@ -63,7 +69,10 @@ class Muon(Optimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
+            "fused": True,  # by which torch loads the steps of a vector to its device
         }
+        beta1, beta2 = betas
+        refuse_out_of_range({**defaults, "betas[0]": beta1, "betas[1]": beta2}, self.RANGES)
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -74,10 +83,11 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            vectors, matrices = list[Tensor](), defaultdict[torch.Size, list[Tensor]](list)
+            vectors, matrices = list[Tensor](), defaultdict[Any, list[Tensor]](list)
             for each in group["params"]:
                 if each.grad is not None:
-                    (matrices[each.shape] if is_matrix(each) else vectors).append(each)
+                    kind = each.shape, each.dtype, each.device
+                    (matrices[kind] if is_matrix(each) else vectors).append(each)
             self._step_vectors(vectors, group)
             for alike in matrices.values():
                 self._step_matrices(alike, group)
@@ -95,20 +105,22 @@ class Muon(Optimizer):
         pairs = zip(self._factors(matrices, states, group), matrices, strict=True)
         near = [multiply(factor, matrix) for factor, matrix in pairs]
         # To a root mean square of update_rms: the factor of another step does not give one.
-        norms = torch.stack(torch._foreach_norm(near)).clamp(min=TINY)
-        size = taken * group["lr"] * group["update_rms"] * near[0].numel() ** 0.5
+        # Averages too small to be squared, as gradients that stay at zero leave them, make no step.
+        root = near[0].numel() ** 0.5
+        norms = torch.stack(torch._foreach_norm(near)).clamp(min=max(group["eps"] * root, TINY))
+        size = taken * group["lr"] * group["update_rms"] * root
         torch._foreach_mul_(near, list((-size / norms).unbind()))
         torch._foreach_mul_(parameters, 1 - taken * group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, [each.view(parameters[0].shape) for each in near])
 
     def _usable(
         self, parameters: list[Tensor], averages: list[Tensor]
-    ) -> tuple[Sequence[Tensor], float | Tensor]:
+    ) -> tuple[list[Tensor], float | Tensor]:
         """Return the gradients, and 1 where the step is to be taken, 0 where it is skipped."""
-        grads: Sequence[Tensor] = [each.grad for each in parameters if each.grad is not None]
+        grads = [each.grad for each in parameters if each.grad is not None]
         grad_scale, found_inf = self._told()
         if grad_scale is not None:
-            grads = torch._foreach_div(grads, grad_scale)
+            grads = list(torch._foreach_div(grads, grad_scale))
         if found_inf is None:
             return grads, 1.0
         taken = found_inf.to(averages[0].device) == 0
@@ -134,10 +146,10 @@ class Muon(Optimizer):
         grad_scale, found_inf = self._told()
         states = [self._state_of(each, "exp_avg", "exp_avg_sq") for each in parameters]
         adamw(
-            parameters,
-            [each.grad for each in parameters if each.grad is not None],
-            [each["exp_avg"] for each in states],
-            [each["exp_avg_sq"] for each in states],
+            _real(parameters),
+            _real(each.grad for each in parameters if each.grad is not None),
+            _real(each["exp_avg"] for each in states),
+            _real(each["exp_avg_sq"] for each in states),
             [],
             [each["step"] for each in states],
             fused=True,
@@ -166,8 +178,14 @@ class Muon(Optimizer):
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Return whether a weight has at least two rows and two columns."""
-    return parameter.ndim > 1 and min(parameter.shape[0], parameter[0].numel()) > 1
+    """Return whether a weight has at least two rows and two columns of real numbers."""
+    is_real = not parameter.is_complex()
+    return is_real and parameter.ndim > 1 and 1 < parameter.shape[0] < parameter.numel()
+
+
+def _real(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """View complex numbers as pairs of real ones, which a fused kernel takes."""
+    return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
 
 
 def orthogonal_factors(matrices: Tensor) -> Tensor:

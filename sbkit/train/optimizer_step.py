@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from sbkit.base.errors import SbkitError
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
@@ -95,13 +96,19 @@ def normalize_by_tokens(optimizers: Iterable[Optimizer], counts: Tensor) -> Tens
     loss was not finite every rank's gradient becomes NaN, so that they skip the step together.
 
     counts (2,): labels that this rank saw in the step, and losses that were not finite; both are
-    added up over the ranks here. Returns the number of such losses: ().
+    added up over the ranks here. Returns the number of such losses: (). Raises SbkitError for a
+    sparse gradient.
     """
     labels, bad = sum_over_ranks(counts.to(torch.float32, copy=True)).unbind()
     factor = torch.where(bad > 0, torch.nan, world_size() / labels.clamp(min=1))
     grads = [each.grad for each in with_gradient(optimizers) if each.grad is not None]
+    if any(each.is_sparse for each in grads):
+        raise SbkitError(
+            "Gradients must be dense, to be divided and clipped, but those of an embedding are "
+            "sparse. Take `sparse=True` out of it."
+        )
     if grads:
-        torch._foreach_mul_(grads, factor.to(grads[0]))
+        torch._foreach_mul_(grads, factor.to(grads[0].device))
     return bad
 
 

@@ -50,6 +50,18 @@ class Scoring:
         """Return the value of each of `metrics` over the results of a split."""
         raise NotImplementedError("a Brain with `metrics` defines `measure`")
 
+    def measured(self, results: Sequence[Any]) -> dict[str, float]:
+        """Return what `measure` computes; raises SbkitError for what are no numbers."""
+        values, best = self.measure(results), next(iter(type(self).metrics))
+        try:
+            numbers = {name: float(value) for name, value in values.items()}
+            return {best: numbers[best], **numbers}
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SbkitError(
+                f"`measure` of {type(self).__name__} must return a number for {best} and for each "
+                f"other metric that it names, but returned {values!r:.200}. Correct it."
+            ) from error
+
     def measure_slice(self, results: Sequence[Any]) -> Mapping[str, Any]:
         """Return the figures of a part of a test set; a recipe may add counts and intervals."""
         return self.measure(results)

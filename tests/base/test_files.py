@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
@@ -82,6 +84,10 @@ def test_the_file_is_complete_on_disk_before_it_takes_its_name(
         ({"a": {"b": (float("-inf"), "x")}}, '{"a": {"b": [null, "x"]}}'),
         ({"word": "日本"}, '{"word": "日本"}'),
         ({"yes": True, "n": 3}, '{"yes": true, "n": 3}'),
+        (
+            {"t": torch.tensor(0.5), "n": [np.float32(1.5), np.int64(3)]},
+            '{"t": 0.5, "n": [1.5, 3]}',
+        ),
     ],
 )
 def test_json_has_no_nan(value: object, text: str) -> None:

@@ -3,6 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,56 @@ class RunningMeanFrontEnd(ConvFrontEnd):
             self.mean = 0.9 * self.mean.to(x.device) + 0.1 * x.mean((0, 1))
         centred: tuple[Tensor, Tensor] = super().forward(x - self.mean.to(x.device), lengths)
         return centred
+
+
+class Means:
+    """Numbers in an object that is no module."""
+
+    def __init__(self) -> None:
+        self.means: list[Tensor] = []
+
+
+class HoldingFrontEnd(ConvFrontEnd):
+    """Learns means, and has them in an object, a mapping and an array."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.held: Any = Means()
+        self.table, self.array = {"mean": torch.zeros(1)}, np.zeros(1, np.float32)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            mean = x.mean().detach().cpu()
+            self.held.means.append(mean)
+            self.table["mean"] = mean
+            self.array += mean.numpy()
+        known = self.table["mean"] + sum(self.held.means) + torch.from_numpy(self.array)
+        centred: tuple[Tensor, Tensor] = super().forward(x - known.to(x.device), lengths)
+        return centred
+
+
+class AttachedFrontEnd(ConvFrontEnd):
+    """Has the graph of the step before in a buffer, which the next one follows."""
+
+    mean: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return x - self.mean, lengths
+
+
+class CompiledFrontEnd(ConvFrontEnd):
+    """Compiles a layer by itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.norm.compile(backend="eager")
 
 
 class CountingFrontEnd(ConvFrontEnd):

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.epoch_loop import EpochCounter
 
@@ -14,7 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.existing_run import newest_checkpoint
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
-from tests.checkpoint.saves import change, cut, flip, line, recovered, save
+from tests.checkpoint.saves import change, checkpointer, cut, flip, line, recovered, save
 
 DAMAGES = {
     "cut weights": lambda path: cut(path / "model.ckpt"),
@@ -47,6 +49,13 @@ def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path, dam
         DAMAGES[damage](path)
     with pytest.raises(SbkitError, match="but all 2 are damaged"):
         recovered(tmp_path)
+
+
+def test_figures_of_numpy_and_torch_rank_checkpoints(tmp_path: Path) -> None:
+    figures = (np.float64(0.5), torch.tensor(0.25), np.float32(1.0))
+    for weight, figure in enumerate(figures):
+        checkpointer(tmp_path, line(weight)).save_checkpoint(meta={"CER": figure})
+    assert recovered(tmp_path, min_key="CER") == 1.0
 
 
 def test_a_check_looks_at_the_one_that_a_run_would_go_on_from(tmp_path: Path) -> None:

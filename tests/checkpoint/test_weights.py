@@ -43,6 +43,15 @@ def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
 
 
+def test_complex_weights_are_averaged(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1, dtype=torch.complex64)
+    for weight in (1 + 2j, 3 + 6j):
+        nn.init.constant_(model.weight, weight)
+        checkpointer(tmp_path, model).save_checkpoint()
+    checkpointer(tmp_path, model).load_average(2)
+    assert model.weight == 2 + 4j
+
+
 def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(2)
     for count in (3, 8):
@@ -78,7 +87,7 @@ def test_weights_that_no_checkpoint_holds_are_named(tmp_path: Path) -> None:
         (torch.full((2, 3), torch.nan), "weight holds numbers that are not finite"),
         (torch.full((2, 3), -torch.inf), "weight holds numbers that are not finite"),
         (torch.ones(2, 3, dtype=torch.int32), "weight: 2x3 int32 saved"),
-        (torch.ones(2, 3, dtype=torch.complex64), "weight: 2x3 complex64 saved"),
+        (torch.ones(2, 3, dtype=torch.complex64), "weight: 2x3 complex saved"),
         (torch.ones(2, 3).to_sparse(), "weight is no plain tensor"),
         (torch.ones(2, 3, device="meta"), "weight is no plain tensor"),
     ],

@@ -271,6 +271,9 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("n: 1\nb: !ref -<n>", "stays the text '-1'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
         ("a: (1e-3, 2)", "would be read as text"),
+        ("a: ((1, 2), 3)", "a tuple in it would be cut at its commas"),
+        ("unk: <unk>\na: !ref <unk>", "`a: <unk>` ({path}:2) must come to a text without `<`"),
+        ("n: 1\nt: x<n>\na: !ref <t>/y", "comes to 'x<n>/y', in which HyperPyYAML would"),
         ("a: (!!python/object/apply:os.getcwd [])", "must be a tuple of plain values"),
         ("a: !new:fractions.Fractoin\n", "Did you mean `Fraction`?"),
         ("a: !new:nothere.Thing\n", "there is no module `nothere`"),
@@ -306,7 +309,7 @@ class TestInclude:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         (tmp_path / "inner.yaml").write_text(
-            "size: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\n"
+            "size: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\nmany: [1, 2]\n"
         )
         path = tmp_path / "outer.yaml"
         path.write_text(
@@ -315,7 +318,7 @@ class TestInclude:
         return path
 
     def test_it_is_read_and_overridden(self, path: Path) -> None:
-        assert knobs(path)["inner"] == {"size": 1, "must": 4, "twice": 2}
+        assert knobs(path)["inner"] == {"size": 1, "must": 4, "twice": 2, "many": [1, 2]}
         assert knobs(path, "--inner.size=5")["seen"] == 10
 
     @pytest.mark.parametrize(
@@ -324,6 +327,7 @@ class TestInclude:
             ("--inner.sise=3", "Did you mean `size`?"),
             ("--inner.size=abc", "`inner.size` must be a whole number"),
             ("--inner=3", "must be a mapping"),
+            ("--inner.many.0=3", "`inner.many.0` must name a key of"),
         ],
     )
     def test_a_wrong_override_is_refused(self, path: Path, argument: str, says: str) -> None:
@@ -346,7 +350,7 @@ class TestInclude:
     def test_a_failing_object_is_named_in_its_own_file(self, path: Path) -> None:
         inner = path.with_name("inner.yaml")
         inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
-        assert f"`inner.bad` ({inner}:4)" in refusal(path, {})
+        assert f"`inner.bad` ({inner}:5)" in refusal(path, {})
 
 
 def test_a_constructor_that_refuses_in_a_sentence_keeps_it(tmp_path: Path) -> None:

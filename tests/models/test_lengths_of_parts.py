@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from speechbrain.augment.augmenter import Augmenter
 from speechbrain.augment.freq_domain import SpectrogramDrop
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.lobes.models.CRDNN import CRDNN
@@ -248,3 +249,5 @@ def test_an_augmentation_that_takes_no_lengths_is_refused_by_its_key() -> None:
     says = r"`spec_augment` must have forward\(features, lengths\) .* takes \(spectrogram\)"
     with pytest.raises(SbkitError, match=says):
         refuse_other_augmentation(SimpleNamespace(spec_augment=SpectrogramDrop()))
+    with pytest.raises(SbkitError, match="`wave_augment` must have .* lengths as fractions"):
+        refuse_other_augmentation(SimpleNamespace(wave_augment=Augmenter()))

@@ -1,13 +1,20 @@
 """When training ends before its last epoch."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
+from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.listing import newest_described
 from sbkit.logs.metric import Metric, best_key
+from sbkit.train.evaluation import log_validation
 from sbkit.train.finished import (
     BEST_EPOCH,
     epochs_since_best,
@@ -15,6 +22,8 @@ from sbkit.train.finished import (
     has_stopped_early,
     is_finished,
 )
+from sbkit.train.metrics import TrainingMetrics
+from sbkit.train.scoring import Scoring
 from tests.runs import Workplace, make_workplace, read_json
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
@@ -73,6 +82,40 @@ def test_an_equal_figure_is_no_better_however_few_checkpoints_are_kept(
         )
         since.append(epochs_since_best(tmp_path, key))
     assert since == [0, 0, 1, 2, 0, 1, 2]
+
+
+def test_speechbrains_counter_with_a_stopper_is_told_the_first_metric(tmp_path: Path) -> None:
+    counter = EpochCounterWithStopper(limit=9, limit_to_stop=2, limit_warmup=0, direction="min")
+
+    class Validated(Scoring):
+        metrics = LOWER
+        optimizer_step, checkpointer = 1, Checkpointer(tmp_path)
+        _training_metrics = TrainingMetrics(torch.device("cpu"))
+
+        def measure(self, results: Sequence[Any]) -> dict[str, float]:
+            return {"CER": np.float32(0.5)}
+
+        def _declared(self, name: str, default: Any) -> Any:
+            return {"epoch_counter": counter}.get(name, default)
+
+    for epoch in counter:
+        log_validation(Validated(), {}, 1.0, epoch)
+    assert counter.current == 3
+    newest = newest_described(tmp_path)
+    assert newest is not None
+    assert newest.meta["CER"] == 0.5
+
+
+@pytest.mark.parametrize("values", [{}, None, {"CER": None}, {"CER": "low"}, {"CER": 0, "n": []}])
+def test_a_metric_that_is_no_number_is_refused(values: Any) -> None:
+    class Measuring(Scoring):
+        metrics = LOWER
+
+        def measure(self, results: Sequence[Any]) -> Any:
+            return values
+
+    with pytest.raises(SbkitError, match="`measure` of Measuring must return a number for CER"):
+        Measuring().measured([])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
+from sbkit.base.errors import SbkitError
 from sbkit.train.optimizer_step import (
     OptimizerStep,
     clip,
@@ -37,6 +38,23 @@ def test_sums_over_micro_batches_become_the_mean_over_all_labels() -> None:
     wanted = torch.autograd.grad(mean, [*first.parameters(), *second.parameters()])
     for parameter, grad in zip(with_gradient(optimizers), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, grad)
+
+
+def test_gradients_of_several_types_are_divided_by_one_number() -> None:
+    kinds = (torch.bfloat16, torch.float32, torch.complex64)
+    parameters = [nn.Parameter(torch.ones(2, dtype=kind)) for kind in kinds]
+    for each in parameters:
+        each.grad = torch.full_like(each, 3)
+    normalize_by_tokens([SGD(parameters, lr=0.1)], torch.tensor([9, 0]))
+    for each in parameters:
+        torch.testing.assert_close(each.grad, torch.full_like(each, 1 / 3))
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(SbkitError, match="must be dense, .* Take `sparse=True` out of it"):
+        normalize_by_tokens([SGD(embedding.parameters(), lr=0.1)], torch.tensor([2, 0]))
 
 
 def test_a_step_without_a_label_stays_finite() -> None:

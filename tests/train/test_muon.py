@@ -4,12 +4,14 @@ import copy
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from sbkit.base.errors import SbkitError
 from sbkit.logs.log import read_log
 from sbkit.train.muon import Muon, is_matrix, multiply, orthogonal_factors
 from sbkit.train.optimizer_step import step_unless
@@ -45,15 +47,20 @@ def test_matrices_are_told_by_their_shape() -> None:
         (3, 4, 2): True,
         (1, 4): False,
         (4, 1): False,
+        (0, 4): False,
+        (4, 0): False,
         (4,): False,
         (): False,
     }
     assert {shape: is_matrix(torch.zeros(shape)) for shape in shapes} == shapes
+    assert not is_matrix(torch.zeros(3, 4, dtype=torch.complex64))
 
 
 def test_vectors_step_as_adamw_steps_them() -> None:
     torch.manual_seed(0)
-    ours = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(1, 7))]
+    shapes = {(5,): torch.float32, (1, 7): torch.float32, (0, 3): torch.float32}
+    shapes |= {(3, 4): torch.complex64}
+    ours = [nn.Parameter(torch.randn(shape, dtype=kind)) for shape, kind in shapes.items()]
     theirs = copy.deepcopy(ours)
     mine = Muon(ours, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9))
     adamw = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9))
@@ -148,6 +155,55 @@ def test_weights_of_one_shape_step_as_each_would_alone() -> None:
     for one, other in zip(together, alone, strict=False):
         torch.testing.assert_close(one, other)
     assert (together[3] == 1).all()
+
+
+def test_weights_of_one_shape_and_two_types_step_apart() -> None:
+    torch.manual_seed(0)
+    wide, narrow = nn.Parameter(torch.randn(6, 9)), nn.Parameter(torch.randn(6, 9).bfloat16())
+    alone = copy.deepcopy(narrow)
+    optimizers = [Muon([wide, narrow], lr=0.1), Muon([alone], lr=0.1)]
+    for _ in range(3):
+        wide.grad, narrow.grad = torch.randn_like(wide), torch.randn_like(narrow)
+        alone.grad = narrow.grad.clone()
+        for each in optimizers:
+            each.step()
+    torch.testing.assert_close(narrow, alone, rtol=0, atol=0)
+
+
+def test_a_weight_whose_gradient_stays_at_zero_comes_to_rest() -> None:
+    """Its average halves every 14 steps; a step of constant size would never end."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(8, 12))
+    optimizer = Muon([weight], lr=0.1, weight_decay=0.0)
+    weight.grad = 1e-3 * torch.randn(8, 12)
+    optimizer.step()
+    weight.grad = torch.zeros(8, 12)
+    for _ in range(600):
+        optimizer.step()
+    rested = weight.detach().clone()
+    for _ in range(600):  # in which the average comes to numbers that cannot be squared
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), rested, rtol=0, atol=1e-6)
+
+
+def test_a_loaded_count_of_steps_lies_where_its_vector_does() -> None:
+    """A fused kernel reads it on the device."""
+    vector, there = (nn.Parameter(torch.ones(3, device=device)) for device in ("cpu", "meta"))
+    optimizers = [Muon([each], lr=0.1) for each in (vector, there)]
+    vector.grad = torch.ones(3)
+    optimizers[0].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    assert optimizers[1].state[there]["step"].device == there.device
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("lr", -0.1), ("momentum", 1.0), ("betas", (0.9, 1.0)), ("betas", (-0.1, 0.9)), ("eps", -1.0)],
+)
+def test_an_argument_that_would_step_nowhere_is_refused(argument: str, value: object) -> None:
+    settings: dict[str, Any] = {"lr": 0.1, argument: value}
+    with pytest.raises(SbkitError, match=f"`{argument}.* must be a number"):
+        Muon([nn.Parameter(torch.ones(2))], **settings)
 
 
 @pytest.mark.parametrize("taken_before", [0, 2])

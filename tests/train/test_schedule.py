@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +35,15 @@ def test_the_factor_at_a_share_of_the_run(
 def test_a_scheduler_of_another_kind_is_refused_in_a_sentence() -> None:
     """SpeechBrain's takes its optimizer, and torch's is made of one."""
     counter = SimpleNamespace(limit=3)
-    for scheduler in (NoamScheduler(0.1, 100), partial(OneCycleLR, max_lr=0.1), "cosine"):
+    calls = count(1)
+    for scheduler in (
+        NoamScheduler(0.1, 100),
+        partial(OneCycleLR, max_lr=0.1),
+        "cosine",
+        lambda progress: 1 - 2 * progress,
+        lambda progress: None if progress > 0.5 else 1.0,
+        lambda progress: 1 / next(calls),  # a run that goes on would begin anew
+    ):
         declared = {"lr": 0.1, "epoch_counter": counter, "lr_schedule": scheduler}
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function from the progress"):
             require_schedule(declared)

@@ -212,7 +212,7 @@ def _part(parameter: Tensor) -> Tensor:
     """Copy its first rows: an optimizer may take a matrix otherwise than a vector."""
     if parameter.ndim == 0:
         return parameter.clone()
-    row = max(parameter[0].numel(), 1)
+    row = max(parameter.numel() // max(len(parameter), 1), 1)
     return parameter[: max(OF_OPTIMIZER // row, 1)].clone()
 
 

@@ -1,15 +1,24 @@
-"""What modules hold beside what a checkpoint holds: numbers and tensors that are no buffers."""
+"""What modules hold beside what a checkpoint holds: numbers and tensors that are no buffers.
 
+They may be in lists and mappings, and in objects that are no modules.
+"""
+
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sbkit.check.model.object_walk import MODULE_TABLES
 
 ABSENT = object()
+VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes, NoneType)
+NO_STATE = (*MODULE_TABLES, "training")
 Place = tuple[nn.Module, str]  # a module, and the name of an attribute of it
 
 
@@ -57,18 +66,25 @@ class Attributes:
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """Copy numbers and tensors of a module that its state_dict has not."""
-    plain = {
-        name: value
-        for name, value in vars(module).items()
-        if name not in (*MODULE_TABLES, "training")
-        and isinstance(value, Tensor | int | float | type(None))
-    }
+    """Copy what a module holds that its state_dict has not."""
     unsaved = {name: module._buffers.get(name) for name in module._non_persistent_buffers_set}
-    return {
-        name: value.detach().clone() if isinstance(value, Tensor) else value
-        for name, value in {**plain, **unsaved}.items()
-    }
+    own = {name: each for name, each in vars(module).items() if name not in NO_STATE}
+    copies = {name: _copied(each) for name, each in {**own, **unsaved}.items()}
+    return {name: each for name, each in copies.items() if each is not ABSENT}
+
+
+def _copied(value: Any) -> Any:
+    """Copy numbers, text, arrays and tensors, also in containers and objects; ABSENT: all else."""
+    leaves, form = tree_flatten(value)
+    if all(isinstance(each, VALUES) for each in leaves):
+        copies = (each.detach().clone() if isinstance(each, Tensor) else each for each in leaves)
+        return tree_unflatten(map(copy.copy, copies), form)
+    try:
+        made, inside = copy.copy(value), _copied(vars(value))
+        vars(made).update(inside)
+    except Exception:  # whatever is raised by what cannot be copied
+        return ABSENT
+    return made
 
 
 def _owned(module: nn.Module) -> set[str]:
@@ -76,7 +92,14 @@ def _owned(module: nn.Module) -> set[str]:
     return {name for table in tables for name, value in table.items() if value is not None}
 
 
-def _same(before: object, now: object) -> bool:
+def _same(before: Any, now: Any) -> bool:
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return before.shape == now.shape and torch.equal(before, now.to(before))
-    return type(before) is type(now) and before == now
+    if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
+        return np.array_equal(before, now)
+    if type(before) is not type(now) or isinstance(before, VALUES):
+        return type(before) is type(now) and bool(before == now)
+    (one, form), (other, form_now) = map(tree_flatten, (before, now))
+    if form.is_leaf():
+        return _same(vars(before), vars(now))
+    return form == form_now and all(map(_same, one, other))

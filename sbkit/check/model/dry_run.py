@@ -5,8 +5,9 @@ on, so that one dry run finds all that does not fit.
 It leaves gradients, buffers, modes and random numbers as they were.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +92,17 @@ def _dry_run(planned: PlannedRun) -> DryRun:
     still = (each for _, each in everything if isinstance(each, Tensor))
     chain, attributes, unsaved = ShapeTracer(names), Attributes(planned.model), list[Place]()
     watch = UseWatch((each for each in still if each not in planned.moved), lambda: chain.inside)
-    with unchanged(brain.modules, brain.device), chain.hooked():
+    stance: Any = torch.compiler.set_stance  # compiled parts fail beneath what watches them
+    eager = stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eager, unchanged(brain.modules, brain.device), chain.hooked():
         broken = _step(brain, batch, chain, watch)
         ran = chain.ran
-        for _ in range(TRIES - 1):
-            if broken or chain.mismatches or not _untrained(brain):
+        for number in range(TRIES - 1):
+            # A second one, as what the first leaves in a part may break it; the others as a layer
+            # may be dropped at random.
+            if broken or chain.mismatches or (number and not _untrained(brain)):
                 break
-            broken = _step(brain, batch, chain, watch)  # a layer may be dropped at random
+            broken = _step(brain, batch, chain, watch)
             ran = ran | chain.ran
         if not (broken or chain.mismatches):
             broken = _evaluation(brain, batch, chain, watch)

@@ -63,6 +63,13 @@ def test_probes_are_cut_to_their_audio() -> None:
     assert sizes == [(6, 1.0), (3, 2.0), (1, 5.0)]
 
 
+def test_a_parameter_without_elements_and_a_sparse_tensor_count() -> None:
+    assert cost._part(torch.zeros(0, 3)).shape == (0, 3)
+    with MemoryTracker([]) as memory:
+        torch.zeros(1000).to_sparse()
+    assert memory.peak >= 4000
+
+
 def test_only_what_lives_has_weight() -> None:
     known = torch.zeros(1000)
     with MemoryTracker([known]) as weight:

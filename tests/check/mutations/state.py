@@ -22,6 +22,24 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        name="statistics in an object, a mapping and an array",
+        text=front_end("HoldingFrontEnd"),
+        expected=(
+            Expected("state", "CNN", ("`CNN.held`", "`CNN.table`", "`CNN.array`", "are changed")),
+            UNLISTED,
+        ),
+    ),
+    Mutation(
+        name="a buffer that keeps the graph of a step",
+        text=front_end("AttachedFrontEnd"),
+        expected=(Expected("shapes", ".yaml:1", ("through the graph a second time",)),),
+    ),
+    Mutation(
+        name="healthy layer that a part compiles by itself",
+        text=front_end("CompiledFrontEnd"),
+        expected=(UNLISTED,),
+    ),
+    Mutation(
         name="SpeechBrain's running normalization",
         yaml="hparams/ctc_speechbrain.yaml",
         text=((NORMALIZE, f"    normalize: {SPEECHBRAINS}\n"),),
