@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,8 +43,11 @@ class Entry:
 
     @property
     def is_orphan(self) -> bool:
-        """Return whether the corpus folder is gone."""
-        return self.corpus is not None and not self.corpus.exists()
+        """Return whether the corpus folder is gone; one that may not be seen is not known to be."""
+        try:
+            return self.corpus is not None and not self.corpus.exists()
+        except OSError:
+            return False
 
 
 def list_entries(cache_folder: Path) -> list[Entry]:
@@ -91,8 +96,12 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _size(folder: Path) -> int:
-    files = (file for file in folder.rglob("*") if not file.is_symlink() and file.is_file())
-    return sum(file.stat().st_size for file in files)
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # one that a process has just removed
+            status = file.lstat()
+            size += status.st_size * stat.S_ISREG(status.st_mode)
+    return size
 
 
 def find_prunable(

@@ -212,7 +212,8 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         written = read_regular(path, largest=LARGEST_LISTING, what="A listing of the cache")
         seal, text = written.decode().splitlines()
         content = json.loads(text)
-        return content if json.loads(seal) == {"seal": _hash(text)} else None
+        is_sealed = json.loads(seal) == {"seal": _hash(text)}
+        return content if is_sealed and isinstance(content, dict) else None
     except (SbkitError, ValueError, RecursionError):
         return None
 
@@ -243,8 +244,14 @@ def is_intact(shard: Shard) -> bool:
         return True
     if not has_checksum(shard.file, shard.sha256):
         return False
-    with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
-        lengths = [pc.binary_length(batch["audio"]).to_numpy() for batch in stream]
+    lengths = []
+    try:
+        with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                batch.validate(full=True)  # who makes up a shard makes up its checksum, too
+                lengths.append(pc.binary_length(batch["audio"]).to_numpy())
+    except (pa.ArrowException, LookupError, OSError):
+        return False
     found = np.concatenate(lengths) if lengths else np.empty(0)
     if len(found) != len(shard.clips.paths):
         return False
@@ -257,6 +264,8 @@ def is_intact(shard: Shard) -> bool:
 def has_checksum(file: Path, sha256: str) -> bool:
     """Return whether a file's bytes have a checksum."""
     try:
+        if not file.is_file():  # a pipe would be waited for
+            return False
         with file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest() == sha256
     except OSError:
@@ -303,12 +312,14 @@ def recover_unfinished(folder: Path) -> None:
     Only who holds the folder's lock may call this.
     """
     for note in folder.glob(f".*{NOTE}"):
-        noted, name = read_sealed(note), note.name.removeprefix(".").removesuffix(NOTE)
-        audio = folder / f".{name}.arrow.tmp"
-        if noted is None or not audio.is_file():
+        noted, name = read_sealed(note) or {}, note.name.removeprefix(".").removesuffix(NOTE)
+        audio, size = folder / f".{name}.arrow.tmp", noted.pop("bytes", None)
+        if not isinstance(size, int) or audio.is_symlink() or not audio.is_file():
             continue
-        os.truncate(audio, noted.pop("bytes"))
-        if has_checksum(audio, noted["sha256"]):  # a power cut may have lost some of it
+        if not 0 <= size <= audio.stat().st_size:  # a power cut may have lost some of it
+            continue
+        os.truncate(audio, size)
+        if has_checksum(audio, noted.get("sha256")):
             audio.rename(folder / f"{name}.arrow")
             write_sealed(folder / f"{name}.json", noted)
     for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):

@@ -6,8 +6,10 @@ A beam search is Python, which uses one core of a process: 140 seconds of audio 
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
+
+SAFE_PATH = "PYTHONSAFEPATH"
 
 Read = TypeVar("Read")
 
@@ -101,11 +105,33 @@ class Reading:
 
         with self._starting:
             if self._processes is None:
-                made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.reader,))
+                with _safe_path():
+                    made = ProcessPoolExecutor(
+                        self._count,
+                        initializer=_keep,
+                        initargs=(self.reader,),
+                        env={SAFE_PATH: "1"},
+                    )
+                    resource_tracker.ensure_running()
                 # Also for who never closes it: at the interpreter's own end loky's fails aloud.
                 self._end = weakref.finalize(self, _end, made, os.getpid())
                 self._processes = made
             return self._processes
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let interpreters that are started meanwhile import nothing from the working folder.
+
+    loky starts `python -m` and `-c`, which look there first, also for `signal` or `argparse`.
+    """
+    is_set = SAFE_PATH in os.environ
+    os.environ.setdefault(SAFE_PATH, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[SAFE_PATH]
 
 
 def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
