@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
@@ -58,11 +59,9 @@ def list_entries(cache_folder: Path) -> list[Entry]:
 
 def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / AUDIO_FOLDER):
-        facts = read_sealed(folder / CORPUS_FILE) or {}
+        facts = _facts_of(folder)
         clips = [shard.clips for _, shard in list_shards(folder) if shard]
         corpus, rate = facts.get("folder"), facts.get("sample_rate")
-        if not isinstance(corpus, str | None) or not isinstance(rate, int | None):
-            facts, corpus, rate = {}, None, None  # not what sbkit writes
         yield Entry(
             folder=folder,
             corpus=None if corpus is None else Path(corpus),
@@ -76,10 +75,17 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
 
 def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
-        facts = read_sealed(folder / CORPUS_FILE) or {}
-        corpus = Path(facts["folder"]) if "folder" in facts else None
+        facts = _facts_of(folder)
+        corpus = Path(facts["folder"]) if facts.get("folder") else None
         used = _last_used(folder, known=bool(facts))
         yield Entry(folder, corpus, None, None, None, _size(folder), used)
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """Read what is noted of a folder; nothing where it is not what sbkit writes."""
+    facts = read_sealed(folder / CORPUS_FILE) or {}
+    kinds = {"folder": str | None, "sample_rate": int | None}
+    return facts if all(isinstance(facts.get(name), kind) for name, kind in kinds.items()) else {}
 
 
 def _last_used(folder: Path, *, known: bool) -> float:

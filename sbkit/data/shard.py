@@ -232,9 +232,13 @@ def read_shard(listing: Path) -> Shard | None:
         if len({len(column) for column in clips}) > 1:
             return None
         unreadable = [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]]
+        paths = [*clips.paths, *(each.key.path for each in unreadable)]
+        numbers = [pa.array(each, pa.int64()) for each in clips[1:4]]
+        if not all(isinstance(each, str) for each in paths) or any(n.null_count for n in numbers):
+            return None
         store = content.get("store", "pcm")  # older listings do not name it
         return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"], store)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         return None
 
 

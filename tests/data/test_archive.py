@@ -123,7 +123,7 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_what_is_unpacked_is_not_remembered(tmp_path: Path) -> None:
-    """Of two million clips the list of them would take 3 GB."""
+    """Of two million clips the list of them would take 0.9 GB."""
     archive = packed(tmp_path / "many.tar.gz", *[("clips", 0, tarfile.DIRTYPE)] * 3000)
     tracemalloc.start()
     unpack(archive)

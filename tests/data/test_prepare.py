@@ -332,6 +332,15 @@ def move_offsets(file: Path) -> None:
     file.write_bytes(moved)
 
 
+def list_otherwise(column: str, values: list[Any], file: Path) -> None:
+    """Let a column of the listing hold something else, sealed."""
+    listing = file.with_suffix(".json")
+    content = shard.read_sealed(listing)
+    assert content is not None
+    content["clips"][shard.Listing._fields.index(column)] = values * 40
+    shard.write_sealed(listing, content)
+
+
 def be_a_pipe(file: Path) -> None:
     file.with_suffix(".ok").unlink()
     file.unlink()
@@ -357,6 +366,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     ),
     "no Arrow, made up": partial(make_up, lambda file: file.write_bytes(b"no Arrow")),
     "a pipe": be_a_pipe,
+    "lengths that are texts": partial(list_otherwise, "samples", ["x"]),
+    "lengths beyond": partial(list_otherwise, "samples", [10**400]),
+    "paths that are lists": partial(list_otherwise, "paths", [[1]]),
 }
 
 
