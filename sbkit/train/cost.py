@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sbkit.base.errors import SbkitError
+from sbkit.base.regular import read_regular
 from sbkit.train.memory import MemoryTracker, bytes_of
 
 PREDICTION, SUMMARY = "prediction.json", "summary.json"  # in the run folder
+LARGEST = 1 << 26  # bytes of either
 LARGER = 1.02  # times all before: a step whose memory is measured
 
 
@@ -102,7 +105,7 @@ class CostRecorder:
 def _read(file: Path) -> dict[str, Any] | None:
     """Read a mapping; None where there is none, for it may have been changed by hand."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (ValueError, RecursionError):
+        found = json.loads(read_regular(file.resolve(), largest=LARGEST, what="A record"))
+    except (ValueError, RecursionError, SbkitError):
         return None
     return found if isinstance(found, dict) else None
