@@ -79,6 +79,8 @@ def _extract(archive: Path, folder: Path) -> None:
 class _Tar(tarfile.TarFile):
     """A tar file that is read through `_Unpacked`; ``most`` is its limit."""
 
+    members: list[tarfile.TarInfo]  # that were read
+
     def __init__(self, name: Any, mode: Any, fileobj: Any, *, most: int) -> None:
         content: Any = _Unpacked(fileobj, most)
         super().__init__(name, mode, content)

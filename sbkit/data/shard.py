@@ -323,7 +323,7 @@ def recover_unfinished(folder: Path) -> None:
         if not 0 <= size <= audio.stat().st_size:  # a power cut may have lost some of it
             continue
         os.truncate(audio, size)
-        if has_checksum(audio, noted.get("sha256")):
+        if has_checksum(audio, str(noted.get("sha256"))):
             audio.rename(folder / f"{name}.arrow")
             write_sealed(folder / f"{name}.json", noted)
     for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
