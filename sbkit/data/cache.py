@@ -2,19 +2,18 @@
 
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.printable import printable
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.base.words import plural
 from sbkit.data.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
@@ -59,9 +58,11 @@ def list_entries(cache_folder: Path) -> list[Entry]:
 
 def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / AUDIO_FOLDER):
-        facts = _facts_of(folder)
+        facts = read_sealed(folder / CORPUS_FILE) or {}
         clips = [shard.clips for _, shard in list_shards(folder) if shard]
         corpus, rate = facts.get("folder"), facts.get("sample_rate")
+        if not isinstance(corpus, str | None) or not isinstance(rate, int | None):
+            facts, corpus, rate = {}, None, None  # not what sbkit writes
         yield Entry(
             folder=folder,
             corpus=None if corpus is None else Path(corpus),
@@ -75,17 +76,10 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
 
 def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
-        facts = _facts_of(folder)
-        corpus = Path(facts["folder"]) if facts.get("folder") else None
+        facts = read_sealed(folder / CORPUS_FILE) or {}
+        corpus = Path(facts["folder"]) if isinstance(facts.get("folder"), str) else None
         used = _last_used(folder, known=bool(facts))
         yield Entry(folder, corpus, None, None, None, _size(folder), used)
-
-
-def _facts_of(folder: Path) -> dict[str, Any]:
-    """Read what is noted of a folder; nothing where it is not what sbkit writes."""
-    facts = read_sealed(folder / CORPUS_FILE) or {}
-    kinds = {"folder": str | None, "sample_rate": int | None}
-    return facts if all(isinstance(facts.get(name), kind) for name, kind in kinds.items()) else {}
 
 
 def _last_used(folder: Path, *, known: bool) -> float:
@@ -105,8 +99,8 @@ def _size(folder: Path) -> int:
     size = 0
     for file in folder.rglob("*"):
         with suppress(OSError):  # one that a process has just removed
-            status = file.lstat()
-            size += status.st_size * stat.S_ISREG(status.st_mode)
+            if not file.is_symlink() and file.is_file():
+                size += file.stat().st_size
     return size
 
 
@@ -169,7 +163,7 @@ def print_entries(cache_folder: Path) -> None:
     for entry in entries:
         print(_row(entry))
     total = sum(entry.bytes for entry in entries)
-    print(f"{_megabytes(total)} in {_count(len(entries))} of {cache_folder}")
+    print(f"{_megabytes(total)} in {plural(len(entries), 'folder')} of {cache_folder}")
 
 
 def _row(entry: Entry) -> str:
@@ -185,10 +179,6 @@ def _row(entry: Entry) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
-
-
-def _count(folders: int) -> str:
-    return "1 folder" if folders == 1 else f"{folders} folders"
 
 
 def prune(
@@ -208,4 +198,4 @@ def prune(
         print(printable(f"{word} {entry.folder} ({_megabytes(entry.bytes)}): {reason}"))
         removed, freed = removed + 1, freed + entry.bytes
     word = "would be freed" if dry_run else "freed"
-    print(f"{_megabytes(freed)} {word}, {_count(removed)}")
+    print(f"{_megabytes(freed)} {word}, {plural(removed, 'folder')}")

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_text_atomically
 from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import checksum
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
@@ -268,10 +269,7 @@ def is_intact(shard: Shard) -> bool:
 def has_checksum(file: Path, sha256: str) -> bool:
     """Return whether a file's bytes have a checksum."""
     try:
-        if not file.is_file():  # a pipe would be waited for
-            return False
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest() == sha256
+        return file.is_file() and checksum(file) == sha256  # a pipe would be waited for
     except OSError:
         return False
 
@@ -318,9 +316,9 @@ def recover_unfinished(folder: Path) -> None:
     for note in folder.glob(f".*{NOTE}"):
         noted, name = read_sealed(note) or {}, note.name.removeprefix(".").removesuffix(NOTE)
         audio, size = folder / f".{name}.arrow.tmp", noted.pop("bytes", None)
-        if not isinstance(size, int) or audio.is_symlink() or not audio.is_file():
-            continue
-        if not 0 <= size <= audio.stat().st_size:  # a power cut may have lost some of it
+        # A power cut may have lost some of it.
+        is_there = audio.is_file() and isinstance(size, int) and 0 <= size <= audio.stat().st_size
+        if audio.is_symlink() or not is_there:
             continue
         os.truncate(audio, size)
         if has_checksum(audio, str(noted.get("sha256"))):

@@ -130,7 +130,7 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
         if not path or "://" not in file:
             return path
         url = path if "://" in path else f"{file.rpartition('/')[0]}/{path}"
-        if "::" in path or _protocol(url) != _protocol(file):
+        if "::" in path or not url.startswith(file[: file.index("://")]):
             return path  # a row of the net would choose files of this machine; it is left out
         folder, _, name = url.rpartition("/")
         try:
@@ -141,10 +141,6 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
     place.parent.mkdir()
     place.write_bytes(content)
     return str(place)
-
-
-def _protocol(url: str) -> str:
-    return url.partition("://")[0].rpartition("::")[2]
 
 
 @contextmanager

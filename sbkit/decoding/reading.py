@@ -6,8 +6,7 @@ A beam search is Python, which uses one core of a process: 140 seconds of audio 
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, TypeVar
@@ -105,33 +104,21 @@ class Reading:
 
         with self._starting:
             if self._processes is None:
-                with _safe_path():
+                # loky's `python -m` and `-c` would look for modules in the working folder first.
+                is_set, own = SAFE_PATH in os.environ, {SAFE_PATH: "1"}
+                os.environ.update(own)
+                try:
                     made = ProcessPoolExecutor(
-                        self._count,
-                        initializer=_keep,
-                        initargs=(self.reader,),
-                        env={SAFE_PATH: "1"},
+                        self._count, initializer=_keep, initargs=(self.reader,), env=own
                     )
                     resource_tracker.ensure_running()
+                finally:
+                    if not is_set:
+                        del os.environ[SAFE_PATH]
                 # Also for who never closes it: at the interpreter's own end loky's fails aloud.
                 self._end = weakref.finalize(self, _end, made, os.getpid())
                 self._processes = made
             return self._processes
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Let interpreters that are started meanwhile import nothing from the working folder.
-
-    loky starts `python -m` and `-c`, which look there first, also for `signal` or `argparse`.
-    """
-    is_set = SAFE_PATH in os.environ
-    os.environ.setdefault(SAFE_PATH, "1")
-    try:
-        yield
-    finally:
-        if not is_set:
-            del os.environ[SAFE_PATH]
 
 
 def _end(processes: "ProcessPoolExecutor", owner: int) -> None:

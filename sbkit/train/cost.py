@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import LARGEST, UNREADABLE
 from sbkit.train.memory import MemoryTracker, bytes_of
 
 PREDICTION, SUMMARY = "prediction.json", "summary.json"  # in the run folder
-LARGEST = 1 << 26  # bytes of either
 LARGER = 1.02  # times all before: a step whose memory is measured
 
 
@@ -106,6 +105,6 @@ def _read(file: Path) -> dict[str, Any] | None:
     """Read a mapping; None where there is none, for it may have been changed by hand."""
     try:
         found = json.loads(read_regular(file.resolve(), largest=LARGEST, what="A record"))
-    except (ValueError, RecursionError, SbkitError):
+    except UNREADABLE:
         return None
     return found if isinstance(found, dict) else None

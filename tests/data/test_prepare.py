@@ -1,5 +1,6 @@
 """Clips are decoded once, damage is noticed, and what is interrupted goes on."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -431,6 +432,19 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     decoded.clear()
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(decoded) < 20
+
+
+def test_a_disk_without_room_for_a_first_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = make_clips(tmp_path / "clips", 1)
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(SbkitError, match="must have room for prepared audio, but is full"):
+        prepare(tmp_path, clips)
 
 
 def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
