@@ -276,8 +276,9 @@ def has_checksum(file: Path, sha256: str) -> bool:
 
 def is_stamped(file: Path, sha256: str) -> bool:
     """Return whether a file was found intact, and nobody wrote to it since."""
+    stamp = file.with_suffix(".ok")
     try:
-        return file.with_suffix(".ok").read_text(encoding="utf-8") == _stamp(file, sha256)
+        return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(file, sha256)
     except (OSError, UnicodeDecodeError):
         return False
 

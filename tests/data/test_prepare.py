@@ -538,6 +538,18 @@ def test_a_killed_preparation_keeps_what_it_wrote(tmp_path: Path, decoded: list[
     assert not list((tmp_path / "cache").rglob("*.tmp"))
 
 
+def test_a_pipe_in_the_place_of_a_stamp_is_not_waited_for(
+    tmp_path: Path, decoded: list[str]
+) -> None:
+    clips = make_clips(tmp_path / "clips", 2)
+    prepare(tmp_path, clips)
+    (file,) = shards_of(tmp_path)
+    file.with_suffix(".ok").unlink()
+    os.mkfifo(file.with_suffix(".ok"))
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert len(decoded) == 2
+
+
 @pytest.mark.parametrize("noted", [{"bytes": 0}, {"bytes": 1 << 62}, {"bytes": -1}, {}, []])
 def test_an_unfinished_shard_of_somebody_else_changes_no_file(tmp_path: Path, noted: Any) -> None:
     """It is a link, or the note beside it says what sbkit does not write."""
