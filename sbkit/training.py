@@ -28,6 +28,7 @@ from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.train.cost import SUMMARY
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
@@ -70,6 +71,8 @@ def train_run(run: Run, log: TextLog) -> None:
                 run.hparams["checkpointer"].normalizer = table_to_store(run.knobs["language"])
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
             if rank() == 0:
+                if not was_finished:  # its results are those of an earlier model
+                    (run.folder / SUMMARY).unlink(missing_ok=True)
                 report_data(run, run.loaders.splits, run.folder)
         brain = run.make_brain()
         brain.loaders = run.loaders

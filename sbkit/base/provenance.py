@@ -1,11 +1,13 @@
 """Where figures come from: versions of packages, commit of the code, the processor."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
@@ -42,8 +44,10 @@ def _version(package: str) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
+    # git sets them for its hooks, and they name another checkout than that of the folder.
+    own = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=own)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

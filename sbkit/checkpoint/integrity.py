@@ -13,9 +13,12 @@ from zipfile import BadZipFile, ZipFile
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.regular import read_regular
 
 CHECKSUMS = "checksums.json"
 ZIP = b"PK"  # what torch.save begins its files with
+LARGEST = 1 << 24  # bytes of what describes a checkpoint
+UNREADABLE = (OSError, ValueError, RecursionError, SbkitError)
 
 
 def checksum(file: Path) -> str:
@@ -57,7 +60,7 @@ def find_damage(folder: Path) -> str | None:
                 return f"{name} is not there"
             if checksum(folder / name) != digest:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         return f"it cannot be read ({error})"
     return None
 
@@ -104,16 +107,16 @@ def listed_checksums(folder: Path) -> Mapping[str, str]:
     """Return the digest of each file; none where no list can be read."""
     try:
         return _read_checksums(folder)
-    except (OSError, ValueError, RecursionError):
+    except UNREADABLE:
         return {}
 
 
 def _read_checksums(folder: Path) -> Mapping[str, str]:
-    """Read the digest of each file; raises OSError or ValueError when there is no such list."""
+    """Read the digest of each file; raises one of UNREADABLE when there is no such list."""
     file = folder / CHECKSUMS
     if not file.is_file():
         raise ValueError(f"it has no {CHECKSUMS}")
-    expected = json.loads(file.read_text(encoding="utf-8"))
+    expected = json.loads(read_regular(file.resolve(), largest=LARGEST, what="The checksums"))
     if not isinstance(expected, dict) or any(Path(name).name != name for name in expected):
         raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
     return expected

@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, find_gap
 
+LARGEST_META = 1 << 20  # bytes of a meta file; YAML of so many takes seconds
 MOST_VALUES = 10_000  # in a meta file, which holds a few figures
 UNREADABLE = (
     *(OSError, ValueError, YAMLError, RecursionError),  # the file, or what it is written in
@@ -25,7 +26,7 @@ UNREADABLE = (
 
 def describe(folder: Path) -> Checkpoint | None:
     """Read a checkpoint's meta file; None when that, or its date, cannot be read."""
-    if not (folder / METAFNAME).is_file():
+    if not (folder / METAFNAME).is_file() or (folder / METAFNAME).stat().st_size > LARGEST_META:
         return None
     try:
         (described,) = Checkpointer._construct_checkpoint_objects([folder])

@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.printable import printable
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.base.words import plural
 from sbkit.data.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
@@ -41,8 +43,11 @@ class Entry:
 
     @property
     def is_orphan(self) -> bool:
-        """Return whether the corpus folder is gone."""
-        return self.corpus is not None and not self.corpus.exists()
+        """Return whether the corpus folder is gone; one that may not be seen is not known to be."""
+        try:
+            return self.corpus is not None and not self.corpus.exists()
+        except OSError:
+            return False
 
 
 def list_entries(cache_folder: Path) -> list[Entry]:
@@ -72,7 +77,7 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
 def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
         facts = read_sealed(folder / CORPUS_FILE) or {}
-        corpus = Path(facts["folder"]) if "folder" in facts else None
+        corpus = Path(facts["folder"]) if isinstance(facts.get("folder"), str) else None
         used = _last_used(folder, known=bool(facts))
         yield Entry(folder, corpus, None, None, None, _size(folder), used)
 
@@ -91,8 +96,12 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _size(folder: Path) -> int:
-    files = (file for file in folder.rglob("*") if not file.is_symlink() and file.is_file())
-    return sum(file.stat().st_size for file in files)
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # one that a process has just removed
+            if not file.is_symlink() and file.is_file():
+                size += file.stat().st_size
+    return size
 
 
 def find_prunable(
@@ -154,7 +163,7 @@ def print_entries(cache_folder: Path) -> None:
     for entry in entries:
         print(_row(entry))
     total = sum(entry.bytes for entry in entries)
-    print(f"{_megabytes(total)} in {_count(len(entries))} of {cache_folder}")
+    print(f"{_megabytes(total)} in {plural(len(entries), 'folder')} of {cache_folder}")
 
 
 def _row(entry: Entry) -> str:
@@ -170,10 +179,6 @@ def _row(entry: Entry) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
-
-
-def _count(folders: int) -> str:
-    return "1 folder" if folders == 1 else f"{folders} folders"
 
 
 def prune(
@@ -193,4 +198,4 @@ def prune(
         print(printable(f"{word} {entry.folder} ({_megabytes(entry.bytes)}): {reason}"))
         removed, freed = removed + 1, freed + entry.bytes
     word = "would be freed" if dry_run else "freed"
-    print(f"{_megabytes(freed)} {word}, {_count(removed)}")
+    print(f"{_megabytes(freed)} {word}, {plural(removed, 'folder')}")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import try_lock
+from sbkit.base.files import nearest_existing, try_lock
 from sbkit.data.decode import Decoded, DecodingProgress, decode_clips
 from sbkit.data.shard import (
     CLAIM,
@@ -249,7 +249,7 @@ def claimed(folder: Path, work: str, *, wait: bool) -> Iterator[bool]:
 
 def disk_full(folder: Path, state: str) -> SbkitError:
     """Return the error of a disk without room, ``state`` saying how far it went."""
-    free = shutil.disk_usage(folder.parent).free / 1e9
+    free = shutil.disk_usage(nearest_existing(folder)).free / 1e9
     return SbkitError(
         f"The disk of {folder} must have room for prepared audio, but {state} "
         f"({free:.1f} GB are free). Free some, with `sbkit cache prune` or by hand, let "

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.regular import LONGEST_LINE
 from sbkit.data.archive import unpacked
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.manifest import (
@@ -138,7 +139,7 @@ def _read_row(
 def read_regular_table(file: Path, names: Sequence[str]) -> pa.Table | None:
     """Read a TSV whose rows all have a field for each column; ``names`` are those of its header."""
     with file.open("rb") as stream:
-        header = stream.readline()
+        header = stream.readline(LONGEST_LINE)
         if b"\t" not in header or csv.field_size_limit() < len(header):
             return None
         written = header.decode("utf-8-sig").rstrip("\r\n").split("\t")

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_text_atomically
 from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import checksum
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
@@ -212,7 +213,8 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         written = read_regular(path, largest=LARGEST_LISTING, what="A listing of the cache")
         seal, text = written.decode().splitlines()
         content = json.loads(text)
-        return content if json.loads(seal) == {"seal": _hash(text)} else None
+        is_sealed = json.loads(seal) == {"seal": _hash(text)}
+        return content if is_sealed and isinstance(content, dict) else None
     except (SbkitError, ValueError, RecursionError):
         return None
 
@@ -231,9 +233,13 @@ def read_shard(listing: Path) -> Shard | None:
         if len({len(column) for column in clips}) > 1:
             return None
         unreadable = [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]]
+        paths = [*clips.paths, *(each.key.path for each in unreadable)]
+        numbers = [pa.array(each, pa.int64()) for each in clips[1:4]]
+        if not all(isinstance(each, str) for each in paths) or any(n.null_count for n in numbers):
+            return None
         store = content.get("store", "pcm")  # older listings do not name it
         return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"], store)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         return None
 
 
@@ -243,8 +249,14 @@ def is_intact(shard: Shard) -> bool:
         return True
     if not has_checksum(shard.file, shard.sha256):
         return False
-    with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
-        lengths = [pc.binary_length(batch["audio"]).to_numpy() for batch in stream]
+    lengths = []
+    try:
+        with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                batch.validate(full=True)  # who makes up a shard makes up its checksum, too
+                lengths.append(pc.binary_length(batch["audio"]).to_numpy())
+    except (pa.ArrowException, LookupError, OSError):
+        return False
     found = np.concatenate(lengths) if lengths else np.empty(0)
     if len(found) != len(shard.clips.paths):
         return False
@@ -257,16 +269,16 @@ def is_intact(shard: Shard) -> bool:
 def has_checksum(file: Path, sha256: str) -> bool:
     """Return whether a file's bytes have a checksum."""
     try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest() == sha256
+        return file.is_file() and checksum(file) == sha256  # a pipe would be waited for
     except OSError:
         return False
 
 
 def is_stamped(file: Path, sha256: str) -> bool:
     """Return whether a file was found intact, and nobody wrote to it since."""
+    stamp = file.with_suffix(".ok")
     try:
-        return file.with_suffix(".ok").read_text(encoding="utf-8") == _stamp(file, sha256)
+        return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(file, sha256)
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -303,12 +315,14 @@ def recover_unfinished(folder: Path) -> None:
     Only who holds the folder's lock may call this.
     """
     for note in folder.glob(f".*{NOTE}"):
-        noted, name = read_sealed(note), note.name.removeprefix(".").removesuffix(NOTE)
-        audio = folder / f".{name}.arrow.tmp"
-        if noted is None or not audio.is_file():
+        noted, name = read_sealed(note) or {}, note.name.removeprefix(".").removesuffix(NOTE)
+        audio, size = folder / f".{name}.arrow.tmp", noted.pop("bytes", None)
+        # A power cut may have lost some of it.
+        is_there = audio.is_file() and isinstance(size, int) and 0 <= size <= audio.stat().st_size
+        if audio.is_symlink() or not is_there:
             continue
-        os.truncate(audio, noted.pop("bytes"))
-        if has_checksum(audio, noted["sha256"]):  # a power cut may have lost some of it
+        os.truncate(audio, size)
+        if has_checksum(audio, str(noted.get("sha256"))):
             audio.rename(folder / f"{name}.arrow")
             write_sealed(folder / f"{name}.json", noted)
     for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):

@@ -28,6 +28,7 @@ from sbkit.data.tables import (
     TableRow,
     column_names,
     find_column,
+    lines_of,
     read_objects,
 )
 
@@ -89,7 +90,7 @@ def _read(file: str) -> Iterator[TableRow | BadRow]:
     with _reading(file):
         if file.endswith(".jsonl"):
             with fsspec.open(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
-                yield from read_objects(lines)
+                yield from read_objects(lines_of(lines))
             return
         with fsspec.open(file, "rb") as stream:
             batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches()
@@ -129,6 +130,8 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
         if not path or "://" not in file:
             return path
         url = path if "://" in path else f"{file.rpartition('/')[0]}/{path}"
+        if "::" in path or not url.startswith(file[: file.index("://")]):
+            return path  # a row of the net would choose files of this machine; it is left out
         folder, _, name = url.rpartition("/")
         try:
             (content,) = Storage.at(folder).read([name])

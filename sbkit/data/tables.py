@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
+from sbkit.base.regular import LONGEST_LINE
 from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = (
@@ -170,10 +172,15 @@ def _open_text(file: Path, newline: str) -> TextIO:
     return file.open(encoding="utf-8-sig", newline=newline)
 
 
+def lines_of(stream: TextIO) -> Iterator[str]:
+    """Yield the lines of a text; one of more than LONGEST_LINE comes in parts, as bad rows."""
+    return iter(partial(stream.readline, LONGEST_LINE), "")
+
+
 def _first_line(file: Path) -> str:
     """Return the first line that is not empty, and "" where there is none."""
     with _open_text(file, "") as stream:
-        return next((line for line in stream if line.strip()), "")
+        return next((line for line in lines_of(stream) if line.strip()), "")
 
 
 def _empty(file: Path) -> SbkitError:
@@ -202,9 +209,9 @@ def _split_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of every line that has any, and its number; raises SbkitError."""
     with _open_text(file, "") as stream:
         if delimiter == "\t":
-            reader = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+            reader = csv.reader(lines_of(stream), delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
-            reader = csv.reader(stream, delimiter=delimiter, strict=True)
+            reader = csv.reader(lines_of(stream), delimiter=delimiter, strict=True)
         try:
             for row in reader:
                 if any(map(str.strip, row)):
@@ -274,7 +281,7 @@ def column_names(file: Path, rows: Iterable[TableRow | BadRow]) -> tuple[str, ..
 
 def _objects_of(file: Path) -> Iterator[TableRow | BadRow]:
     with _open_text(file, "\n") as stream:
-        yield from read_objects(stream)
+        yield from read_objects(lines_of(stream))
 
 
 def read_objects(lines: Iterable[str]) -> Iterator[TableRow | BadRow]:

@@ -302,14 +302,20 @@ def share(variables: Mapping[str, str]) -> tuple[int, int]:
     """
     prefix = "SLURM_ARRAY_TASK_"
     try:
-        if f"{prefix}ID" not in variables:
-            return int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-        place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
-        return place // int(variables.get(f"{prefix}STEP", "1")), int(variables[f"{prefix}COUNT"])
-    except (KeyError, ValueError) as error:
+        if f"{prefix}ID" in variables:
+            place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
+            place //= int(variables.get(f"{prefix}STEP", "1"))
+            of = int(variables[f"{prefix}COUNT"])
+        else:
+            place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
+        if not 0 <= place < of:  # as of an array of 1, 3 and 7
+            raise ValueError(f"number {place} of {of}")
+        return place, of
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         raise SbkitError(
-            f"The processes of an array must know their number by {prefix}ID, _MIN and _COUNT, as "
-            f"SLURM sets them, but {error} is wrong. Set them, or unset {prefix}ID."
+            f"The processes that share the work must know their number by {prefix}ID, _MIN and "
+            f"_COUNT, as SLURM sets them, or by RANK and WORLD_SIZE, but {error} is wrong. Set "
+            "them to numbers without gaps, or unset them."
         ) from error
 
 

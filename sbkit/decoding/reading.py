@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
+
+SAFE_PATH = "PYTHONSAFEPATH"
 
 Read = TypeVar("Read")
 
@@ -101,7 +104,17 @@ class Reading:
 
         with self._starting:
             if self._processes is None:
-                made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.reader,))
+                # loky's `python -m` and `-c` would look for modules in the working folder first.
+                is_set, own = SAFE_PATH in os.environ, {SAFE_PATH: "1"}
+                os.environ.update(own)
+                try:
+                    made = ProcessPoolExecutor(
+                        self._count, initializer=_keep, initargs=(self.reader,), env=own
+                    )
+                    resource_tracker.ensure_running()
+                finally:
+                    if not is_set:
+                        del os.environ[SAFE_PATH]
                 # Also for who never closes it: at the interpreter's own end loky's fails aloud.
                 self._end = weakref.finalize(self, _end, made, os.getpid())
                 self._processes = made

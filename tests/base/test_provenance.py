@@ -26,6 +26,17 @@ def test_commit_of_a_clean_then_a_changed_checkout(checkout: Path) -> None:
     assert git_commit(checkout / "code") == f"{commit}-dirty"
 
 
+def test_the_variables_of_a_hook_name_no_other_commit(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = _commit_all(checkout)
+    (checkout / "other").mkdir()
+    (checkout / "other" / "file").touch()
+    _commit_all(checkout / "other")
+    monkeypatch.setenv("GIT_DIR", str(checkout / "other" / ".git"))
+    assert git_commit(checkout / "code") == commit
+
+
 def test_no_commit_outside_a_checkout(checkout: Path) -> None:
     assert git_commit(checkout / "code") is None
 

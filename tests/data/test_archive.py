@@ -4,6 +4,7 @@ import io
 import os
 import tarfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,16 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
         "train.tsv"
     ]
     assert not [each for each in unpack(archive).iterdir() if each.name.startswith("entry")]
+
+
+def test_what_is_unpacked_is_not_remembered(tmp_path: Path) -> None:
+    """Of two million clips the list of them would take 0.9 GB."""
+    archive = packed(tmp_path / "many.tar.gz", *[("clips", 0, tarfile.DIRTYPE)] * 3000)
+    tracemalloc.start()
+    unpack(archive)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from sbkit import cli
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.cache import Entry, list_entries, remove
+from sbkit.data.shard import write_sealed
 from tests.data.test_prepare import assert_holds, make_clips, prepare
 
 
@@ -86,6 +88,25 @@ def test_what_was_not_used_for_long_is_removed_and_using_it_counts(cache: Path) 
     os.utime(here / "corpus.json", (month_ago, month_ago))
     cli.run(["cache", "prune", "--older-than", "30"])
     assert not here.exists()
+
+
+@pytest.mark.parametrize("facts", [[1], "x", {"folder": 1}, {"folder": [1]}, {"sample_rate": "x"}])
+def test_what_somebody_else_noted_is_listed_as_unknown(cache: Path, facts: Any) -> None:
+    for name in ("here", "talks"):
+        write_sealed(of(cache, name) / "corpus.json", facts)
+    assert [entry.corpus for entry in list_entries(cache)].count(None) == 2
+
+
+def test_a_corpus_that_may_not_be_seen_is_not_gone(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    cli.run(["cache"])
+    cli.run(["cache", "prune"])
+    assert "0.0 MB freed, 0 folders" in capsys.readouterr().out
 
 
 def test_what_is_being_prepared_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,15 @@
 """Clips are decoded once, damage is noticed, and what is interrupted goes on."""
 
+import errno
+import hashlib
 import os
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -311,6 +315,39 @@ def double_the_samples(file: Path) -> None:
     file.with_suffix(".ok").unlink()
 
 
+def make_up(write: Callable[[Path], object], file: Path) -> None:
+    """Write another file, and its checksum into the listing."""
+    write(file)
+    listing = file.with_suffix(".json")
+    content = shard.read_sealed(listing)
+    assert content is not None
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    shard.write_sealed(listing, content | {"sha256": sha256})
+    file.with_suffix(".ok").unlink()
+
+
+def move_offsets(file: Path) -> None:
+    """Let all rows lie a gigabyte further on: they have their lengths, and are not there."""
+    offsets = np.frombuffer(read_rows(file)["audio"].chunk(0).buffers()[1], np.int32)
+    moved = file.read_bytes().replace(offsets.tobytes(), (offsets + (1 << 30)).tobytes())
+    file.write_bytes(moved)
+
+
+def list_otherwise(column: str, values: list[Any], file: Path) -> None:
+    """Let a column of the listing hold something else, sealed."""
+    listing = file.with_suffix(".json")
+    content = shard.read_sealed(listing)
+    assert content is not None
+    content["clips"][shard.Listing._fields.index(column)] = values * 40
+    shard.write_sealed(listing, content)
+
+
+def be_a_pipe(file: Path) -> None:
+    file.with_suffix(".ok").unlink()
+    file.unlink()
+    os.mkfifo(file)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "zeroed audio": zero_audio,
     "a flipped bit": flip_a_bit,
@@ -324,6 +361,15 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "removed": lambda file: file.unlink(),
     "an unsealed listing": lambda file: flip_a_bit(file.with_suffix(".json")),
     "no listing": lambda file: file.with_suffix(".json").unlink(),
+    "offsets that are made up": partial(make_up, move_offsets),
+    "a column that is made up": partial(
+        make_up, lambda file: write_rows(file, read_rows(file).rename_columns(["speech"]))
+    ),
+    "no Arrow, made up": partial(make_up, lambda file: file.write_bytes(b"no Arrow")),
+    "a pipe": be_a_pipe,
+    "lengths that are texts": partial(list_otherwise, "samples", ["x"]),
+    "lengths beyond": partial(list_otherwise, "samples", [10**400]),
+    "paths that are lists": partial(list_otherwise, "paths", [[1]]),
 }
 
 
@@ -386,6 +432,19 @@ def test_a_full_disk_is_told_and_what_was_prepared_stays(
     decoded.clear()
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(decoded) < 20
+
+
+def test_a_disk_without_room_for_a_first_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = make_clips(tmp_path / "clips", 1)
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(SbkitError, match="must have room for prepared audio, but is full"):
+        prepare(tmp_path, clips)
 
 
 def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
@@ -477,6 +536,34 @@ def test_a_killed_preparation_keeps_what_it_wrote(tmp_path: Path, decoded: list[
     assert len(decoded) % 5 == 0
     assert 0 < len(decoded) <= 55
     assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_a_pipe_in_the_place_of_a_stamp_is_not_waited_for(
+    tmp_path: Path, decoded: list[str]
+) -> None:
+    clips = make_clips(tmp_path / "clips", 2)
+    prepare(tmp_path, clips)
+    (file,) = shards_of(tmp_path)
+    file.with_suffix(".ok").unlink()
+    os.mkfifo(file.with_suffix(".ok"))
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("noted", [{"bytes": 0}, {"bytes": 1 << 62}, {"bytes": -1}, {}, []])
+def test_an_unfinished_shard_of_somebody_else_changes_no_file(tmp_path: Path, noted: Any) -> None:
+    """It is a link, or the note beside it says what sbkit does not write."""
+    clips = make_clips(tmp_path / "clips", 2)
+    prepare(tmp_path, clips[:1])
+    (folder,) = (tmp_path / "cache" / "audio").iterdir()
+    (tmp_path / "thesis.txt").write_text("kept")
+    for name in "ab":
+        shard.write_sealed(folder / f".{name}{shard.NOTE}", noted)
+    (folder / ".a.arrow.tmp").symlink_to(tmp_path / "thesis.txt")
+    (folder / ".b.arrow.tmp").write_bytes(b"some")
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert (tmp_path / "thesis.txt").read_text() == "kept"
+    assert not list(folder.glob(".*"))
 
 
 def test_who_is_asked_to_stop_keeps_every_clip(tmp_path: Path, decoded: list[str]) -> None:

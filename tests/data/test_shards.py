@@ -455,6 +455,20 @@ def test_audio_in_a_stream_may_have_a_name_that_no_file_can_have(
     assert len(manifest.clips) == 4 and not manifest.bad_rows
 
 
+@pytest.mark.parametrize(
+    "audio", ["file://{}", "local://{}", "simplecache::file://{}", "simplecache::memory://a.wav"]
+)
+def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str) -> None:
+    (tmp_path / "private.wav").write_bytes(wav(1))
+    source = f"memory://{tmp_path.name}-rows"
+    row = {"audio": audio.format(tmp_path / "private.wav"), "text": "word"}
+    fsspec.filesystem("memory").pipe(f"{source}/part.jsonl", json.dumps(row).encode())
+    (unit,) = streamed(source).units(OPTIONS, tmp_path)
+    (bad,) = unit.rows(0)
+    assert isinstance(bad, BadRow)
+    assert bad.reason == "not a file on this machine"
+
+
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(
     tmp_path: Path, place: str, decoded: list[str]
 ) -> None:
@@ -562,8 +576,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
     with pytest.raises(SbkitError, match="`--shard-size` must come with --shards"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shard-size=1GB"])
-    with pytest.raises(SbkitError, match="as SLURM sets them, but 'SLURM_ARRAY_TASK_MIN' is wrong"):
+    with pytest.raises(SbkitError, match="WORLD_SIZE, but .SLURM_ARRAY_TASK_MIN. is wrong"):
         share({"SLURM_ARRAY_TASK_ID": "3"})
+    one_three_seven = {"ID": "7", "MIN": "1", "COUNT": "3"}
+    for array in (one_three_seven, {**one_three_seven, "STEP": "0"}, {"ID": "0", "MIN": "3"}):
+        with pytest.raises(SbkitError, match="to numbers without gaps, or unset them"):
+            share({f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()})
+    with pytest.raises(SbkitError, match="but number 2 of 2 is wrong"):
+        share({"RANK": "2", "WORLD_SIZE": "2"})
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match="must be a place to write to, but is not"):
         write(str(tmp_path / "file" / "shards"), clips)

@@ -131,8 +131,13 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
     (tmp_path / "reader").write_bytes(pickle.dumps((reader, clips_of(reader))))
+    hostile = tmp_path / "hostile"  # a working folder whose modules nobody may import
+    hostile.mkdir()
+    for name in ("argparse", "pickle", "signal", "threading"):
+        (hostile / f"{name}.py").write_text("print('EXECUTED')")
     done = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
+        cwd=hostile,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

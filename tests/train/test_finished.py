@@ -1,5 +1,6 @@
 """When training ends before its last epoch."""
 
+import errno
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.listing import newest_described
 from sbkit.logs.metric import Metric, best_key
@@ -137,3 +138,24 @@ def test_a_run_that_is_no_better_ends_and_stays_ended(
     assert "the results in" in again
     assert read_json(tmp_path / "run" / "summary.json") == summary
     assert not math.isnan(summary["test"]["test"]["CER"])
+
+
+@pytest.mark.slow
+def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
+    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of the shorter run are not kept as those of the longer one."""
+    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
+    summary = tmp_path / "run" / "summary.json"
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1") == 0
+    assert summary.is_file()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "disk")
+
+    with monkeypatch.context() as context:
+        context.setattr("sbkit.train.brain.Brain.evaluate", fail)
+        assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == BAD_INPUT
+    assert not summary.exists()
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == 0
+    assert summary.is_file()

@@ -113,6 +113,12 @@ def test_a_rank_that_never_gave_a_sign_of_life_is_named(tmp_path: Path) -> None:
     assert third.startswith("  rank 2 in step")
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "[" * 100_000, '{"rank": 0, "a": 1}', "\xff"])
+def test_a_sign_of_life_that_is_none_does_not_keep_the_job(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").write_text(content, encoding="latin-1")
+    assert read_beats(tmp_path) == {}
+
+
 def write_beat(folder: Path, number: int) -> None:
     ping = {"rank": number, "phase": "step", "step": 5, "utterances": ["clip7"], "since": 0.0}
     (folder / f"rank-{number}.json").write_text(json.dumps(ping))
