@@ -109,7 +109,7 @@ def _as_text(source: Path, value: object) -> str:
 
 def embedded_folder(source: Path) -> Path:
     """Return the folder of the cache for the audio that a dataset holds itself."""
-    key = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
+    key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 

@@ -116,12 +116,18 @@ def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> 
         return row
     fields: dict[str, Any] = {**row.fields}
     path = _to_path(fields.pop(audio, None), file, scratch)
+    if path is None:
+        return BadRow(f"line {row.line}", "no audio file", f"{row.fields[audio]!r:.200}")
     texts = {key: "" if value is None else str(value) for key, value in fields.items()}
     return TableRow(row.line, {**texts, audio: path})
 
 
-def _to_path(audio: object, file: str, scratch: Path) -> str:
-    """Return the path of a clip: its own, or that of a file made of its bytes."""
+def _to_path(audio: object, file: str, scratch: Path) -> str | None:
+    """Return the path of a clip: its own, or that of a file made of its bytes.
+
+    None: it is not there. A row that comes over the net names nothing on this machine, nor of
+    another protocol.
+    """
     if isinstance(audio, bytes):
         audio = {"bytes": audio}
     held: Mapping[str, Any] = audio if isinstance(audio, Mapping) else {"path": audio}
@@ -131,12 +137,12 @@ def _to_path(audio: object, file: str, scratch: Path) -> str:
             return path
         url = path if "://" in path else f"{file.rpartition('/')[0]}/{path}"
         if "::" in path or not url.startswith(file[: file.index("://")]):
-            return path  # a row of the net would choose files of this machine; it is left out
+            return None
         folder, _, name = url.rpartition("/")
         try:
             (content,) = Storage.at(folder).read([name])
         except MissingFileError:
-            return path.rpartition("://")[2]  # which is not here either, and is left out
+            return None
     place = scratch / uuid4().hex / file_name(path, content)
     place.parent.mkdir()
     place.write_bytes(content)

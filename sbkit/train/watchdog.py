@@ -156,7 +156,7 @@ def read_beats(folder: Path) -> dict[int, Beat]:
     beats = {}
     for file in folder.glob("rank-*.json"):
         # Just being replaced, or another's; without this rank's own words the job would not end.
-        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+        with suppress(Exception):
             record = json.loads(file.read_text())
             number = record.pop("rank")
             beats[number] = Beat(**record)

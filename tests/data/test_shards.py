@@ -456,7 +456,9 @@ def test_audio_in_a_stream_may_have_a_name_that_no_file_can_have(
 
 
 @pytest.mark.parametrize(
-    "audio", ["file://{}", "local://{}", "simplecache::file://{}", "simplecache::memory://a.wav"]
+    "audio",
+    ["file://{}", "local://{}", "simplecache::file://{}", "simplecache::memory://a.wav"]
+    + ["memory://{}", "{}"],
 )
 def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str) -> None:
     (tmp_path / "private.wav").write_bytes(wav(1))
@@ -466,7 +468,7 @@ def test_a_row_of_a_url_names_no_file_of_this_machine(tmp_path: Path, audio: str
     (unit,) = streamed(source).units(OPTIONS, tmp_path)
     (bad,) = unit.rows(0)
     assert isinstance(bad, BadRow)
-    assert bad.reason == "not a file on this machine"
+    assert bad.reason == "no audio file"
 
 
 def test_a_stream_may_come_from_a_url_and_goes_on_behind_its_last_shard(

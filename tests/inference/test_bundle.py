@@ -160,7 +160,10 @@ def first(weights: dict[str, Tensor], value: float) -> None:
         (lambda all_: first(all_, torch.nan), "3.weight holds numbers that are not finite"),
         (lambda all_: first(all_, torch.inf), "holds numbers that are not finite"),
         (lambda all_: {name: each.int() for name, each in all_.items()}, "int32 saved"),
-        (lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()}, "complex64"),
+        (
+            lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()},
+            "complex saved",
+        ),
         (lambda all_: all_.update(more=torch.zeros(1)), "1 tensor differs"),
     ],
 )
