@@ -65,7 +65,7 @@ def evaluate_splits(
 
 
 def start_validation(brain: Any) -> None:
-    """Tell a recipe that its validation sets are read once more, in the epoch that was the last."""
+    """Begin to read the validation sets once more, in the epoch that was the last."""
     epochs = brain._declared("epoch_counter", None)
     brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
 
