@@ -1,4 +1,4 @@
-"""What lets two workers run the tests: which module comes first, and which go together."""
+"""What lets several workers run the tests: which module comes first, and which go together."""
 
 import fcntl
 from pathlib import Path
