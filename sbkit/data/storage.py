@@ -84,7 +84,7 @@ class Storage:
         with _reaching(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked for many at once
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return [system.size(each) if system.exists(each) else None for each in paths]
 
     def read(self, names: Sequence[str]) -> Iterator[bytes]:
