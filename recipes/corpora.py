@@ -1,9 +1,14 @@
 """Choose the corpus of a run: by its name, by manifests, by its folder, or the default one."""
 
 import importlib
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
@@ -12,7 +17,11 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
 from sbkit.data import sharded_corpus
 from sbkit.data.archive import is_archive, unpacked
+from sbkit.data.clips import Clips
 from sbkit.data.corpus import Corpus
+from sbkit.data.manifest import Manifest
+from sbkit.data.roles import require_split_name, resolve_splits
+from sbkit.data.streamed_split import StreamedSplit
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
 
@@ -69,5 +78,59 @@ def _import_corpus(name: str) -> Corpus:
             f"`corpus` must name a module with the functions splits and read, but {name} has no "
             f"{' and no '.join(missing)}. Write it, as in recipes/LibriSpeech/corpus.py."
         )
-    corpus: Corpus = module
-    return corpus
+    return OwnCorpus(name, module)
+
+
+@dataclass(frozen=True)
+class OwnCorpus:
+    """A corpus of the user's own, of which what it returns is checked."""
+
+    name: str
+    module: Corpus
+
+    def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Return the splits of each role: those of the knob ``splits``, else the module's.
+
+        Raises:
+            SbkitError: they are none.
+        """
+        named: Any = self.module.splits(knobs)
+        if not isinstance(named, Mapping):
+            raise SbkitError(
+                "`splits` of a corpus must return the names of splits for train, valid and test, "
+                f"but that of {self.name} returned {named!r}. Correct it there."
+            )
+        roles = {
+            role: [names] if isinstance(names, str) else [*names] for role, names in named.items()
+        }
+        every = [*chain.from_iterable(roles.values())]
+        for split in every:
+            require_split_name(split)
+        return resolve_splits(knobs.get("splits"), roles, every)
+
+    def read(self, knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
+        """Return the rows of one split.
+
+        Raises:
+            SbkitError: they are none, hold what is no text, or two have one id.
+        """
+        source: Any = self.module.read(knobs, split)
+        if isinstance(source, StreamedSplit):
+            return source
+        try:
+            clips = Clips.of(source.clips)
+            if clips.own["sentence"].null_count:
+                raise TypeError("a sentence is None")
+        except (AttributeError, TypeError, pa.ArrowException) as error:
+            raise SbkitError(
+                "`read` of a corpus must return a Manifest of clips with texts for id, sentence "
+                f"and columns, but that of {self.name} did not for {split} ({error}). Write str() "
+                "around values, and an empty text for none."
+            ) from error
+        if len({*clips.ids}) < len(clips):
+            twice = next(id for id, count in Counter(clips.ids).items() if count > 1)
+            raise SbkitError(
+                f"Each clip must have an id of its own, but {self.name} has {twice!r} twice in "
+                f"{split}. Make it of more of the path."
+            )
+        return replace(source, clips=clips)

@@ -358,9 +358,12 @@ def _classify(options: argparse.Namespace) -> int:
 def _train_lm(options: argparse.Namespace) -> int:
     from sbkit.decoding.language_models import train_texts
     from sbkit.inference.bundle import language_of
+    from sbkit.text.languages import check_language
 
     language, tokenizer = options.language, options.tokenizer
-    if language is None:
+    if language is not None:
+        check_language(language)
+    else:
         language = "und" if tokenizer is None else language_of(tokenizer)
     wanted = {"order": options.order, "tokenizer": tokenizer, "out": options.out}
     print(train_texts(options.texts, language=language, **wanted))

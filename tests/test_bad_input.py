@@ -94,6 +94,10 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
         (["--encoder_module=lstm"], ["`encoder_module`", "conformer", "'lstm'"]),
         (["--nhead=5"], ["`d_model`", "`nhead`", "5"]),
         (["--dropout=1.5"], ["`dropout`", "1.5"]),
+        (
+            ["--attention_decoding=joint", "--ctc_weight=1.0", "--check=False"],
+            ["joint", "but `ctc_weight` is 1.0"],
+        ),
         (["--speeds=[]"], ["`speeds`"]),
         (["--speeds=[0.0]"], ["`speeds`", "positive"]),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),

@@ -63,8 +63,9 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
     for source in sources:
         if not streamed.get(source):
             raise SbkitError(
-                f"A split that is streamed must come from folders or URLs that hold parquet or "
-                f"JSON Lines (.jsonl), but {source} is none. Correct it, or list files instead."
+                "A split that is streamed must come from folders or URLs that hold parquet or "
+                f"JSON Lines (.jsonl), but none is found at {source}. Correct it, see whether it "
+                "can be reached, or name each file."
             )
     return StreamedSplit(tuple(chain.from_iterable(streamed.values())), **columns)
 

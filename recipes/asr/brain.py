@@ -68,6 +68,11 @@ class AsrBrain(Brain):
         self.tokenizer = self.hparams.tokenizer
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
         if self.decoder is not None and self.hparams.ctc_weight == 1:
+            if self.decoder.attention == "joint":
+                raise SbkitError(
+                    "`attention_decoding: joint` must have an attention decoder that is trained, "
+                    "but `ctc_weight` is 1.0. Lower that, or take rescore, which then does nothing."
+                )
             self.decoder = self.decoder.with_attention(None)  # it is not trained
         if self.decoder is not None:
             self.decoder.require_possible()

@@ -84,7 +84,7 @@ class Storage:
         with _reaching(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked for many at once
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return [system.size(each) if system.exists(each) else None for each in paths]
 
     def read(self, names: Sequence[str]) -> Iterator[bytes]:
@@ -183,8 +183,9 @@ def _require_content(content: object, file: str, size: int | None = None) -> byt
     assert isinstance(content, bytes)
     if size is not None and len(content) != size:
         raise SbkitError(
-            f"{file} must be whole, but is cut short. Copy it again, or remove it and prepare the "
-            "shards again."
+            f"{file} must be whole, and its server must know ranges of bytes, but {len(content)} "
+            f"bytes came for {size}. Copy it again, or remove it and prepare the shards again, or "
+            "take another server."
         )
     return content
 
@@ -201,6 +202,8 @@ def _file_system(url: str) -> tuple[Any, str]:
             f"{url} must be of a protocol that fsspec reads here, but is not ({error}). Install "
             "what it needs (s3fs for s3, gcsfs for gs), or name a folder."
         ) from error
+    except Exception as error:  # some connect at once
+        raise _unreachable(url, error) from error
     return system, str(path)
 
 

@@ -347,7 +347,7 @@ def _finish(
 
 def _clean(folder: Path | None) -> None:
     """Remove what killed processes left."""
-    for pattern in (".*.arrow.tmp", f"{CLAIM}*"):
+    for pattern in (".*.tmp", f"{CLAIM}*"):
         for file in folder.glob(pattern) if folder else ():
             with suppress(OSError):
                 file.unlink()

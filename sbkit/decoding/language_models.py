@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
@@ -17,7 +17,7 @@ from sbkit.base.files import require_writable
 from sbkit.base.regular import read_lines
 from sbkit.decoding.scorer import require_pieces
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.arpa import read_arpa, write_arpa
+from sbkit.lm.arpa import is_start, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
@@ -25,6 +25,7 @@ from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
+PREAMBLE = 1000  # lines at most that stand above an ARPA file's data, such as IRSTLM's
 SPELLED_SHARE = 0.5  # of the words of an ARPA file; that of another spelling has hardly any
 
 
@@ -116,13 +117,12 @@ def _require_spelled(words: NgramModel, spelling: Spelling) -> None:
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is there that is named as an ARPA file, or begins as one: `\data\`."""
+    r"""Check whether a file is there that is named as an ARPA file, or has its `\data\`."""
     try:
-        lines = read_lines(file, what="The text of a language model")
-        first = next(filter(None, map(bytes.strip, lines)), b"")
+        lines = islice(read_lines(file, what="The text of a language model"), PREAMBLE)
+        return any(map(is_start, lines)) or file.suffix == ".arpa"
     except SbkitError:
         return False
-    return file.suffix == ".arpa" or first == b"\\data\\"
 
 
 def _take_arpa(file: Path, declared: Declared, tokenizer: Tokenizer) -> dict[str, NgramModel]:
@@ -241,6 +241,11 @@ def train_texts(
         SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
             order is out of range, or nothing can be written there.
     """
+    for file in texts:
+        if file.resolve() == out.resolve():
+            raise SbkitError(f"`--out` must be a new file, but {out} is a text. Name another one.")
+        if is_arpa(file):
+            raise _no_text(file, "is an ARPA file")
     require_writable(out.parent, option="--out")
     spell = None if tokenizer is None else _open_tokenizer(tokenizer)
     words = Counter[str]()

@@ -96,7 +96,7 @@ def tune(
     know most words of the set, weights without it are chosen as well, and the better ones taken.
 
     ``add`` adds the errors of all ranks, each of which has heard a share of the set; ``ping`` is
-    called before each of the weights, for a watchdog.
+    called before each utterance, for a watchdog.
 
     Raises:
         SbkitError: no rank has heard anything.
@@ -145,8 +145,7 @@ def _choose(
     quick = _make_quick(decoder)
     errors = list[Scores]()
     for each in tried:
-        ping()
-        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard))
+        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard, ping))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
@@ -155,7 +154,7 @@ def _choose(
         )
     smooth = _fit(points, np.array([aim(each) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
-    (reached,) = add([_errors(decoder.with_weights(best), heard)])
+    (reached,) = add([_errors(decoder.with_weights(best), heard, ping)])
     return Tuned(best, reached, reached.utterances)
 
 
@@ -242,9 +241,10 @@ def take_enough(heard: Iterable[Heard]) -> list[Heard]:
     return kept
 
 
-def _errors(decoder: BeamDecoder, heard: Sequence[Heard]) -> Scores:
+def _errors(decoder: BeamDecoder, heard: Sequence[Heard], ping: Callable[[], object]) -> Scores:
     scores = Scores()
     for each in heard:
+        ping()
         tokens = decoder.nbest(each.log_probs, each.attention)[0].tokens
         scores += count_errors(each.text, decoder.tokenizer.decode(tokens))
     return scores

@@ -13,6 +13,7 @@ Words are UTF-8 without white space. SRILM's manual, ngram-format(5), describes 
 
 import math
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -104,9 +105,14 @@ def _read(lines: Lines) -> NgramModel:
     return NgramModel(words, tuple(grams))
 
 
+def is_start(line: bytes) -> bool:
+    r"""Check whether a line is `\data\`, above which tools may write what they like."""
+    return line.strip().removeprefix(BOM_UTF8) == b"\\data\\"
+
+
 def _read_counts(lines: Lines) -> list[int]:
     r"""Read what follows \data\: the number of n-grams of each order."""
-    while lines.take() != b"\\data\\":
+    while not is_start(lines.take()):
         pass
     counts = list[int]()
     while (line := lines.take()).startswith(b"ngram "):

@@ -37,7 +37,7 @@ from sbkit.data.plan import MicroBatch
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard_units import ShardOptions
 from sbkit.data.sharded_corpus import INDEX, Index
-from sbkit.data.storage import Storage
+from sbkit.data.storage import ByteRange, Storage, read_ranges
 from sbkit.data.streamed_split import StreamedSplit, streamed_files
 from sbkit.data.write_shards import NewShard, share, write_shards
 from sbkit.logs.log import read_log
@@ -348,6 +348,7 @@ def test_who_is_killed_loses_the_shard_at_hand(tmp_path: Path, decoded: list[str
     kept = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
     assert len(kept) == 4
     assert list(target.glob(".*.tmp"))
+    (target / ".dev-5f3c-000.parquet.42.tmp").touch()  # of one that was killed while it wrote it
     index = write(str(target), clips)
     assert index is not None
     assert all(file.stat().st_ino == inode for file, inode in kept.items())
@@ -574,6 +575,11 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
         with pytest.raises(SbkitError, match="must be of a protocol that fsspec reads here"):
             corpus_of(knobs(url))
+    with (
+        patch.object(fsspec, "url_to_fs", side_effect=OSError("no libjvm")),
+        pytest.raises(SbkitError, match=r"hdfs://shards must be reachable, but is not: OSError"),
+    ):
+        corpus_of(knobs("hdfs://shards"))
     with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
     with pytest.raises(SbkitError, match="`--shard-size` must come with --shards"):
@@ -595,6 +601,13 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         SbkitError, match=r"must be parquet or JSON Lines in UTF-8, but cannot be read"
     ):
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
+
+
+def test_a_server_that_gives_whole_files_for_parts_is_named(place: str) -> None:
+    memory = fsspec.filesystem("memory")
+    whole = patch.object(type(memory), "cat_ranges", lambda _, paths, *rest, **more: [b"12"])
+    with whole, pytest.raises(SbkitError, match=r"its server must know ranges .* 2 bytes came for"):
+        read_ranges([ByteRange(f"{place}/any.arrow", 0, 1)])
 
 
 def test_a_full_disk_keeps_the_shards_that_are_finished(clips: list[Clip], tmp_path: Path) -> None:

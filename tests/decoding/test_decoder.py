@@ -94,8 +94,10 @@ def test_chosen_weights_make_fewer_errors_than_none(tuning_of_all: Tuning) -> No
     without = errors(decoder.with_weights(Weights(word=0, token=0, unknown=0)), heard)
     assert tuned.scores.wer < 0.5 * without.wer
     assert tuned.scores == errors(decoder.with_weights(tuned.weights), heard)
-    assert tune(decoder, heard) == tuned
+    pings = list[None]()
+    assert tune(decoder, heard, ping=lambda: pings.append(None)) == tuned
     assert tuned.plain()["utterances"] == 6
+    assert len(pings) >= 64 * 6  # at each utterance: all of them may take longer than a hang may
 
 
 def test_of_a_large_set_few_utterances_are_held_at_a_time(
@@ -282,11 +284,13 @@ def test_an_arpa_file_of_another_order_or_spelling_is_refused(
         take()
 
 
-def test_an_arpa_file_is_known_by_its_name_or_its_first_line(tmp_path: Path) -> None:
+def test_an_arpa_file_is_known_by_its_name_or_where_its_data_begin(tmp_path: Path) -> None:
     for name, text, expected in (
         ("a.arpa", "any", True),
         ("a.lm", "\n\\data\\\n", True),
-        ("a.txt", "data\n\\data\\\n", False),
+        ("a.txt", "data\n", False),
+        ("irst.lm", "iARPA\n\n\\data\\\n", True),
+        ("bom.lm", "\ufeff\\data\\\n", True),
         ("empty", "", False),
     ):
         (tmp_path / name).write_text(text)

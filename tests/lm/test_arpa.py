@@ -41,8 +41,9 @@ def written(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_numbers_are_natural_logarithms(tmp_path: Path) -> None:
-    model = read_arpa(written(tmp_path, SMALL))
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with_a_mark_of_utf8"])
+def test_numbers_are_natural_logarithms(tmp_path: Path, mark: str) -> None:
+    model = read_arpa(written(tmp_path, mark + SMALL.removeprefix("made by hand\n\n" * bool(mark))))
     assert model.words == ("<unk>", "<s>", "</s>", "a", "b")
     a, b = model.id_of("a"), model.id_of("b")
     assert model.score(NO_HISTORY, a)[0] == pytest.approx(-0.5 * math.log(10))

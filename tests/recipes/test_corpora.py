@@ -7,6 +7,8 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,7 +18,7 @@ import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
-from recipes.corpora import corpus_of
+from recipes.corpora import OwnCorpus, corpus_of
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
@@ -38,7 +40,8 @@ def test_no_corpus_imports_another() -> None:
 def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
+    name = "recipes.CommonVoice.corpus"
+    assert corpus_of({"corpus": name}) == OwnCorpus(name, common_voice)
     (tmp_path / "fr" / "clips").mkdir(parents=True)
     assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
     assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
@@ -62,6 +65,33 @@ def test_what_leads_to_no_corpus_is_refused(
         knobs = {**knobs, "data_folder": folder.replace("FOLDER", str(tmp_path))}
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs)
+
+
+@pytest.mark.parametrize(
+    ("splits", "rows", "words"),
+    [
+        (["train", "dev"], [], "must return the names of splits .* returned \\['train', 'dev'\\]"),
+        ({"train": "train"}, [], "`splits.valid` must name at least one split"),
+        ({"train": "train", "valid": ["a/b"]}, [], "name of a split .* is 'a/b'"),
+        ({"train": "train", "valid": ["dev"], "test": ["dev"]}, [], "'dev' is in `splits.valid`"),
+        ({"train": "train", "valid": ["dev"]}, [], "splits.test. must name .* 'other' is none"),
+        (None, [("a", "A.", {"age": 3})], "must return a Manifest .* mine did not for train"),
+        (None, [("a", None, {})], "did not for train .a sentence is None."),
+        (None, [("a", "A.", {}), ("a", "B.", {})], "but mine has 'a' twice in train"),
+        (None, None, "did not for train .'list' object has no attribute"),
+    ],
+)
+def test_what_a_corpus_of_ones_own_returns_is_checked(splits: Any, rows: Any, words: str) -> None:
+    clips = [Clip(id, Path("a.wav"), text, columns) for id, text, columns in rows or ()]
+    module: Any = SimpleNamespace(
+        splits=lambda _: splits, read=lambda *_: clips if rows is None else Manifest(clips, ())
+    )
+    corpus = OwnCorpus("mine", module)
+    with pytest.raises(SbkitError, match=words):
+        if splits is None:
+            corpus.read({}, "train")
+        else:
+            corpus.splits({"splits": {"test": "other"} if "other" in words else None})
 
 
 def test_the_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
