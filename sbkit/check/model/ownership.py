@@ -32,6 +32,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
         yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
     with suppress(MissingPartError):
         yield from _foreign(planned, dry_run(planned))
+        yield from _made_on_cpu(planned, dry_run(planned))
     yield from _twice(planned)
 
 
@@ -128,8 +129,7 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
     users: dict[Keys, list[nn.Parameter]] = {}
     for parameter, inside in seen.foreign:
         if id(parameter) not in known:
-            named = [keys for keys in inside if keys and keys[0] in planned.document.root]
-            users.setdefault(named[-1] if named else ("model",), []).append(parameter)
+            users.setdefault(_running(planned, inside), []).append(parameter)
     for user, parameters in users.items():
         yield planned.finding(
             CHECK,
@@ -140,6 +140,28 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
             f"holds (the first: {list(parameters[0].shape)}), in no optimizer and in no checkpoint",
             fix=f"Make them in `__init__`, as attributes of a module of `{dotted(user)}`.",
         )
+
+
+def _made_on_cpu(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
+    """Find what a step makes on the CPU and uses with what lies on the device."""
+    for user, function in sorted(
+        {(_running(planned, inside), made) for made, inside in seen.on_cpu}
+    ):
+        yield planned.finding(
+            CHECK,
+            *user,
+            declared="a tensor that a step makes must be on the device of the others",
+            effect=f"`{dotted(user)}` makes one by `{function}` without naming a device, so that "
+            "it is on the CPU",
+            fix="Write `device=x.device` there, or make it a buffer of a module in `model`.",
+            stops=planned.placement.device.type != "cpu",
+        )
+
+
+def _running(planned: PlannedRun, inside: Sequence[Keys]) -> Keys:
+    """Return the innermost of the modules that were running that the YAML names."""
+    named = [keys for keys in inside if keys and keys[0] in planned.document.root]
+    return named[-1] if named else ("model",)
 
 
 def _named(tensors: list[tuple[Keys, Tensor]]) -> str:
