@@ -25,6 +25,7 @@ from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.buffers import unchanged
 from sbkit.train.step import TRIES, as_loss, training_loss
 
@@ -204,6 +205,8 @@ def small_batch(planned: PlannedRun) -> Any:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
     except MissingPartError:
+        if not isinstance(planned.labels, Tokenizer):
+            raise
         data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
     return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])

@@ -193,9 +193,9 @@ def _twice(planned: PlannedRun) -> Iterator[Finding]:
 def check_groups(planned: PlannedRun) -> Iterator[Finding]:
     """Find what would not be saved, and what would be trained never, twice, or apart."""
     yield from _unsaved(planned)
-    brain = planned.brain
+    brain, checkpointer = planned.brain, copy.copy(planned.brain.checkpointer)
     try:
-        optimizers = optimizers_of(brain)
+        optimizers = optimizers_of(brain, checkpointer)
     except Exception as error:
         yield planned.finding(
             CHECK,
@@ -205,6 +205,7 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
         )
         return
+    yield from _begun_anew(planned, checkpointer, optimizers)
     for tensors, effect, fix in _misplaced(planned.model, brain.modules, optimizers):
         if tensors:
             yield planned.finding(
@@ -216,9 +217,29 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def optimizers_of(brain: Any) -> list[Optimizer]:
-    """Make the optimizers as a run does, for a copy of the Brain and of its checkpointer."""
-    trial, checkpointer = copy.copy(brain), copy.copy(brain.checkpointer)
+def _begun_anew(
+    planned: PlannedRun, checkpointer: Any, optimizers: Sequence[Optimizer]
+) -> Iterator[Finding]:
+    """Find what a run that was stopped would not go on with."""
+    saved = getattr(checkpointer, "recoverables", {})
+    known = {id(None), *map(id, saved.values())}
+    wanted = (planned.hparams.get("epoch_counter"), *optimizers)
+    missing = dict.fromkeys(type(each).__name__ for each in wanted if id(each) not in known)
+    if saved and missing:
+        yield planned.finding(
+            CHECK,
+            *("checkpointer", "recoverables"),
+            declared="the checkpointer must save all that a stopped run goes on with",
+            effect=f"{listed(missing)} would begin anew: it saves "
+            f"{', '.join(f'`{name}`' for name in saved)}",
+            fix="Write `epochs: !ref <epoch_counter>` there; an optimizer is added in "
+            "`init_optimizers`, by `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
+        )
+
+
+def optimizers_of(brain: Any, checkpointer: Any) -> list[Optimizer]:
+    """Make the optimizers as a run does, for a copy of the Brain, and one of its checkpointer."""
+    trial = copy.copy(brain)
     for name, value in vars(checkpointer).items() if checkpointer else ():
         if isinstance(value, dict):  # of recoverables, to which the optimizers add themselves
             setattr(checkpointer, name, dict(value))
