@@ -38,6 +38,7 @@ RANGES = {  # of the numbers that every recipe here reads
         Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
+    "sample_rate": Range(low=1000, high=384_000, whole=True, advice="16000 is usual."),
 }
 OF_AUDIO = frozenset({"samples", SHARDED, *COLUMNS.values()})  # columns that hold no text
 

@@ -102,7 +102,7 @@ def prepare(run: Run) -> None:
         run.yaml_file,
         run.overrides,
         data=run.splits.fingerprints,
-        tokenizer_file=run.label_file if run.label_file.is_file() else None,
+        tokenizer_file=run.label_file,
     ).refuse_other(run.folder)
     if run.label_file.is_file() and newest_described(run.folder / CHECKPOINTS) is None:
         say(
@@ -189,7 +189,8 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
             "Name a run folder, as training printed it."
         )
     options = [f"--{key}={value}" for key, value in changes.items()]
-    run = Run(*parse_command([str(yaml_file), *options, "--check=False"]))
+    run = Run(*parse_command([str(yaml_file), *options]))
+    run.knobs["check"] = False
     if not run.folder.is_dir() or not run.folder.samefile(folder):
         raise SbkitError(
             f"A run must be where it was trained to be tuned, but {folder} was trained as "

@@ -165,7 +165,9 @@ def refuse_mixing(operation: Any, name: str, args: Any, kwargs: Any) -> None:
     """Refuse tensors and generators of the CPU beside the device's, as CUDA does."""
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    if name in {"copy_", "_to_copy"} or (name in CTC and is_there(args[0])):
+    if name in {"copy_", "_to_copy", "_pack_padded_sequence"} or (
+        name in CTC and is_there(args[0])
+    ):
         return
     mixed = tensors_in(args[:1], args[2:] if name in INDEXING else args[1:], kwargs)
     numbers_may = torch.Tag.pointwise in operation.tags or name in INDEXING

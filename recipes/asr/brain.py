@@ -104,10 +104,10 @@ class AsrBrain(Brain):
         """Compute the scores of every label at every frame from the audio."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
-        if stage is Stage.TRAIN and hasattr(self.hparams, "wave_augment"):
+        if stage is Stage.TRAIN and getattr(self.hparams, "wave_augment", None):
             audio, lengths = self.hparams.wave_augment(audio, lengths)
         features, frames = self.asr_model.features(audio, lengths)
-        if stage is Stage.TRAIN and hasattr(self.hparams, "spec_augment"):
+        if stage is Stage.TRAIN and getattr(self.hparams, "spec_augment", None):
             features = self.hparams.spec_augment(features, frames)
         encoded = self.asr_model.run(
             features,

@@ -65,7 +65,7 @@ class ClassificationBrain(Brain):
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         features, frames = self.classifier.features(audio.float(), lengths)
-        if stage is Stage.TRAIN and hasattr(self.hparams, "spec_augment"):
+        if stage is Stage.TRAIN and getattr(self.hparams, "spec_augment", None):
             features = self.hparams.spec_augment(features, frames)
         return self.classifier.classify(features, frames)
 

@@ -11,7 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, ckpt_recency
+from speechbrain.utils.checkpoints import (
+    DEFAULT_SAVE_HOOKS,
+    METAFNAME,
+    Checkpoint,
+    ckpt_recency,
+    get_default_hook,
+)
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
@@ -46,8 +52,17 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def __init__(
         self, checkpoints_dir: str | Path, *, tokenizer: Tokenizer | None = None, **options: Any
     ) -> None:
-        """Accept SpeechBrain's options, and the tokenizer that the checkpoints belong to."""
+        """Accept SpeechBrain's options, and the tokenizer that the checkpoints belong to.
+
+        Raises SbkitError for a recoverable that cannot be saved.
+        """
         super().__init__(checkpoints_dir, **options)
+        for name, each in self.recoverables.items():
+            if not (name in self.custom_save_hooks or get_default_hook(each, DEFAULT_SAVE_HOOKS)):
+                raise SbkitError(
+                    f"Recoverables must be modules or other objects that SpeechBrain can save, but "
+                    f"`{name}` is a {type(each).__name__}. Take it out of the recoverables."
+                )
         self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
         self._is_claimed = False

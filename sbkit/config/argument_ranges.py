@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from ruamel.yaml.comments import CommentedMap
 
 from sbkit.config.document import BUILDER_TAGS, REFERENCE_TAGS, Document, Keys, dotted, tag_of, walk
-from sbkit.config.ranges import Range, refusal
+from sbkit.config.ranges import AT_LEAST_ONE, Range, refusal
 from sbkit.config.references import BUILT, REFERENCE, Scope, key_parts, text_of
+
+OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}
 
 
 def arguments_out_of_range(document: Document) -> Iterator[tuple[Keys, str]]:
@@ -32,6 +34,8 @@ def arguments_out_of_range(document: Document) -> Iterator[tuple[Keys, str]]:
 
 def ranges_of(name: str) -> Mapping[str, Range]:
     """Return the ranges that a class, given by its dotted name, declares for its arguments."""
+    if name in OF_OTHERS:
+        return OF_OTHERS[name]
     try:
         found = pydoc.locate(name)
     except pydoc.ErrorDuringImport:

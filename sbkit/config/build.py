@@ -106,13 +106,15 @@ def build(document: Document, text: str) -> dict[str, object]:
 
 
 def _sentence(document: Document, error: _BuildError) -> str:
-    where = f"`{dotted(error.keys)}` ({document.place(error.keys)})"
+    name = str(error.node.tag).partition(":")[2]
+    where = f"`{dotted(error.keys) or name}` ({document.place(error.keys)})"  # a copy has no key
     if isinstance(error.cause, SbkitError):
         return f"{error.cause} ({where})"
-    name = str(error.node.tag).partition(":")[2]
     text = str(error.cause.args[-1] if error.cause.args else error.cause).partition("\n")[0]
     wrong = re.search(r"unexpected keyword argument '(\w+)'", text)
     advice = did_you_mean(wrong[1], _arguments(name)) if wrong else ""
+    if "missing" in text and str(error.node.tag).startswith("!new:"):
+        advice = " Add them, or write `!name:` where the recipe gives them."
     return (
         f"{where} must have arguments that `{name}` takes, but it raised "
         f"{type(error.cause).__name__}: {text}.{advice or ' Correct them.'}"

@@ -130,11 +130,15 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Read one row."""
-        return self.__getitems__([Example((row,), self._store[row]["samples"])])[0]
+        return self.__getitems__([row])[0]
 
-    def __getitems__(self, examples: Sequence[Example]) -> list[dict[str, Any]]:
-        """Read the examples of a batch with one look-up, in the order of their speeds."""
-        examples = sorted(examples, key=lambda each: each.percent)
+    def __getitems__(self, planned: Sequence[Example | int]) -> list[dict[str, Any]]:
+        """Read the examples of a batch with one look-up, in the order of their speeds.
+
+        A loader that torch plans gives the numbers of rows.
+        """
+        examples = [each if isinstance(each, Example) else Example((each,), 0) for each in planned]
+        examples.sort(key=lambda each: each.percent)
         wanted = [row for each in examples for row in each.rows]
         rows = read_rows(self._store, wanted, at_once=len(wanted))
         return [_join(list(islice(rows, len(each.rows))), each) for each in examples]

@@ -128,6 +128,7 @@ def _asked_like_others() -> Iterator[None]:
         raise
 
 
+@_asked_like_others()
 def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Add a tensor up over all ranks, in place; the host does not wait for it."""
     if world_size() > 1:
@@ -135,6 +136,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@_asked_like_others()
 def from_main_rank(tensor: Tensor) -> Tensor:
     """Copy rank 0's values of a tensor of any type to all ranks, in place."""
     if world_size() > 1:
@@ -145,6 +147,7 @@ def from_main_rank(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@_asked_like_others()
 def any_rank(fact: bool) -> bool:
     """Return, on every rank, whether it is so on any; the host waits for others, for no device."""
     if world_size() == 1:
@@ -154,10 +157,10 @@ def any_rank(fact: bool) -> bool:
     return bool(count)
 
 
+@_asked_like_others()
 def gather_over_ranks(value: Any) -> list[Any]:
     """Collect one picklable object from every rank, on every rank, in the order of the ranks."""
-    with _asked_like_others():
-        return _gather(value)
+    return _gather(value)
 
 
 def leave_together(trouble: Exception | None) -> None:

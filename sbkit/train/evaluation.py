@@ -144,7 +144,10 @@ def report_test(brain: Any, results: Results) -> None:
     for name, metrics in values.items():
         log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
     log.close()
-    entries = {name: dict(brain.report(name, each, folder)) for name, each in results.items()}
+    entries = {
+        name: {**values[name], **brain.reported(name, each, folder)}
+        for name, each in results.items()
+    }
     if report_by := getattr(brain.hparams, "report_by", []):
         for name, each in results.items():
             slices = measure_slices(report_by, columns[name], each, brain.measure_slice)

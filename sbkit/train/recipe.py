@@ -32,7 +32,8 @@ class Recipe:
     Attributes:
         prepare_splits: from the knobs to the prepared data of every split.
         prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
-            list of classes); it leaves `label_file` in the run folder, which the YAML opens.
+            list of classes), if anything does; it leaves `label_file` in the run folder, which the
+            YAML opens.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
         brain: the `sbkit.Brain` of the task.
         corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;

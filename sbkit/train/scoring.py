@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY
 from sbkit.logs.log import own_fields
-from sbkit.logs.metric import Metrics, as_words
+from sbkit.logs.metric import Metric, Metrics, as_words
 from sbkit.train.finished import BEST_EPOCH
 
 OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
@@ -32,7 +33,14 @@ class Scoring:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         taken = own_fields() | OF_CHECKPOINTS | OF_REPORTS
-        for name in type(self).metrics:
+        metrics: Any = type(self).metrics
+        if not (isinstance(metrics, Mapping) and all(type(e) is Metric for e in metrics.values())):
+            raise SbkitError(
+                "`metrics` must name each figure with its Metric, the best checkpoint's first, but "
+                f"{type(self).__name__} has {metrics!r}. Write `metrics = {{'WER': Metric()}}`, "
+                "from sbkit.logs.metric."
+            )
+        for name in metrics:
             if name in taken or "/" in name or not name.isprintable():
                 raise SbkitError(
                     "A metric must have a name that neither log, checkpoints nor reports use, "
@@ -69,6 +77,18 @@ class Scoring:
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)
+
+    def reported(self, split: str, results: Sequence[Any], folder: Path) -> dict[str, Any]:
+        """Return the figures of `report`, if any; raises SbkitError for what is no JSON."""
+        figures = self.report(split, results, folder)
+        try:
+            to_json(entry := dict(figures or {}))
+        except (TypeError, ValueError) as error:
+            raise SbkitError(
+                f"`report` of {type(self).__name__} must return numbers, texts and lists by name, "
+                f"or nothing, but returned {figures!r:.200} ({error}). Correct it."
+            ) from error
+        return entry
 
     def describe(self, results: Sequence[Any]) -> str:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""

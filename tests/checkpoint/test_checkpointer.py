@@ -45,6 +45,11 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert recovered(tmp_path, max_key="CER") == pytest.approx(0.5)
 
 
+def test_what_cannot_be_saved_is_no_recoverable(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="Recoverables must be modules .* but `lr` is a float"):
+        Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
+
+
 def test_a_saved_checkpoint_is_named_complete_and_checksummed(tmp_path: Path) -> None:
     (path,) = save(tmp_path, 1.0)
     assert list(tmp_path.iterdir()) == [path]

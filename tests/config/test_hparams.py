@@ -280,6 +280,10 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("a: !new:os.getcwd\n", "must name a class"),
         ("a: !apply:fractions.Fraction\n", "must name a function"),
         ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) must have arguments"),
+        (
+            "x: 1\na: !new:torch.optim.SGD\n  lr: 1\n",
+            "Add them, or write `!name:` where the recipe",
+        ),
         ("a: !new:fractions.Fraction\n  numertor: 1\n", "Did you mean `numerator`?"),
         ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction [1, 0]\n", "raised ZeroDivisionError"),

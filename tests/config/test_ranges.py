@@ -61,6 +61,7 @@ def test_what_the_yaml_declares_is_in_range() -> None:
         ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
         ("max_seconds: .inf", "`max_seconds` must be a number from 0 to 86400, but is inf"),
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
+        ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
     ],
 )
@@ -108,6 +109,7 @@ def test_a_brain_made_by_hand_refuses_it_too(declared: dict[str, dict[str, int]]
         ({"spec_augment": {"freq_width": -2}}, "`spec_augment.freq_width` must be a whole number"),
         ({"d_model": 0}, "`d_model` must be a whole number of at least 1, but is 0."),
         ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, but is 1.5."),
+        ({"epoch_counter": {"limit": 0}}, "`epoch_counter.limit` must be a whole number of at"),
         ({"vocab_size": "abc"}, "`vocab_size` must be null or a whole number of at least 5"),
     ],
     ids=str,

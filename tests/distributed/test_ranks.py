@@ -1,12 +1,16 @@
 """Ranks: alone everything is quiet, together they agree."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from sbkit.base.exit import AFTER_THE_FIRST
 from sbkit.distributed.ranks import (
+    any_rank,
+    from_main_rank,
     gather_over_ranks,
     main_rank_first,
     process_group,
@@ -58,6 +62,23 @@ def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
         tensor = torch.ones(2)
         assert sum_over_ranks(tensor) is tensor
         assert tensor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("exchange", [sum_over_ranks, from_main_rank, any_rank])
+def test_a_rank_that_another_has_left_lets_that_one_say_why(
+    exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    waited: list[float] = []
+    monkeypatch.setattr("sbkit.distributed.ranks.world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", lost)
+    monkeypatch.setattr("torch.distributed.broadcast", lost)
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        exchange(torch.ones(1))
+    assert waited == [2 * AFTER_THE_FIRST]
 
 
 @pytest.mark.ddp

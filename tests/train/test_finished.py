@@ -119,6 +119,29 @@ def test_a_metric_that_is_no_number_is_refused(values: Any) -> None:
         Measuring().measured([])
 
 
+@pytest.mark.parametrize("metrics", [("CER", "WER"), {"CER": "min"}, ["CER"], "CER"])
+def test_metrics_that_do_not_say_their_direction_are_refused(metrics: Any) -> None:
+    kind = type("Mine", (Scoring,), {"metrics": metrics})
+    with pytest.raises(SbkitError, match="`metrics` must name each figure with its Metric"):
+        kind()
+
+
+@pytest.mark.parametrize(
+    ("figures", "entry"),
+    [(None, {}), ({"n": np.float32(2)}, {"n": 2.0}), ({"to": Path()}, None), (Path(), None)],
+)
+def test_a_report_is_figures_or_nothing(figures: Any, entry: Any, tmp_path: Path) -> None:
+    class Reporting(Scoring):
+        def report(self, split: str, results: Sequence[Any], folder: Path) -> Any:
+            return figures
+
+    if entry is None:
+        with pytest.raises(SbkitError, match="`report` of Reporting must return numbers, texts"):
+            Reporting().reported("test", [], tmp_path)
+    else:
+        assert Reporting().reported("test", [], tmp_path) == entry
+
+
 @pytest.mark.slow
 def test_a_run_that_is_no_better_ends_and_stays_ended(
     asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

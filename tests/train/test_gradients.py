@@ -14,6 +14,7 @@ from sbkit.train.optimizer_step import (
     step_unless,
     with_gradient,
 )
+from sbkit.train.step import as_loss
 
 
 def parts() -> tuple[nn.Linear, nn.Linear, list[SGD]]:
@@ -145,3 +146,9 @@ def test_optimizers_skip_a_step_together_and_one_without_a_gradient_is_passed_ov
     assert take(torch.inf) == [1.0, 1.0, 1.0]
     moved = take(1.0)
     assert max(moved[:2]) < 1.0 == moved[2]
+
+
+@pytest.mark.parametrize("objective", [None, 1.0, torch.ones(2), (torch.ones(1), torch.ones(1))])
+def test_what_is_no_loss_is_refused(objective: object) -> None:
+    with pytest.raises(SbkitError, match="`compute_objectives` must return a sbkit.models.loss"):
+        as_loss(objective)

@@ -1,12 +1,13 @@
 """What modules hold beside what a checkpoint holds: numbers and tensors that are no buffers.
 
-They may be in lists and mappings, and in objects that are no modules.
+They may be in lists and mappings, in objects that are no modules, and in what classes and functions
+keep between calls: attributes, defaults, closures and globals.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import NoneType
+from types import CellType, FunctionType, NoneType
 from typing import Any
 
 import numpy as np
@@ -19,30 +20,33 @@ from sbkit.check.model.object_walk import MODULE_TABLES
 ABSENT = object()
 VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes, NoneType)
 NO_STATE = (*MODULE_TABLES, "training")
-Place = tuple[nn.Module, str]  # a module, and the name of an attribute of it
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+Shared = type | FunctionType
+Holder = nn.Module | Shared
+Place = tuple[Holder, str]  # and the name of an attribute of it, or of a variable
 
 
 class Attributes:
-    """The attributes of modules as they are now, to be compared with what they become."""
+    """The attributes of some holders as they are now, to be compared with what they become."""
 
-    def __init__(self, modules: nn.Module) -> None:
+    def __init__(self, holders: Iterable[Holder]) -> None:
         """Copy the attributes."""
-        self._before = [(each, _held(each), _owned(each)) for each in modules.modules()]
+        self._before = [(each, _held(each), _owned(each)) for each in holders]
 
     def made(self) -> list[Place]:
         """Return the parameters, buffers and modules that were not there, where they now are."""
         return [
-            (module, name)
-            for module, _, owned in self._before
-            for name in sorted(_owned(module) - owned)
+            (holder, name)
+            for holder, _, owned in self._before
+            for name in sorted(_owned(holder) - owned)
         ]
 
     def changed(self) -> list[Place]:
         """Return what has another value now, or was not there."""
         return [
-            (module, name)
-            for module, before, _ in self._before
-            for name, value in _held(module).items()
+            (holder, name)
+            for holder, before, _ in self._before
+            for name, value in _held(holder).items()
             if not _same(before.get(name, ABSENT), value)
         ]
 
@@ -50,26 +54,54 @@ class Attributes:
     def restored(self) -> Iterator[None]:
         """Put the changed ones back for a while, as they are in a model that was just loaded."""
         changed = self.changed()
-        before = {id(module): held for module, held, _ in self._before}
-        now = [(module, name, getattr(module, name)) for module, name in changed]
+        before = {id(holder): held for holder, held, _ in self._before}
+        now = [(holder, name, _values(holder)[name]) for holder, name in changed]
         try:
-            for module, name in changed:
-                value = before[id(module)].get(name, ABSENT)
-                if value is ABSENT:
-                    delattr(module, name)
-                else:
-                    setattr(module, name, value)
+            for holder, name in changed:
+                _set(holder, name, before[id(holder)].get(name, ABSENT))
             yield
         finally:
-            for module, name, value in now:
-                setattr(module, name, value)
+            for place in now:
+                _set(*place)
 
 
-def _held(module: nn.Module) -> dict[str, Any]:
-    """Copy what a module holds that its state_dict has not."""
-    unsaved = {name: module._buffers.get(name) for name in module._non_persistent_buffers_set}
-    own = {name: each for name, each in vars(module).items() if name not in NO_STATE}
-    copies = {name: _copied(each) for name, each in {**own, **unsaved}.items()}
+def is_torchs(shared: Shared) -> bool:
+    """Return whether torch defines it, whose own books are no state of a model."""
+    return str(shared.__module__).partition(".")[0] == "torch"
+
+
+def _values(holder: Holder) -> dict[str, Any]:
+    """Return what a holder has and no state_dict."""
+    if isinstance(holder, nn.Module):
+        unsaved = {name: holder._buffers.get(name) for name in holder._non_persistent_buffers_set}
+        return {name: each for name, each in vars(holder).items() if name not in NO_STATE} | unsaved
+    if isinstance(holder, type):
+        return {name: each for name, each in vars(holder).items() if not name.startswith("__")}
+    around, cells = holder.__globals__, _cells(holder)
+    return {
+        **{name: getattr(holder, name) for name in DEFAULTS},
+        **{name: around[name] for name in holder.__code__.co_names if name in around},
+        **{name: cell.cell_contents for name, cell in cells.items() if cell != CellType()},
+    }
+
+
+def _cells(function: FunctionType) -> dict[str, CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _set(holder: Holder, name: str, value: Any) -> None:
+    """Set what `_values` has, or remove it."""
+    if not isinstance(holder, FunctionType) or name in DEFAULTS:
+        delattr(holder, name) if value is ABSENT else setattr(holder, name, value)
+    elif name in (cells := _cells(holder)):
+        cells[name].cell_contents = value
+    else:
+        holder.__globals__[name] = value
+
+
+def _held(holder: Holder) -> dict[str, Any]:
+    """Copy what a holder has and no state_dict."""
+    copies = {name: _copied(each) for name, each in _values(holder).items()}
     return {name: each for name, each in copies.items() if each is not ABSENT}
 
 
@@ -87,8 +119,8 @@ def _copied(value: Any) -> Any:
     return made
 
 
-def _owned(module: nn.Module) -> set[str]:
-    tables = (vars(module)[table] for table in MODULE_TABLES)
+def _owned(holder: Holder) -> set[str]:
+    tables = [vars(holder)[each] for each in MODULE_TABLES] if isinstance(holder, nn.Module) else []
     return {name for table in tables for name, value in table.items() if value is not None}
 
 

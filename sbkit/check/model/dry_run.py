@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.model.attributes import Attributes, Place
+from sbkit.check.model.attributes import Attributes, Holder, Place, Shared, is_torchs
 from sbkit.check.model.object_walk import reached
 from sbkit.check.model.watch import UseWatch, tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
@@ -25,6 +25,7 @@ from sbkit.config.document import Keys
 from sbkit.data.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.buffers import unchanged
 from sbkit.train.step import TRIES, as_loss, training_loss
 
@@ -57,7 +58,8 @@ class DryRun:
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
     unmoved: ids of tensors that were used with others without being moved; foreign: parameters that
     were used and are in no module of the Brain, each with the modules that were running, the
-    innermost last;
+    innermost last; on_cpu: likewise the functions that made tensors where no device was named, to
+    be used with others;
     made: parameters, buffers and modules that were not there before; unsaved: what the step
     changed, on which an evaluation depends, and which no checkpoint holds.
     """
@@ -68,6 +70,7 @@ class DryRun:
     trained: frozenset[int]
     unmoved: frozenset[int]
     foreign: tuple[tuple[nn.Parameter, tuple[Keys, ...]], ...]
+    on_cpu: frozenset[tuple[str, tuple[Keys, ...]]]
     made: tuple[Keys, ...]
     unsaved: tuple[Keys, ...]
 
@@ -88,9 +91,11 @@ def dry_run(planned: PlannedRun) -> DryRun:
 def _dry_run(planned: PlannedRun) -> DryRun:
     brain, batch = planned.brain, small_batch(planned)
     everything = reached(planned)
-    names = {id(each): keys for keys, each in everything if isinstance(each, nn.Module)}
+    names = {id(each): keys for keys, each in everything if isinstance(each, Holder)}
     still = (each for _, each in everything if isinstance(each, Tensor))
-    chain, attributes, unsaved = ShapeTracer(names), Attributes(planned.model), list[Place]()
+    shared = (each for _, each in everything if isinstance(each, Shared) and not is_torchs(each))
+    attributes = Attributes((*planned.model.modules(), *shared))
+    chain, unsaved = ShapeTracer(names), list[Place]()
     watch = UseWatch((each for each in still if each not in planned.moved), lambda: chain.inside)
     stance: Any = torch.compiler.set_stance  # compiled parts fail beneath what watches them
     eager = stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
@@ -117,8 +122,9 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         trained=frozenset(trained),
         unmoved=frozenset(watch.unmoved),
         foreign=tuple(each for key, each in watch.used.items() if key not in set(map(id, owned))),
-        made=tuple((*names[id(module)], name) for module, name in attributes.made()),
-        unsaved=tuple((*names[id(module)], name) for module, name in unsaved),
+        on_cpu=frozenset(each for key, each in watch.made.items() if key in watch.unmoved),
+        made=tuple((*names[id(holder)], name) for holder, name in attributes.made()),
+        unsaved=tuple((*names[id(holder)], name) for holder, name in unsaved),
     )
 
 
@@ -199,6 +205,8 @@ def small_batch(planned: PlannedRun) -> Any:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
     except MissingPartError:
+        if not isinstance(planned.labels, Tokenizer):
+            raise
         data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
     return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])

@@ -32,6 +32,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
         yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
     with suppress(MissingPartError):
         yield from _foreign(planned, dry_run(planned))
+        yield from _made_on_cpu(planned, dry_run(planned))
     yield from _twice(planned)
 
 
@@ -128,8 +129,7 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
     users: dict[Keys, list[nn.Parameter]] = {}
     for parameter, inside in seen.foreign:
         if id(parameter) not in known:
-            named = [keys for keys in inside if keys and keys[0] in planned.document.root]
-            users.setdefault(named[-1] if named else ("model",), []).append(parameter)
+            users.setdefault(_running(planned, inside), []).append(parameter)
     for user, parameters in users.items():
         yield planned.finding(
             CHECK,
@@ -140,6 +140,28 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
             f"holds (the first: {list(parameters[0].shape)}), in no optimizer and in no checkpoint",
             fix=f"Make them in `__init__`, as attributes of a module of `{dotted(user)}`.",
         )
+
+
+def _made_on_cpu(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
+    """Find what a step makes on the CPU and uses with what lies on the device."""
+    for user, function in sorted(
+        {(_running(planned, inside), made) for made, inside in seen.on_cpu}
+    ):
+        yield planned.finding(
+            CHECK,
+            *user,
+            declared="a tensor that a step makes must be on the device of the others",
+            effect=f"`{dotted(user)}` makes one by `{function}` without naming a device, so that "
+            "it is on the CPU",
+            fix="Write `device=x.device` there, or make it a buffer of a module in `model`.",
+            stops=planned.placement.device.type != "cpu",
+        )
+
+
+def _running(planned: PlannedRun, inside: Sequence[Keys]) -> Keys:
+    """Return the innermost of the modules that were running that the YAML names."""
+    named = [keys for keys in inside if keys and keys[0] in planned.document.root]
+    return named[-1] if named else ("model",)
 
 
 def _named(tensors: list[tuple[Keys, Tensor]]) -> str:
@@ -171,9 +193,9 @@ def _twice(planned: PlannedRun) -> Iterator[Finding]:
 def check_groups(planned: PlannedRun) -> Iterator[Finding]:
     """Find what would not be saved, and what would be trained never, twice, or apart."""
     yield from _unsaved(planned)
-    brain = planned.brain
+    brain, checkpointer = planned.brain, copy.copy(planned.brain.checkpointer)
     try:
-        optimizers = optimizers_of(brain)
+        optimizers = optimizers_of(brain, checkpointer)
     except Exception as error:
         yield planned.finding(
             CHECK,
@@ -183,6 +205,7 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
         )
         return
+    yield from _begun_anew(planned, checkpointer, optimizers)
     for tensors, effect, fix in _misplaced(planned.model, brain.modules, optimizers):
         if tensors:
             yield planned.finding(
@@ -194,9 +217,29 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def optimizers_of(brain: Any) -> list[Optimizer]:
-    """Make the optimizers as a run does, for a copy of the Brain and of its checkpointer."""
-    trial, checkpointer = copy.copy(brain), copy.copy(brain.checkpointer)
+def _begun_anew(
+    planned: PlannedRun, checkpointer: Any, optimizers: Sequence[Optimizer]
+) -> Iterator[Finding]:
+    """Find what a run that was stopped would not go on with."""
+    saved = getattr(checkpointer, "recoverables", {})
+    known = {id(None), *map(id, saved.values())}
+    wanted = (planned.hparams.get("epoch_counter"), *optimizers)
+    missing = dict.fromkeys(type(each).__name__ for each in wanted if id(each) not in known)
+    if saved and missing:
+        yield planned.finding(
+            CHECK,
+            *("checkpointer", "recoverables"),
+            declared="the checkpointer must save all that a stopped run goes on with",
+            effect=f"{listed(missing)} would begin anew: it saves "
+            f"{', '.join(f'`{name}`' for name in saved)}",
+            fix="Write `epochs: !ref <epoch_counter>` there; an optimizer is added in "
+            "`init_optimizers`, by `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
+        )
+
+
+def optimizers_of(brain: Any, checkpointer: Any) -> list[Optimizer]:
+    """Make the optimizers as a run does, for a copy of the Brain, and one of its checkpointer."""
+    trial = copy.copy(brain)
     for name, value in vars(checkpointer).items() if checkpointer else ():
         if isinstance(value, dict):  # of recoverables, to which the optimizers add themselves
             setattr(checkpointer, name, dict(value))

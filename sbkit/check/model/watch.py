@@ -7,12 +7,17 @@ cannot run there (it asks for the value of the longest length). So what moves is
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sbkit.config.document import Keys
 
 MOVES = (Tensor.to, Tensor.cuda, Tensor.type_as, Tensor.copy_)
+TAKE_FROM_CPU = (  # lengths or places, beside what they are of
+    *(Tensor.__getitem__, Tensor.__setitem__, torch._VF._pack_padded_sequence),
+    *(torch.ctc_loss, nn.functional.ctc_loss),
+)
 
 
 class MoveWatch(TorchFunctionMode):
@@ -40,8 +45,9 @@ class UseWatch(TorchFunctionMode):
     """Find which of some tensors are used with others without having been moved to their device.
 
     What is computed from such tensors alone, or from none, lies where they lie; a scalar tensor may
-    be used on any device. ``inside()`` names the modules that are running, which are kept with each
-    parameter that is used.
+    be used on any device. What is made without naming a device lies on the CPU, and is found too.
+    ``inside()`` names the modules that are running, which are kept with each parameter that is used
+    and with what is `made`.
     """
 
     def __init__(self, candidates: Iterable[Tensor], inside: Callable[[], Sequence[Keys]]) -> None:
@@ -49,6 +55,7 @@ class UseWatch(TorchFunctionMode):
         self._beside: dict[int, tuple[Tensor, Tensor | None]] = {}  # and what it is made of
         self._inside = inside
         self.unmoved: dict[int, Tensor] = {}
+        self.made: dict[int, tuple[str, tuple[Keys, ...]]] = {}  # and by which function
         self.used: dict[int, tuple[nn.Parameter, tuple[Keys, ...]]] = {}
         for tensor in candidates:
             self._beside[id(tensor)] = tensor, tensor
@@ -63,9 +70,14 @@ class UseWatch(TorchFunctionMode):
         given = [each for each in taken if each.ndim > 0]
         known = [self._beside.get(id(each)) for each in given]
         origins = [origin for _, origin in filter(None, known) if origin is not None]
-        if func in MOVES:
+        if func in MOVES and not any(isinstance(each, torch.dtype) for each in args):
             return result.view_as(result) if origins else result
-        if None in known:
+        if not taken and isinstance(result, Tensor) and (kwargs or {}).get("device") is None:
+            self.made[id(result)] = func.__name__, tuple(self._inside())
+            self._beside[id(result)] = result, result
+        elif None in known:
+            if func in TAKE_FROM_CPU and id(args[0]) not in self._beside:
+                return result
             self.unmoved |= {id(each): each for each in origins}
         elif isinstance(result, Tensor):
             self._beside[id(result)] = result, next(iter(origins), None)

@@ -47,3 +47,25 @@ def test_a_constant_is_stranded_when_it_meets_others(
     with UseWatch([constant], list) as watch:
         use(constant)
     assert bool(watch.unmoved) == unmoved
+
+
+@pytest.mark.parametrize(
+    ("use", "made"),
+    [
+        (lambda x: x + torch.arange(3), {"arange"}),
+        (lambda x: x + torch.arange(3).to(torch.float32), {"arange"}),
+        (lambda x: x.index_select(0, torch.tensor([1])), {"tensor"}),
+        (lambda x: torch.arange(3)[x.long()], {"arange"}),
+        (lambda x: x + torch.arange(3, device=x.device), set()),
+        (lambda x: x + torch.arange(3).to(x), set()),
+        (lambda x: x + torch.tensor(2.0) + torch.zeros_like(x) + x.new_ones(3), set()),
+        (lambda x: x[torch.arange(2)], set()),
+        (lambda x: nn.utils.rnn.pack_padded_sequence(x[:, None], torch.ones(3), True), set()),
+    ],
+)
+def test_what_is_made_without_a_device_is_seen_to_meet_others(
+    use: Callable[[Tensor], object], made: set[str]
+) -> None:
+    with UseWatch([], list) as watch:
+        use(MODEL)
+    assert {name for key, (name, _) in watch.made.items() if key in watch.unmoved} == made

@@ -121,12 +121,20 @@ class TwoGroups(AsrBrain):
         model, head = self.hparams.model, self.hparams.ctc_lin
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.head_optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        self.checkpointer.add_recoverables({"all": self.optimizer, "head": self.head_optimizer})
         self.optimizers_dict = {"all": self.optimizer, "head": self.head_optimizer}
+
+
+class Forgetting(AsrBrain):
+    def init_optimizers(self) -> None:
+        self.optimizer = torch.optim.Adam(self.modules.parameters(), lr=0.1)
+        self.optimizers_dict = {"all": self.optimizer}
 
 
 class NoGroup(AsrBrain):
     def init_optimizers(self) -> None:
         self.optimizer = torch.optim.SGD(self.hparams.Transformer.parameters(), lr=0.1)
+        self.checkpointer.add_recoverable("encoder", self.optimizer)
         self.optimizers_dict = {"encoder": self.optimizer}
 
 
@@ -134,6 +142,7 @@ class TrainsAnother(AsrBrain):
     def init_optimizers(self) -> None:
         everything = [*self.modules.parameters(), nn.Parameter(torch.zeros(3))]
         self.optimizer = torch.optim.SGD(everything, lr=0.1)
+        self.checkpointer.add_recoverable("all", self.optimizer)
         self.optimizers_dict = {"all": self.optimizer}
 
 
@@ -292,6 +301,14 @@ OWNERSHIP = [
         text=(("        model: !ref <model>\n", ""),),
         expected=(
             Expected("ownership", "checkpointer.recoverables", ("in no checkpoint", "`epochs`")),
+        ),
+    ),
+    Mutation(
+        name="a checkpointer without epochs and optimizer",
+        text=(("        epochs: !ref <epoch_counter>\n", ""),),
+        recipe=brain(Forgetting),
+        expected=(
+            Expected("ownership", "checkpointer.recoverables", ("EpochCounter, Adam would begin",)),
         ),
     ),
     Mutation(

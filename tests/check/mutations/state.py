@@ -30,6 +30,26 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        name="statistics in a closure, a class, a file and a default",
+        text=front_end("SharingFrontEnd"),
+        expected=(
+            Expected(
+                "state",
+                "CNN",
+                ("`CNN.centred.moving`", "`CNN.__class__.mean`", "__kwdefaults__` and 1 more"),
+            ),
+            UNLISTED,
+        ),
+    ),
+    Mutation(
+        name="a tensor that a step makes on the CPU",
+        text=front_end("PlacedFrontEnd"),
+        expected=(
+            Expected("ownership", "CNN", ("by `arange` without naming a device",), stops=False),
+            UNLISTED,
+        ),
+    ),
+    Mutation(
         name="a buffer that keeps the graph of a step",
         text=front_end("AttachedFrontEnd"),
         expected=(Expected("shapes", ".yaml:1", ("through the graph a second time",)),),
