@@ -327,7 +327,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html is not None:
         report.write_comparison(options.html, compared, *folders)
     if options.json:
-        print(to_json(report.comparison_figures(compared, *folders), indent=2))
+        figures = to_json(report.comparison_figures(compared, *folders), indent=2)
+        print(printable_json(figures))
     else:
         print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
     return 0

@@ -60,9 +60,12 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
     for line in said:
         say(line)
-    if said:
-        for name in (DECODER_FILE, CONFIDENCE_FILE):
-            file.with_name(name).unlink(missing_ok=True)
+    chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
+    if said and any(each.exists() for each in chosen):
+        names = " and ".join(each.name for each in chosen)
+        say(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
+        for each in chosen:
+            each.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if said else None
     if words is None:
         return

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
+from sbkit.base.printable import printable_json
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost.batch_seconds import settle
 from sbkit.check.cost.prediction import NAME as PREDICTION
@@ -63,7 +64,7 @@ def _print(findings: Sequence[Finding], prediction: Prediction | None, *, as_jso
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
         predicted = {"prediction": asdict(prediction)} if prediction else {}
-        print(to_json(record | predicted))
+        print(printable_json(to_json(record | predicted)))
         return
     for finding in findings:
         print(finding)

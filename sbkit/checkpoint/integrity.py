@@ -60,6 +60,8 @@ def find_damage(folder: Path) -> str | None:
                 return f"{name} is not there"
             if checksum(folder / name) != digest:
                 return f"{name} is not what was written"
+    except PermissionError:
+        raise
     except UNREADABLE as error:
         return f"it cannot be read ({error})"
     return None

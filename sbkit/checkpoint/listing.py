@@ -31,6 +31,8 @@ def describe(folder: Path) -> Checkpoint | None:
     try:
         (described,) = Checkpointer._construct_checkpoint_objects([folder])
         is_dated = math.isfinite(described.meta["unixtime"])
+    except PermissionError:  # it is no damage: training would go on from the one before
+        raise
     except UNREADABLE:
         return None
     is_known = isinstance(described.meta.get("end-of-epoch", True), bool)

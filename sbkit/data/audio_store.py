@@ -25,6 +25,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.storage import ByteRange, read_ranges
 
 COLUMNS = {"pcm": "audio", "flac": "audio_flac", "none": "audio_file"}
+WITH_AUDIO = ("pcm", "flac")  # shards have no other: a path would lead into this machine
 SHARDED = "audio_shard"  # the column of a corpus in shards: a `PLACE` for each clip
 PLACE = pa.struct(
     {
@@ -113,19 +114,25 @@ def read_stored(row: Mapping[str, Any]) -> bytes:
     """
     column = stored_column(list(row))
     stored: bytes = row[column]
-    if column == COLUMNS["pcm"]:
-        return stored
-    if column == COLUMNS["flac"]:
-        samples, _ = soundfile.read(io.BytesIO(stored), dtype="int16")
-        what = "prepared audio"
-    else:
+    what, fix = "prepared audio", "Prepare the data again"
+    if column == COLUMNS["none"]:
         rate, _, path = stored.partition(b" ")
-        what = os.fsdecode(path)
-        samples = read_audio(what, int(rate))
-    if len(samples) != row["samples"]:
+        what, fix = os.fsdecode(path), "Start the run again: it prepares what is new"
+        stored = read_audio(what, int(rate)).astype("<i2", copy=False).tobytes()
+    elif column == COLUMNS["flac"]:
+        stored = _decode(stored, row["samples"])
+    if len(stored) != 2 * row["samples"]:
         raise SbkitError(
             f"A clip must be as long as when it was prepared ({row['samples']} samples), but "
-            f"{row['id']} has {len(samples)} in {what}. Start the run again: it prepares what is "
-            "new."
+            f"{row['id']} has {len(stored) / 2:g} in {what}. {fix}."
         )
-    return bytes(samples.astype("<i2", copy=False).tobytes())
+    return stored
+
+
+def _decode(flac: bytes, samples: int) -> bytes:
+    """Decode what holds so many samples, and little more of anything else; b"" for damage."""
+    try:
+        audio, _ = soundfile.read(io.BytesIO(flac), samples + 1, dtype="int16")
+    except soundfile.SoundFileError:
+        return b""
+    return bytes(audio.astype("<i2", copy=False).tobytes())

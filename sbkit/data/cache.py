@@ -18,6 +18,7 @@ from sbkit.data.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.shard import CORPUS_FILE, list_shards, read_sealed
 
 DAY = 86_400  # seconds
+FARTHEST = 8000 * 365.25 * DAY  # after 1970, of what a calendar has; a disk may say more
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def print_entries(cache_folder: Path) -> None:
 
 
 def _row(entry: Entry) -> str:
-    day = datetime.fromtimestamp(entry.last_used).date().isoformat()
+    used = min(max(entry.last_used, 0.0), FARTHEST)
+    day = datetime.fromtimestamp(used).date().isoformat()
     clips = "" if entry.clips is None else str(entry.clips)
     hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
     what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)

@@ -10,6 +10,7 @@ from datasets import ClassLabel, Features
 
 MOST_TIMES = 100  # the bytes of the file: tables of speech have less than ten
 ROWS_AT_ONCE = 100  # in memory, with the audio that they hold
+MOST_AT_ONCE = 1 << 30  # bytes that so many rows may come to
 LEAST_LIMIT = 1 << 24  # bytes that are always allowed
 
 
@@ -27,12 +28,26 @@ class ParquetFile:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield some rows at a time; raises ValueError for more than the file can mean."""
-        total = 0
-        for batch in self._file.iter_batches(ROWS_AT_ONCE):
+        about, total = self._file.metadata, 0
+        groups = map(about.row_group, range(about.num_row_groups))
+        unpacked = max(map(_unpacked, groups), default=0)
+        self._require_likely(unpacked)
+        # Each row may have again what is stored once: 100 rows of 13 kB came to 7 GB.
+        at_once = max(1, min(ROWS_AT_ONCE, MOST_AT_ONCE // max(1, unpacked)))
+        for batch in self._file.iter_batches(at_once):
             total += batch.nbytes
-            if total > self._most:
-                raise ValueError(f"it unpacks to more than {self._most} bytes")
+            self._require_likely(total)
             yield with_class_names(batch)
+
+    def _require_likely(self, unpacked: int) -> None:
+        if unpacked > self._most:
+            raise ValueError(f"it unpacks to more than {self._most} bytes")
+
+
+def _unpacked(group: Any) -> int:
+    """Return how many bytes a group of rows has at least: of equal values only one is stored."""
+    columns = map(group.column, range(group.num_columns))
+    return max(int(group.total_byte_size), sum(each.num_values for each in columns))
 
 
 def with_class_names(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_store import COLUMNS, PLACE, SHARDED
+from sbkit.data.audio_store import PLACE, SHARDED, WITH_AUDIO
 from sbkit.data.clips import Clips
 from sbkit.data.manifest import BadRow, Manifest
 from sbkit.data.parquet import ParquetFile
@@ -33,6 +33,12 @@ INDEX = "sbkit-shards.json"
 FORMAT = 1
 FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
 NAME = re.compile(r"[\w.+-]+")
+REQUIRED = {  # columns of a table, flat; all others are texts
+    **dict.fromkeys(("id", "sentence", f"{SHARDED}.digest"), pa.string()),
+    **dict.fromkeys(
+        ("samples", *(f"{SHARDED}.{n}" for n in ("start", "size", "crc32"))), pa.int64()
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,8 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             file = ParquetFile(pa.BufferReader(content), size=len(content))
             table = pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
             table.validate(full=True)  # text is UTF-8, too
-            bad.extend(BadRow(*each) for each in facts_of(content).left_out)
+            _require_columns(table)
+            bad.extend(BadRow(*map(str, each)) for each in facts_of(content).left_out)
             stored.append(_stored(table, storage.file(f"{shard.name}.arrow"), index.store, number))
             tables.append(table.drop_columns(["samples", SHARDED]).replace_schema_metadata(None))
     # A shard has the columns of its own clips: of JSON Lines, not all rows have all of them.
@@ -149,7 +156,7 @@ def read_index(storage: Storage) -> Index:
         roles = {role: list(names) for role, names in values.pop("roles").items()}
         index = Index(roles=roles, splits=listed, **values)
         names = [shard.name for shards in listed.values() for shard in shards]
-        if index.store not in COLUMNS or not all(map(NAME.fullmatch, names)):
+        if index.store not in WITH_AUDIO or not all(map(NAME.fullmatch, names)):
             raise ValueError("impossible values")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SbkitError(
@@ -214,6 +221,17 @@ def _read_tables(storage: Storage, shards: Sequence[Listed]) -> Iterator[bytes]:
                 "only what is missing is written."
             )
         yield content
+
+
+def _require_columns(table: pa.Table) -> None:
+    """Raise ValueError for columns that no shard has: who makes one up writes its checksum, too."""
+    flat = table.flatten()
+    for name in {*REQUIRED, *flat.column_names}:
+        column = flat[name]
+        if column.type != REQUIRED.get(name, pa.string()) or column.null_count * (name in REQUIRED):
+            raise ValueError(f"{name} is of another type, or not in all rows")
+    if pc.any(pc.less(flat["samples"], 1)).as_py():
+        raise ValueError("a clip has no samples")
 
 
 def _stored(table: pa.Table, file: str, store: str, number: int) -> pa.Table:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, scratch_folder
-from sbkit.data.audio_store import SHARDED
+from sbkit.data.audio_store import SHARDED, WITH_AUDIO
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded, decode_clips
 from sbkit.data.fill import DISK_FULL, claimed
@@ -83,7 +83,7 @@ def write_shards(
     Raises:
         SbkitError: other shards are there, the place cannot be written to, or a disk is full.
     """
-    if options.store not in ("pcm", "flac"):
+    if options.store not in WITH_AUDIO:
         raise SbkitError(
             f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
             "audio. Pass --audio_store=flac."

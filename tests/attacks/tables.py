@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def _mutant_columns(seed: int) -> bytes:
 
 PARQUET: dict[str, Callable[[], bytes]] = {
     "rows of a megabyte": partial(_columns, 100_000, length=1_000_000),
+    "a row of a gigabyte": partial(_columns, 1, length=1 << 30),
     "ten million rows": partial(_columns, 10_000_000, length=1),
     "a path that moves the cursor": partial(_strings, ESCAPE, "hi"),
     "a path up": partial(_strings, "../../etc/passwd", "hi"),
@@ -339,7 +341,7 @@ def _table_of(change: Callable[[bytes], bytes], folder: Path) -> None:
 
 
 def _with_place(change: Callable[[dict[str, Any]], Any], content: bytes) -> bytes:
-    """Let the table say that audio lies elsewhere."""
+    """Let the table say that audio lies elsewhere, and the like."""
     table = pq.read_table(pa.BufferReader(content))
     column = table.column_names.index(sharded_corpus.SHARDED)
     places = table[sharded_corpus.SHARDED].to_pylist()
@@ -350,6 +352,16 @@ def _with_place(change: Callable[[dict[str, Any]], Any], content: bytes) -> byte
     )
     sink = pa.BufferOutputStream()
     pq.write_table(changed, sink)
+    return bytes(sink.getvalue())
+
+
+def _with_column(name: str, column: pa.Array, content: bytes) -> bytes:
+    """Let a column of the table hold something else, in a row."""
+    table = pq.read_table(pa.BufferReader(content))
+    if name in table.column_names:
+        table = table.drop_columns([name])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.append_column(name, column), sink)
     return bytes(sink.getvalue())
 
 
@@ -382,10 +394,20 @@ SHARDS: dict[str, Callable[[Path], Any]] = {
             ("size", 3), ("crc32", -1), ("file", "/etc/passwd"), ("store", "none"),
         )
     },
+    **{
+        f"column {name} {column.type} {column[0]}": partial(
+            _table_of, partial(_with_column, name, column)
+        )
+        for name, column in product(
+            ("samples", "id", "sentence", "audio_shard", "speaker"),
+            (pa.array([value]) for value in (None, 0, -5, 2**62, 0.5, "x", b"\xff", [1])),
+        )
+    },
     "rows of a megabyte": partial(_table_of, lambda _: _columns(100_000, length=1_000_000)),
 }  # fmt: skip
 # The index, not the table, says which file holds the audio, and how.
 UNREAD = ("as it is", "index mutant", "table mutant", "place file", "place store")
+UNREAD += ("column id", "column sentence", "column speaker")
 COMMANDS: dict[str, Callable[[str], None]] = {
     "release": _release,
     "arpa": _read_arpa,

@@ -1,5 +1,6 @@
 """Checkpoints that are damaged are passed over, SpeechBrain's are taken, and both is said."""
 
+import errno
 import os
 import struct
 import time
@@ -48,6 +49,24 @@ def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path, dam
     for path in save(tmp_path, 1.0, 2.0):
         DAMAGES[damage](path)
     with pytest.raises(SbkitError, match="but all 2 are damaged"):
+        recovered(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["CKPT.yaml", "model.ckpt"])
+def test_one_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, newest = save(tmp_path, 1.0, 2.0)
+    opened = open
+
+    def refusing(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == newest / name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    monkeypatch.setattr(Path, "open", refusing)
+    with pytest.raises(PermissionError, match=name):
         recovered(tmp_path)
 
 

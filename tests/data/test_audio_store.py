@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_store import COLUMNS, read_stored, require_store
+from sbkit.data.audio_store import COLUMNS, read_stored, require_store, to_stored
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
 from sbkit.data.manifest import Manifest
@@ -95,3 +95,13 @@ def test_workers_decode(tmp_path: Path) -> None:
 def test_an_unknown_store_is_refused() -> None:
     with pytest.raises(SbkitError, match="`audio_store` must be one of pcm, flac, none, but is 'm"):
         require_store("mp3")
+
+
+@pytest.mark.parametrize(
+    ("store", "stored"),
+    [("pcm", bytes(101)), ("pcm", bytes(100)), ("flac", b""), ("flac", b"fLaC no audio")]
+    + [("flac", to_stored(bytes(2 * n), Path(), store="flac", sample_rate=8000)) for n in (7, 99)],
+)
+def test_audio_that_is_made_up_is_refused_in_a_sentence(store: str, stored: bytes) -> None:
+    with pytest.raises(SbkitError, match="must be as long as when it was prepared .51 samples.,"):
+        read_stored({"id": "clip", "samples": 51, COLUMNS[store]: stored})

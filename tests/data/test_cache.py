@@ -54,6 +54,15 @@ def test_what_is_there_is_listed(
     assert lines[-1].endswith(f"in 3 folders of {cache}")
 
 
+@pytest.mark.parametrize("seconds", [1e15, -1e15])
+def test_a_time_that_no_calendar_has_is_listed(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("sbkit.data.cache._last_used", lambda folder, known: seconds)
+    assert cli.run(["cache"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
 def test_an_empty_cache_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,15 @@ def test_what_is_no_change_of_audio_decodes_nothing(
     assert (again.fingerprint == first.fingerprint) == (change == "nothing")
 
 
+def test_a_clip_whose_clock_was_wrong_is_decoded_once(tmp_path: Path, decoded: list[str]) -> None:
+    clips = make_clips(tmp_path / "clips", 3)
+    os.utime(clips[1].path, (1e10, 1e10))  # in 2286
+    prepare(tmp_path, clips)
+    decoded.clear()
+    assert_holds(prepare(tmp_path, clips), clips)
+    assert decoded == []
+
+
 def test_another_normalization_decodes_nothing_and_is_other_data(
     tmp_path: Path, decoded: list[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def test_its_json_has_the_same_figures(
     changes = [abs(each["word_errors_a"] - each["word_errors_b"]) for each in better["changed"]]
     assert changes == sorted(changes, reverse=True)
     assert len(changes) == MOST
+
+
+def test_names_move_no_cursor_in_json(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(runs[0], tmp_path / "a\x9b2J\u202e")
+    assert sbkit(["compare", str(folder), runs[1], "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out)["a"] == str(folder)
+    assert "\x9b" not in out and "\u202e" not in out
 
 
 def test_both_stand_side_by_side_on_a_page(

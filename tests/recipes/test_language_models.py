@@ -24,7 +24,9 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     )
 
 
-def test_weights_of_other_language_models_are_removed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_weights_of_other_language_models_are_removed_and_it_is_said(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "talks.txt"
     knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     knobs |= {"output_folder": str(tmp_path), "lm_text": str(text)}
@@ -35,6 +37,7 @@ def test_weights_of_other_language_models_are_removed(tokenizer: Tokenizer, tmp_
             file.touch()
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
         assert [file.exists() for file in chosen] == [are_left, are_left]
+        assert ("earlier models, are removed" in capsys.readouterr().out) is not are_left
 
 
 def test_other_training_data_makes_other_language_models(
