@@ -128,6 +128,10 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
     def __init__(self, store: datasets.Dataset) -> None:
         self._store = store
 
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Read one row."""
+        return self.__getitems__([Example((row,), self._store[row]["samples"])])[0]
+
     def __getitems__(self, examples: Sequence[Example]) -> list[dict[str, Any]]:
         """Read the examples of a batch with one look-up, in the order of their speeds."""
         examples = sorted(examples, key=lambda each: each.percent)

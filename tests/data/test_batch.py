@@ -92,11 +92,7 @@ def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     rows = UtteranceDataset(store)
     assert len(rows) == 5
     heard = {name: store[4][name] for name in store.column_names}
-    assert rows.__getitems__([Example((4,), SAMPLES[4])])[0] == {
-        **heard,
-        "percent": 100,
-        "weight": 1,
-    }
+    assert rows[4] == {**heard, "percent": 100, "weight": 1}
 
 
 def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
@@ -104,9 +100,8 @@ def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: 
 
 
 def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
-    (row,) = UtteranceDataset(store).__getitems__([Example((1,), SAMPLES[1])])
-    batch = TextCollate(tokenizer)([{**row, "text": "thrée"}])
-    assert tokenizer.vocabulary.unk in batch.tokens
+    row = {**UtteranceDataset(store)[1], "text": "thrée"}
+    assert tokenizer.vocabulary.unk in TextCollate(tokenizer)([row]).tokens
 
 
 def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path: Path) -> None:
