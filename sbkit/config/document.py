@@ -174,7 +174,7 @@ def read_yaml_text(path: Path) -> str:
         others = path.parent.glob("*.yaml") if path.parent.is_dir() else ()
         raise SbkitError(
             f"The hparams file must be readable, but {path} is not ({error.strerror})."
-            f"{did_you_mean(str(path), others)}"
+            f"{did_you_mean(str(path), others) or ' Check its name.'}"
         ) from error
     except UnicodeDecodeError as error:
         raise SbkitError(f"{path} must be UTF-8 text, but is not. Save it as UTF-8.") from error
