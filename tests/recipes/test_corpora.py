@@ -148,6 +148,7 @@ def test_of_several_languages_none_is_made_up(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
+        ("path,said\n1,2\n", {"text_column": "words"}, "--text_column=NAME or another"),
         ("[{}]", {}, "but is a JSON list"),
         ("{}", {}, "line 1 is none"),
     ],
