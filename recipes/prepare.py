@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from datasets import Dataset, concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.words import listed
 from sbkit.config.ranges import DAY, Range
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
@@ -110,7 +110,7 @@ def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
             if label not in known:
                 raise SbkitError(
                     f"Every label must be one of the {len(known)} classes of the training set "
-                    f"({', '.join(islice(known, 10))}), but {split[row]['id']} of {name} has "
+                    f"({listed(known, most=10)}), but {split[row]['id']} of {name} has "
                     f"{label!r}. Correct it, or take it out."
                 )
 

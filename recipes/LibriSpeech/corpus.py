@@ -17,7 +17,7 @@ from sbkit.data.clips import Clip
 from sbkit.data.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.roles import resolve_splits
 from sbkit.data.tables import refuse_columns
-from sbkit.text.languages import language_tags
+from sbkit.text.languages import spoken_language
 
 LARGEST = 1 << 28  # bytes of the transcripts of a chapter
 CHAPTERS = ("*/", "*/*/**/")  # folders of a split at any depth; ** passes over links
@@ -53,7 +53,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
         SbkitError: the folder is not of this layout, or a transcript is not UTF-8.
     """
     root = _find(knobs)
-    language = language_tags(knobs["language"])[0]
+    language = spoken_language(knobs["language"])
     rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))
     manifest = collect(rows, root)
     if not manifest.clips:

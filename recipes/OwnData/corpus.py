@@ -16,7 +16,7 @@ from sbkit.data.roles import ROLES, require_split_name, resolve_splits
 from sbkit.data.saved_dataset import is_saved_dataset
 from sbkit.data.streamed_split import StreamedSplit, streamed_files
 from sbkit.data.tables import refuse_columns
-from sbkit.text.languages import language_tags
+from sbkit.text.languages import spoken_language
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
@@ -55,7 +55,7 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
     columns: dict[str, Any] = {
         "path_column": knobs.get("path_column"),
         "text_column": knobs.get("text_column"),
-        "language": language_tags(knobs["language"])[0],
+        "language": spoken_language(knobs["language"]),
     }
     streamed = {source: streamed_files(source) for source in sources if _is_streamed(source)}
     if not streamed:

@@ -10,7 +10,7 @@ import numpy as np
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import tell_data
 from sbkit.data.batch import TextCollate
-from sbkit.data.columns import take_columns
+from sbkit.data.columns import count_characters, read_texts, take_columns
 from sbkit.data.loaders import Loaders, make_loaders
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Excluded, Splits
@@ -78,8 +78,8 @@ def leave_out_impossible(
 
 def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Striding, language: str) -> None:
     say(describe_normalizer(language))
-    sentences = take_columns(splits.train, "sentence")["sentence"].to_pylist()
-    if dropped := describe_dropped(sentences, language):
+    characters = count_characters(read_texts(splits.train, "sentence"))
+    if dropped := describe_dropped(characters, language):
         say(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)

@@ -2,9 +2,9 @@
 
 from recipes.asr.brain import AsrBrain
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
-from recipes.asr.ranges import RANGES
 from recipes.corpora import corpus_of
-from recipes.prepare import prepare_transcripts
+from recipes.prepare import RANGES, prepare_transcripts
+from sbkit.config.ranges import SHARE, Range
 from sbkit.train.recipe import Recipe
 
 ASR = Recipe(
@@ -13,5 +13,12 @@ ASR = Recipe(
     make_loaders=make_asr_loaders,
     brain=AsrBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges={
+        **RANGES,
+        "ctc_weight": Range(low=0.01, high=1, advice="All decoding is by CTC, which must learn."),
+        "inter_ctc_weight": Range(
+            low=0, high=0.99, advice="At 1 nothing trains the upper encoder."
+        ),
+        "label_smoothing": SHARE,
+    },
 )

@@ -48,7 +48,26 @@ class Clips:
     lengths: Tensor
 
 
-class AddNoise(nn.Module):
+class FromFolder(nn.Module):
+    """What adds the sound of files of a folder to utterances, each with a chance of ``prob``.
+
+    Attributes:
+        files: those that are taken, of as many as were ``found``.
+    """
+
+    def __init__(self, *, folder: str, prob: float, sample_rate: int) -> None:
+        super().__init__()
+        if not 0.0 <= prob <= 1.0:
+            raise SbkitError(
+                f"`prob` of {type(self).__name__} must be from 0 to 1, but is {prob}. Try a chance "
+                "such as 0.5."
+            )
+        found = audio_files(folder)
+        self.files, self.found = take_evenly(found), len(found)
+        self.prob, self.sample_rate = prob, sample_rate
+
+
+class AddNoise(FromFolder):
     """Add noise of a drawn signal-to-noise ratio: (B, S), (B,) -> (B, S), (B,).
 
     The ratio is that of the powers over the utterance's own length. Each utterance is left as it is
@@ -64,17 +83,13 @@ class AddNoise(nn.Module):
         prob: float = 0.5,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
-        super().__init__()
-        _check_prob("AddNoise", prob)
+        super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
         if len(snr_db) != 2 or snr_db[0] > snr_db[1]:
             raise SbkitError(
                 "`snr_db` of AddNoise must be the lowest and the highest ratio in decibels, such "
                 f"as [5, 20], but is {list(snr_db)}. Correct it."
             )
-        found = audio_files(folder)
-        self.files, self.found = take_evenly(found), len(found)
         self.low, self.high = map(float, snr_db)
-        self.prob, self.sample_rate = prob, sample_rate
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a noise, a place in it and a ratio for every utterance, and add it."""
@@ -97,7 +112,7 @@ class AddNoise(nn.Module):
         return audio + gain.unsqueeze(1) * noise, lengths
 
 
-class AddReverb(nn.Module):
+class AddReverb(FromFolder):
     """Convolve with a drawn room's impulse response: (B, S), (B,) -> (B, S), (B,).
 
     The direct sound stays in its place and the power of the utterance stays what it was. What
@@ -105,11 +120,7 @@ class AddReverb(nn.Module):
     """
 
     def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
-        super().__init__()
-        _check_prob("AddReverb", prob)
-        found = audio_files(folder)
-        self.files, self.found = take_evenly(found), len(found)
-        self.prob, self.sample_rate = prob, sample_rate
+        super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a room for every utterance, and convolve in the frequency domain."""
@@ -172,10 +183,3 @@ def read_rooms(files: tuple[Path, ...], sample_rate: int, device: torch.device) 
         rooms.append(room / room.abs().max().clamp(min=1.0))
     longest = max(map(len, rooms))
     return torch.stack([pad(room, (0, longest - len(room))) for room in rooms]).to(device)
-
-
-def _check_prob(name: str, prob: float) -> None:
-    if not 0.0 <= prob <= 1.0:
-        raise SbkitError(
-            f"`prob` of {name} must be from 0 to 1, but is {prob}. Try a chance such as 0.5."
-        )

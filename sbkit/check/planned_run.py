@@ -19,8 +19,7 @@ from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
 from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
-from sbkit.config.hparams import load_hparams, read_knobs
-from sbkit.config.overrides import apply_overrides
+from sbkit.config.hparams import load_hparams, overridden_document, read_knobs
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
@@ -194,12 +193,10 @@ class PlannedRun:
         """Count devices as this machine has them, or the one meant."""
         return count_here if self.target is None else count_on(self.target)
 
-    @cached_property
+    @property
     def overridden(self) -> Document:
         """Return the tree of the YAML with the overrides in it."""
-        document = read_document(self.yaml_file)
-        apply_overrides(document, self.overrides)
-        return document
+        return overridden_document(self.yaml_file, self.overrides)
 
     # -- words and places ----------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ def _name_problem(kind: str, name: str) -> str:
     try:
         found = pydoc.locate(name)
     except pydoc.ErrorDuringImport as error:
-        return f"must be importable, but raised {error}."
+        return f"must be importable, but raised {error}. Correct it."
     if found is None:
         return f"must name something that can be imported, but {_nearest_name(name)}"
     if kind == "!new" and not inspect.isclass(found):

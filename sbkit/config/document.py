@@ -171,10 +171,11 @@ def read_yaml_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        others = path.parent.glob("*.yaml") if path.parent.is_dir() else ()
+        there = path.parent.glob("*.yaml") if path.parent.is_dir() else ()
+        near = did_you_mean(path.name, (each.name for each in there))  # a folder is no likeness
         raise SbkitError(
             f"The hparams file must be readable, but {path} is not ({error.strerror})."
-            f"{did_you_mean(str(path), others)}"
+            f"{near or ' Check its name.'}"
         ) from error
     except UnicodeDecodeError as error:
         raise SbkitError(f"{path} must be UTF-8 text, but is not. Save it as UTF-8.") from error

@@ -97,6 +97,14 @@ def resolved_text(yaml_file: Path, overrides: Mapping[str, object]) -> str:
     return _resolve(yaml_file, overrides).text
 
 
+def overridden_document(yaml_file: Path, overrides: Mapping[str, object]) -> Document:
+    """Return the tree of a file with the overrides in it, to be read and not to be changed.
+
+    Raises SbkitError: a fault of the file or of the overrides.
+    """
+    return _resolve(yaml_file, overrides).document
+
+
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
     """Read ``FILE.yaml --key=value ...``: the file, and the overrides.
 

@@ -58,7 +58,8 @@ class Scope:
             if not isinstance(node, CommentedMap) or part not in node:
                 keys = node if isinstance(node, CommentedMap) else ()
                 names = (each for each in keys if isinstance(each, str))
-                raise SbkitError(f"there is no `{part}`.{did_you_mean(part, names)}")
+                near = did_you_mean(part, names) or " Correct the name."
+                raise SbkitError(f"there is no `{part}`.{near}")
             node = node[part]
         scope._require_resolved(node)
         return scope, node
@@ -168,7 +169,7 @@ def _check_tag(document: Document, keys: Keys, tag: str) -> None:
     whole = (*REFERENCE_TAGS, PLACEHOLDER_TAG)
     if not tag.startswith("!") or tag in whole or tag.startswith(known):
         return
-    advice = did_you_mean(tag, (*known, *whole))
+    advice = did_you_mean(tag, (*known, *whole)) or " Take one of them."
     if tag.startswith("!applyref:"):
         advice = " It would run code before anything is checked: use `!apply:`."
     raise SbkitError(

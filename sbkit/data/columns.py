@@ -49,9 +49,9 @@ def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def read_texts(split: datasets.Dataset) -> Iterator[list[str]]:
-    """Yield the normalized texts of a split, some at a time."""
-    column = take_columns(split, "text")["text"]
+def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str]]:
+    """Yield the texts of a column of a split, some at a time."""
+    column = take_columns(split, name)[name]
     for start in range(0, len(column), ROWS_AT_ONCE):
         yield column.slice(start, ROWS_AT_ONCE).to_pylist()
 

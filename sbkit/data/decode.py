@@ -64,7 +64,8 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
     except AudioError as error:
         return Decoded(error)
     except OSError as error:
-        return Decoded(AudioError("unreachable", f"{path} must be readable, but is not: {error}."))
+        sentence = f"{path} must be readable, but is not: {error}. Repair that."
+        return Decoded(AudioError("unreachable", sentence))
     if len(audio) > LARGEST:
         return Decoded(
             AudioError("too long", f"{path} must last less than 18 hours, but is longer. Cut it.")

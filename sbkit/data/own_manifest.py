@@ -44,7 +44,8 @@ def read_manifests(
         sources: CSV, TSV or JSON Lines, folders of Kaldi, datasets saved to disk, parquet.
         path_column: the column of the audio's path, relative to the manifest; null: a usual name.
         text_column: the column of the transcript; null: a usual name; False: there is none.
-        language: of what is spoken; the column ``language`` where the manifest has none.
+        language: of what is spoken, "" where that is not known; the column ``language`` where the
+            manifest has none.
 
     Raises:
         SbkitError: a source cannot be read, lacks a column or has no transcripts.

@@ -27,7 +27,6 @@ from sbkit.data.manifest import (
 )
 from sbkit.data.tables import (
     PATH_COLUMNS,
-    Table,
     TableRow,
     find_column,
     find_text_column,
@@ -104,18 +103,11 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     )
     if clips:
         return Manifest(clips, ())
-    rows = _read_rows(table, path_column, text_column, language)
+    folder = _ClipsFolder(tsv.parent / "clips")
+    rows = (_read_row(row, folder, path_column, text_column, language) for row in table.rows)
     if text_column:
         rows = require_transcripts(rows, tsv, text_column)
     return collect(rows, tsv.parent / "clips")
-
-
-def _read_rows(
-    table: Table, path_column: str, text_column: str, language: str
-) -> Iterator[Row | BadRow]:
-    clips = _ClipsFolder(table.file.parent / "clips")
-    for row in table.rows:
-        yield _read_row(row, clips, path_column, text_column, language)
 
 
 def _read_row(

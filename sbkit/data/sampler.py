@@ -142,16 +142,16 @@ class EvalSampler(Sampler[MicroBatch]):
         longest = int(lengths.max(initial=0))
         capacity = max(seconds_to_samples(batch_seconds, sample_rate), longest)
         order = np.argsort(lengths, kind="stable")
-        plan = Plan(Examples.alone(lengths), order, capacity)
-        self._batches = list(plan)[rank::world_size]
+        self._plan = Plan(Examples.alone(lengths), order, capacity)
+        self._own = range(rank, len(self._plan), world_size)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield from the shortest batch to the longest."""
-        return iter(self._batches)
+        return map(self._plan.__getitem__, self._own)
 
     def __len__(self) -> int:
         """Count this rank's batches."""
-        return len(self._batches)
+        return len(self._own)
 
 
 def to_percents(speeds: Sequence[float]) -> list[int]:
@@ -159,11 +159,15 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
 
     Raises SbkitError for what is no positive number with at most two decimals.
     """
-    percents = [round(100 * speed) for speed in speeds]
-    if not percents or min(percents) <= 0 or [each / 100 for each in percents] != list(speeds):
+    try:
+        percents = [round(100 * speed) for speed in speeds]
+        fits = bool(percents) and [each / 100 for each in percents] == list(speeds)
+    except (TypeError, ValueError, OverflowError):  # no list, or no numbers in it
+        percents, fits = [], False
+    if not fits or min(percents) <= 0:
         raise SbkitError(
-            "`speeds` must be one or more positive numbers with at most two decimals, but is "
-            f"{list(speeds)}. Write [1.0] to leave the speed alone."
+            "`speeds` must be a list of one or more positive numbers with at most two decimals, "
+            f"but is {speeds!r}. Write [1.0] to leave the speed alone."
         )
     return percents
 

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +16,8 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import unique_keys
 from sbkit.base.regular import LONGEST_LINE
+from sbkit.base.words import listed
+from sbkit.config.document import nearest
 from sbkit.data.manifest import BadRow
 
 PATH_COLUMNS = (
@@ -98,14 +99,12 @@ def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str
     )
     if found:
         return found
-    columns = ", ".join(table.columns[:SHOWN])
-    if len(table.columns) > SHOWN:
-        columns += f" and {len(table.columns) - SHOWN} more"
+    columns = listed(table.columns, most=SHOWN)
     if named:
-        near = get_close_matches(named.lower(), lower, n=1, cutoff=0)[0]
+        near = nearest(named.lower(), lower)
         raise SbkitError(
             f"`{knob}` must name a column of {table.file}, but {named!r} is not one of {columns}. "
-            f"Pass --{knob}={lower[near]}, or the one you mean."
+            f"Pass --{knob}={lower[near] if near else 'NAME'} or another of them."
         )
     raise SbkitError(
         f"The first line of {table.file} must name one of the columns {', '.join(usual)}, but "

@@ -61,7 +61,7 @@ def parse_size(text: str) -> int:
     if size <= 0:
         raise SbkitError(
             f"The size of a shard must be a number with its unit (kB, MB or GB), but is {text!r}. "
-            "1GB is usual."
+            "Write 1GB, for example."
         )
     return size
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.regular import read_regular
+from sbkit.base.words import listed
 
 LABEL_FILE = "labels.txt"  # of a classifier's run
 LARGEST = 1 << 22  # bytes
@@ -68,9 +69,12 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
         write_text_atomically(file, "".join(f"{name}\n" for name in wanted))
     labels = ClassLabels(file=file)
     if labels.names != wanted:
+        more, fewer = ({*wanted}.difference(labels.names), {*labels.names}.difference(wanted))
+        came = [f"it also has {listed(sorted(more))}"] * bool(more)
+        came += [f"it lacks {listed(sorted(fewer))}"] * bool(fewer)
         raise SbkitError(
-            f"The classes of the training set must be those that {file} lists "
-            f"({', '.join(labels.names[:10])}), but are {', '.join(wanted[:10])}. Choose another "
+            f"The classes of the training set must be those that {file} lists, but "
+            f"{' and '.join(came) or 'they are not in alphabetical order there'}. Choose another "
             "output_folder."
         )
     return labels

@@ -112,6 +112,15 @@ def language_tags(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(check_language, values)))
 
 
+def spoken_language(value: object) -> str:
+    """Return the tag of the knob ``language``; "" of several, where nothing says which is spoken.
+
+    Raises SbkitError where `language_tags` does.
+    """
+    tags = language_tags(value)
+    return tags[0] if len(tags) == 1 else ""
+
+
 def primary(tag: str) -> str:
     """Return the language of a tag without its region: ``sv`` of ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()

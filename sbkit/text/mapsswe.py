@@ -20,6 +20,7 @@ from sbkit.text.wer import split_units
 
 BOUNDARY_WORDS = 2  # correct in both, as sc_stats has it
 SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # what they cost in an alignment of sclite
+LARGEST = 1 << 27  # pairs of words in an alignment, 0.5 GB: two texts of 11,000 words
 
 Counts = npt.NDArray[np.int64]
 
@@ -51,7 +52,11 @@ def mapsswe(
     Segments and Z equal those of sc_stats (SCTK 2.4.10). p takes Z as normal, for which Gillick &
     Cox ask for some fifty segments.
     """
-    triples = zip(references, hypotheses_a, hypotheses_b, strict=True)
+    triples = list(zip(references, hypotheses_a, hypotheses_b, strict=True))
+    longest = max((_pairs(*triple, by_words=by_words) for triple in triples), default=0)
+    if longest > LARGEST:
+        reason = f"texts must be aligned in {LARGEST:,} pairs of words, but one has {longest:,}"
+        return Mapsswe(segment_count=0, mean=0.0, z=None, p=None, reason=reason)
     differences = [
         each for triple in triples for each in segment_differences(*triple, by_words=by_words)
     ]
@@ -66,6 +71,12 @@ def mapsswe(
         return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
     z = mean / error if error else 0.0
     return Mapsswe(segment_count=count, mean=mean, z=z, p=math.erfc(abs(z) / math.sqrt(2)))
+
+
+def _pairs(reference: str, *hypotheses: str, by_words: bool) -> int:
+    """Count the pairs of words in the larger alignment."""
+    said, *heard = (len(split_units(each, by_words=by_words)) for each in (reference, *hypotheses))
+    return said * max(heard)
 
 
 def segment_differences(
@@ -115,13 +126,17 @@ def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts
     return inserted, wrong
 
 
-def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> list[list[int]]:
+def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> npt.NDArray[np.int32]:
     """Return the least cost of aligning each beginning of the one with each of the other."""
-    rows = [[INSERTION * column for column in range(len(hypothesis) + 1)]]
-    for said in reference:
-        above, row = rows[-1], [rows[-1][0] + DELETION]
-        for column, heard in enumerate(hypothesis):
-            paired = above[column] + (0 if said == heard else SUBSTITUTION)
-            row.append(min(paired, above[column + 1] + DELETION, row[column] + INSERTION))
-        rows.append(row)
-    return rows
+    numbers = {word: number for number, word in enumerate({*reference, *hypothesis})}
+    heard = np.array([numbers[word] for word in hypothesis], dtype=np.int32)
+    inserted = INSERTION * np.arange(len(hypothesis) + 1, dtype=np.int32)
+    costs = np.empty((len(reference) + 1, len(hypothesis) + 1), dtype=np.int32)
+    costs[0] = inserted
+    for above, row, word in zip(costs, costs[1:], reference, strict=False):
+        row[:] = above + DELETION
+        paired = above[:-1] + SUBSTITUTION * (heard != numbers[word])
+        np.minimum(row[1:], paired, out=row[1:])
+        # The least of what lies to the left, and the insertions from there on.
+        row[:] = np.minimum.accumulate(row - inserted) + inserted
+    return costs

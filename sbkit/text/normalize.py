@@ -7,10 +7,9 @@ letters it is made of ("café" in English: "cafe") or, where there are none, kep
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
-from itertools import chain
 from typing import Any
 
 from sbkit.text.languages import primary
@@ -156,11 +155,14 @@ def describe_normalizer(language: str) -> str:
     return line
 
 
-def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
-    """Count the characters that normalization drops though they may be read aloud ("€", "½")."""
+def count_dropped(characters: Mapping[str, int], language: str) -> Counter[str]:
+    """Choose the characters that normalization drops though they may be read aloud ("€", "½").
+
+    ``characters`` counts those of all sentences.
+    """
     table = orthography(language)
     dropped: Counter[str] = Counter()
-    for char, count in Counter(chain.from_iterable(sentences)).items():
+    for char, count in characters.items():
         spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
         if spoken and char not in table.rewrite:
             written = (_write(each, table.letters, table.joiners) for each in _plain_form(char))
@@ -168,9 +170,9 @@ def count_dropped(sentences: Iterable[str], language: str) -> Counter[str]:
     return +dropped
 
 
-def describe_dropped(sentences: Iterable[str], language: str) -> str | None:
+def describe_dropped(characters: Mapping[str, int], language: str) -> str | None:
     """Return a note with the counts of ``count_dropped``, the most frequent ones by name."""
-    dropped = count_dropped(sentences, language)
+    dropped = count_dropped(characters, language)
     if not dropped:
         return None
     total = dropped.total()

@@ -259,7 +259,7 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("a: !applyref:os.getcwd\n", "use `!apply:`"),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
         ("m: {size: 1}\na: !ref <m[siz]>", "Did you mean `size`?"),
-        ("a: 1\nb: !ref <a[c]>", "there is no `c`"),
+        ("a: 1\nb: !ref <a[c]>", "there is no `c`. Correct the name."),
         ("a: !ref size", "Write the key in angle brackets"),
         ("a: !ref <a>", "contains the reference itself"),
         ("m: {a: !ref <m>}", "contains the reference itself"),
@@ -305,6 +305,9 @@ def test_a_missing_file_names_the_nearest(path: Path) -> None:
     says = refusal(path.with_name("ctx.yaml"), {})
     assert "No such file" in says
     assert "ctc.yaml`?" in says
+    assert refusal(path.with_name("other"), {}).endswith(
+        "No such file or directory). Check its name."
+    )
 
 
 class TestInclude:

@@ -166,12 +166,19 @@ def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
     assert clip.columns == {"Transcript": "", "language": "de"}
 
 
+def test_of_several_languages_none_is_made_up(tmp_path: Path) -> None:
+    """Else every row of a table without that column would be of the first one."""
+    several = read(tmp_path / "a.csv", "path,text\na.wav,hi\n", language=["en", "de"])
+    assert several.clips[0].columns == {"language": ""}
+
+
 @pytest.mark.parametrize(
     ("content", "knobs", "words"),
     [
         ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
+        ("path,said\n1,2\n", {"text_column": "words"}, "--text_column=NAME or another"),
         ("[{}]", {}, "but is a JSON list"),
         ("{}", {}, "line 1 is none"),
     ],

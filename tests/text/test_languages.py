@@ -3,7 +3,7 @@
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.languages import check_language, language_tags
+from sbkit.text.languages import check_language, language_tags, spoken_language
 
 KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE", "ceb"]
 
@@ -40,5 +40,6 @@ def test_another_is_refused_with_the_nearest(value: object, advice: str) -> None
 
 def test_several_languages_are_a_list() -> None:
     assert language_tags(["en", "es", "en"]) == ("en", "es")
+    assert (spoken_language(["en", "es"]), spoken_language(["en"])) == ("", "en")
     with pytest.raises(SbkitError, match="empty list"):
         language_tags([])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from sbkit.audio.noise import AddNoise, AddReverb
+from sbkit.audio.noise import FromFolder
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 
@@ -13,7 +13,7 @@ def check_noises(planned: PlannedRun) -> Iterator[Finding]:
     """Find folders of so many files that only some are taken."""
     augment = planned.hparams.get("wave_augment")
     for part in augment.modules() if isinstance(augment, nn.Module) else ():
-        if isinstance(part, AddNoise | AddReverb) and len(part.files) < part.found:
+        if isinstance(part, FromFolder) and len(part.files) < part.found:
             yield planned.finding(
                 "noises",
                 "wave_augment",

@@ -101,7 +101,7 @@ def test_batches_that_cannot_be_planned_are_left_to_the_check(
 ) -> None:
     workplace: Workplace = healthy_workplace(asterisk_english, tmp_path / "workplace")
     assert workplace.train_here(tmp_path / "run", "--batch_seconds=auto", "--speeds=[0.0]") == 2
-    assert "`speeds` must be one or more positive numbers" in capsys.readouterr().err
+    assert "`speeds` must be a list of one or more positive numbers" in capsys.readouterr().err
 
 
 def test_a_run_keeps_the_number_that_it_began_with(
