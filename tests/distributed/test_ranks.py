@@ -1,11 +1,13 @@
 """Ranks: alone everything is quiet, together they agree."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
     gather_over_ranks,
     main_rank_first,
@@ -58,6 +60,26 @@ def test_alone_there_is_one_rank_and_nothing_to_wait_for() -> None:
         tensor = torch.ones(2)
         assert sum_over_ranks(tensor) is tensor
         assert tensor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(None, True), (SystemExit(75), True), (ValueError(), False), (KeyboardInterrupt(), False)],
+    ids=["done", "asked", "failed", "interrupted"],
+)
+def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
+    error: BaseException | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[str]()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(ranks, "join", lambda device: None)
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: left.append("waited"))
+    monkeypatch.setattr(ranks, "_abort_process_group", lambda: left.append("aborted"))
+    expected = nullcontext() if error is None else pytest.raises(type(error))
+    with expected, process_group(torch.device("cuda", 0)):
+        if error is not None:
+            raise error
+    assert left == ["waited" if waits else "aborted"]
 
 
 @pytest.mark.ddp
