@@ -23,6 +23,7 @@ from sbkit.data.shard_units import ShardOptions
 from sbkit.data.splits import Splits
 from sbkit.data.storage import Storage
 from sbkit.data.write_shards import parse_size, write_shards
+from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
@@ -49,7 +50,8 @@ def train(arguments: Sequence[str]) -> None:
 def train_run(run: Run, log: TextLog) -> None:
     """Train, test and report; the log is opened once nothing refuses the run folder."""
     waiting = describe_waiting(torch.get_num_threads())
-    say(f"{run.placement.device}: {waiting}; {describe_allocator()}")
+    device = run.placement.device
+    say(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
     with process_group(run.placement.device):
         run = settle_batches(run)
         with main_rank_first():

@@ -11,6 +11,7 @@ import pytest
 import speechbrain as sb
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sbkit
@@ -22,6 +23,7 @@ from sbkit.cli import run as command
 from sbkit.data.batch import Batch
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import NonFiniteRecorder
+from sbkit.train.optimizer_step import OptimizerStep
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits
@@ -282,6 +284,19 @@ def test_gradients_are_computed_there() -> None:
     (found,) = torch.autograd.grad(model(x.to(NAME)).square().sum(), model.weight)
     assert found.device == DEVICE
     assert torch.equal(found.cpu(), expected)
+
+
+def test_an_optimizer_without_a_gradient_is_passed_over_there() -> None:
+    layers = [torch.nn.Linear(2, 1).to(NAME) for _ in range(2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in layers]
+    step = OptimizerStep(torch.nn.ModuleList(layers), DEVICE, None)
+    before = [each.weight.detach().cpu() for each in layers]
+    for stepping in (optimizers, optimizers[1:]):  # the second alone has nothing to step by
+        layers[0](torch.ones(1, 2, device=NAME)).sum().backward()
+        step.take(stepping, GradScaler(enabled=False), max_grad_norm=1.0, number=1)
+    moved = [not torch.equal(a, b.weight.cpu()) for a, b in zip(before, layers, strict=True)]
+    assert moved == [True, False]
+    assert step.read(0, 0, GradScaler(enabled=False)) == (0, 0)
 
 
 def test_its_generator_is_its_own() -> None:

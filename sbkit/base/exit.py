@@ -34,7 +34,10 @@ FIXES = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-SHORTAGE = ("can't allocate memory", "can't start new thread", "failed to map segment")
+SHORTAGE = (
+    *("can't allocate memory", "can't start new thread", "failed to map segment"),
+    "out of memory",  # as torch says of a GPU
+)
 
 
 class AskedToStop(SystemExit):
@@ -134,7 +137,8 @@ def _sentence_of(error: Exception) -> SbkitError | None:
     what = str(error).partition("\n")[0][:200] or type(error).__name__
     return SbkitError(
         f"Memory and threads must suffice for this command, but the system refused some ({what}). "
-        "Free memory or raise the limits (ulimit -v, ulimit -u), and give the same command again."
+        "Free memory, a GPU's where it is CUDA's, or raise the limits (ulimit -v, ulimit -u), and "
+        "give the same command again."
     )
 
 

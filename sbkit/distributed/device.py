@@ -42,6 +42,15 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
+def describe_products(device: torch.device) -> str:
+    """Say what of float32 is rounded to TF32: PyTorch does it, and SpeechBrain when imported."""
+    if device.type != "cuda":
+        return ""
+    backends = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn.conv}
+    rounded = [name for name, each in backends.items() if each.fp32_precision == "tf32"]
+    return f"; float32 {' and '.join(rounded)} in TF32" if rounded else ""
+
+
 def count_here(device_type: str) -> int:
     """Count the devices of a type that torch sees on this machine."""
     if device_type == "cpu":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store, _abort_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import BAD_INPUT
@@ -46,7 +46,11 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join torchrun's other processes, if there are any, and leave them when done."""
+    """Join torchrun's other processes, if there are any, and leave them when done.
+
+    Over an error nothing is waited for: NCCL's communication would be that with ranks which never
+    come to it, and the error would not be printed.
+    """
     global _store
     if is_alone(os.environ):
         yield
@@ -56,14 +60,17 @@ def process_group(device: torch.device) -> Iterator[None]:
     # interpreter's end: "terminate called without an active exception", now and then.
     import_module("torch.distributed.nn")
 
-    _store = join(device)
+    _store, leave = join(device), dist.destroy_process_group
     try:
         yield
+    except (Exception, KeyboardInterrupt):  # not where all leave: one may still be saving
+        leave = _abort_process_group
+        raise
     finally:
         _take_group_from_reducers()
         gc.collect()  # what is in a cycle would hold the group too
         _store = None
-        dist.destroy_process_group()
+        leave()
 
 
 def _take_group_from_reducers() -> None:

@@ -10,6 +10,7 @@ Legend: B clips, S samples.
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -107,6 +108,10 @@ class CompiledBlocks:
         Raises:
             SbkitError: it would have to be compiled, and that is to be an error.
         """
+        if self._compilation.mode == "reduce-overhead":
+            # Else each block begins a step of its own, whose graph may take the memory of its
+            # input, which is what the block before it has left.
+            torch.compiler.cudagraph_mark_step_begin()
         if not self._is_warm:
             return run()
         try:
@@ -122,8 +127,14 @@ class CompiledBlocks:
                     "pass --on-recompile fallback."
                 ) from error
         self.fallbacks += 1
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled():
             return run()
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Run compiled blocks as they were written, with shapes that no table has."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def own_cuda_graphs() -> None:

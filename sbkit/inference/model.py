@@ -223,7 +223,7 @@ def run_batches(
         try:
             return hear(batch)
         except Exception as error:  # of whatever parts a model has
-            return error
+            return error.with_traceback(None)  # whose frames hold all that fills a GPU's memory
 
     threads = min(threads, len(batches))
     if threads < 2:

@@ -8,8 +8,10 @@ GPU, and the precision, which a file's name says and its nodes have.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -30,6 +32,7 @@ FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
 NUMBER = "device_id"  # the option of a provider that says which GPU
+WHOLE_FLOATS = {"use_tf32": "0"}  # products of float32 are rounded to TF32 without it
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LOOPS = ("Loop", "Scan")
@@ -76,6 +79,9 @@ class OnnxModel:
             options.add_session_config_entry(ENV_ALLOCATORS, "1")
         options.intra_op_num_threads = 1  # whoever calls it has a thread for each batch
         options.log_severity_level = 4  # errors are raised, and printed they quote names of nodes
+        if asked == PROVIDERS["cuda"]:
+            with redirect_stdout(sys.stderr):
+                runtime.preload_dlls()  # of CUDA's wheels, which by itself only torch finds
         try:
             self._session = runtime.InferenceSession(
                 content, options, providers=[(asked, which)], enable_fallback=0
@@ -208,7 +214,7 @@ def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str,
             f"{device}. Choose one of them; cuda needs the package onnxruntime-gpu in "
             "place of onnxruntime."
         )
-    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0"}
+    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0", **WHOLE_FLOATS}
 
 
 def _refuse_loops(nodes: list[tuple[str, str]]) -> None:

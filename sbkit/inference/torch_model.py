@@ -5,7 +5,7 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -28,7 +28,7 @@ from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.budget import within_budget
-from sbkit.inference.compiled import Compilation, CompiledBlocks
+from sbkit.inference.compiled import Compilation, CompiledBlocks, uncompiled
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
 from sbkit.inference.model import Batch, Effective, Heard, fitting, require_effective, run_batches
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
@@ -80,7 +80,8 @@ class TorchModel:
     @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        count: int = self.network.samples_per_frame(self._rate)
+        with self._uncompiled():
+            count: int = self.network.samples_per_frame(self._rate)
         return count
 
     @property
@@ -120,13 +121,20 @@ class TorchModel:
             features, frames = self.network.features(audio, audio_lengths)
             states, frames = self.network.encode(features, frames)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
+        if self._blocks is not None:
+            states = states.clone()  # CUDA graphs write the next batch's to the same place
         found = zip(rows, states, frames.tolist(), strict=True)
         return [Heard(row[:count].numpy(), state[:count]) for row, state, count in found]
 
     @torch.inference_mode()
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
-        return score_tokens(self.network, states, tokens)
+        with self._uncompiled():
+            return score_tokens(self.network, states, tokens)
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        return nullcontext() if self._blocks is None else uncompiled()
 
     def _run_silence(self, clips: int, seconds: float) -> None:
         self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)

@@ -36,7 +36,7 @@ def _read_states(tokens, count, blank, states: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["longest", "size", "width"])
-def _forward(
+def _ctc_forward(
     log_probs, tokens, frames, counts, alphas, likelihoods,
     blank, longest, size, width, states: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +62,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["longest", "size", "width"])
-def _backward(
+def _ctc_backward(
     log_probs, tokens, frames, counts, alphas, likelihoods, scales, gradient,
     order, firsts, blank, longest, size, width, states: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ class _Ctc(torch.autograd.Function):
         states = max(128, triton.next_power_of_2(2 * tokens.shape[1] + 1))
         alphas = log_probs.new_empty(utterances, steps, states)
         likelihoods = log_probs.new_empty(utterances)
-        _forward[(utterances,)](
+        _ctc_forward[(utterances,)](
             log_probs, tokens, frames, counts, alphas, likelihoods,
             blank, steps, size, tokens.shape[1], states=states,
         )  # fmt: skip
@@ -123,7 +123,7 @@ class _Ctc(torch.autograd.Function):
         inside = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
         ordered, order = tokens.where(inside, size).sort(stable=True)
         gradient = torch.zeros_like(log_probs)
-        _backward[(utterances,)](
+        _ctc_backward[(utterances,)](
             log_probs, tokens, frames, counts, alphas, likelihoods, scales[0].contiguous(),
             gradient, order, torch.searchsorted(ordered, ordered),
             ctx.blank, steps, size, tokens.shape[1], states=alphas.shape[2],

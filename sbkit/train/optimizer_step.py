@@ -65,12 +65,13 @@ class OptimizerStep:
         number: int,
     ) -> None:
         """Unscale, clip each by its norm, step unless one of the norms is not finite, update."""
-        # Those that have anything to step by: a GradScaler refuses the others.
+        # Those that have anything to step by: a GradScaler refuses the others, and torch has the
+        # norm of no gradient on the CPU, whatever the device.
         stepping = [each for each in optimizers if any(True for _ in with_gradient([each]))]
         for optimizer in stepping:
             scaler.unscale_(optimizer)
-        norms = torch.stack([clip(each, max_grad_norm) for each in optimizers])
-        skipped = ~norms.isfinite().all()
+        norms = [clip(each, max_grad_norm) for each in stepping]
+        skipped = ~torch.stack([torch.zeros_like(self._lost), *norms]).isfinite().all()
         for optimizer in stepping:
             step_unless(skipped, optimizer, scaler)
         self._buffers.restore(skipped)

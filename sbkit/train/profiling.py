@@ -22,10 +22,10 @@ from sbkit.logs.log import say
 WARM_UP, STEPS = 10, 10  # micro-batches
 LISTED = 6  # kernels
 KINDS = {  # the first that fits the name of an operation or a kernel
-    "attention": r"scaled_dot_product|flash|fmha|attention",
+    "attention": r"scaled_dot_product|flash|fmha|sdpa|attention",
     "CTC": r"ctc",
     "convolutions": r"conv|depthwise",
-    "matrix products": r"\bmm\b|addmm|bmm|gemm|cutlass|linear|xmma|matmul|cublas",
+    "matrix products": r"\bmm\b|addmm|bmm|gemm|nvjet|cutlass|linear|xmma|matmul|cublas",
     "optimizer": r"adam|optimizer|multi_tensor|foreach|vector_norm",
     "normalization": r"layer_norm|batch_norm|layernorm|batchnorm|softmax",
     "features": r"fft|stft",
@@ -92,7 +92,8 @@ class Profile:
         events = profiler.key_averages()
         is_gpu = any(event.device_type.name == "CUDA" for event in events)  # not without CUPTI
         for event in events:
-            if is_gpu == (event.device_type.name == "CUDA"):
+            is_span = is_gpu and event.is_user_annotation  # as long as the kernels in it
+            if is_gpu == (event.device_type.name == "CUDA") and not is_span:
                 spent = event.self_device_time_total if is_gpu else event.self_cpu_time_total
                 seconds[event.key] += spent / 1e6
                 calls[event.key] += event.count

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, SbkitError
 from sbkit.base.exit import exit_code, run_main
@@ -59,6 +60,10 @@ def test_an_error_without_an_interrupt_is_raised() -> None:
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Memory and threads must suffice"),
         (MemoryError(), "the system refused some (MemoryError)"),
         (RuntimeError("can't start new thread"), "raise the limits (ulimit -v, ulimit -u)"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to\nA"),
+            "Tried to). Free memory, a GPU",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

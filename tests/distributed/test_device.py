@@ -7,7 +7,13 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.distributed import device as device_file
-from sbkit.distributed.device import Placement, check_precision, parse_device, resolve
+from sbkit.distributed.device import (
+    Placement,
+    check_precision,
+    describe_products,
+    parse_device,
+    resolve,
+)
 
 GOOD = ["cpu", "cuda", "cuda:0", "cuda:13", "mps", "xpu", "xpu:1"]
 NONSENSE: list[Any] = [
@@ -136,3 +142,19 @@ def test_the_declared_precision_takes_effect(precision: str, dtype: torch.dtype)
     with placement.autocast():
         assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == dtype
     assert not placement.grad_scaler().is_enabled()
+
+
+def test_what_is_rounded_on_a_gpu_is_said() -> None:
+    """Importing SpeechBrain turns TF32 on for products; PyTorch has it on for convolutions."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    said = []
+    try:
+        for pair in ((True, True), (False, True), (False, False)):
+            products.allow_tf32, convolutions.allow_tf32 = pair
+            said.append(describe_products(torch.device("cuda", 0)))
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+    parts = ("; float32 products and convolutions in TF32", "; float32 convolutions in TF32", "")
+    assert tuple(said) == parts
+    assert describe_products(torch.device("cpu")) == ""

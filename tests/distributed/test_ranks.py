@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from sbkit.base.exit import AFTER_THE_FIRST
+from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
     any_rank,
     from_main_rank,
@@ -79,6 +81,26 @@ def test_a_rank_that_another_has_left_lets_that_one_say_why(
     with pytest.raises(RuntimeError, match="closed by peer"):
         exchange(torch.ones(1))
     assert waited == [2 * AFTER_THE_FIRST]
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(None, True), (SystemExit(75), True), (ValueError(), False), (KeyboardInterrupt(), False)],
+    ids=["done", "asked", "failed", "interrupted"],
+)
+def test_a_rank_that_fails_does_not_wait_for_what_others_never_send(
+    error: BaseException | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[str]()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(ranks, "join", lambda device: None)
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: left.append("waited"))
+    monkeypatch.setattr(ranks, "_abort_process_group", lambda: left.append("aborted"))
+    expected = nullcontext() if error is None else pytest.raises(type(error))
+    with expected, process_group(torch.device("cuda", 0)):
+        if error is not None:
+            raise error
+    assert left == ["waited" if waits else "aborted"]
 
 
 @pytest.mark.ddp

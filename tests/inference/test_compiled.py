@@ -5,9 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
@@ -79,6 +81,40 @@ def test_or_it_runs_uncompiled_and_is_counted(bundle: Path) -> None:
     (one,), (other,) = model.hear(noise(1.7)), plain.hear(noise(1.7))
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
     assert model.call(lambda each: each.fallbacks) == 1
+
+
+def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
+    bundle: Path,
+) -> None:
+    """In a step of its own, a block's graph may overwrite what the one before left as its input.
+
+    What has other shapes was compiled beside the table: eleven questions of lengths, and the
+    decoder for each utterance.
+    """
+    trees: Any = import_module("torch._inductor.cudagraph_trees")
+    made, steps = list[Any](), list[int]()
+
+    def noting(graph: Any, inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            steps.append(trees.CUDAGraphTreeManager.get_curr_generation())
+            return graph(*arguments)
+
+        made.append(graph)
+        return run
+
+    register_backend(noting, name="noting")
+    table = ShapeTable(clips=(1,), seconds=(1.0,))
+    compilation = Compilation(mode="reduce-overhead", table=table, backend="noting")
+    model = load_torch(read_bundle(bundle, WEIGHTS), bundle, compilation=compilation)
+    steps.clear()
+    one, other = (model.hear(noise(1.0))[0] for _ in range(2))
+    first, second = steps[: len(made)], steps[len(made) :]
+    assert len(first) == len(second) > 1
+    assert len({*first}) == len({*second}) == 1 and first != second
+    for count in (3, 4):
+        model.decoder_log_probs(one.states, np.ones((count, count), np.int64))
+    assert len(steps) == 2 * len(made)
+    assert one.states.untyped_storage().data_ptr() != other.states.untyped_storage().data_ptr()
 
 
 def test_cuda_graphs_belong_to_the_thread_of_the_model() -> None:

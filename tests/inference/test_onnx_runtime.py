@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -64,6 +65,26 @@ def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
     with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
         OnnxModel(content(), device="cuda")
+
+
+def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The libraries of CUDA's wheels are found by torch alone, which this runtime does without."""
+    asked: list[Any] = []
+
+    def refuse(content: bytes, options: object, **more: Any) -> None:
+        asked.extend(more["providers"])
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(SbkitError, match="no GPU"):
+        OnnxModel(content(), device="cuda:1")
+    assert asked == [(CUDA, {"device_id": "1", "use_tf32": "0"})]
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "loaded\n")
 
 
 class Moving(onnxruntime.InferenceSession):  # type: ignore[misc]

@@ -89,6 +89,7 @@ def stand_in(
         get_available_providers=lambda: [*providers],
         SessionOptions=SessionOptions,
         InferenceSession=StandInSession,
+        preload_dlls=lambda: None,
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)

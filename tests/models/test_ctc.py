@@ -58,7 +58,7 @@ def test_it_compiles_for_gpus_that_are_not_here(capability: int) -> None:
 
     from sbkit.models import ctc_triton
 
-    for function in (ctc_triton._forward, ctc_triton._backward):
+    for function in (ctc_triton._ctc_forward, ctc_triton._ctc_backward):
         types = {name: "*fp32" if name in FLOATS else "*i64" for name in function.arg_names}
         types |= dict.fromkeys(SIZES, "i32") | {"states": "constexpr"}
         source = ASTSource(function, types, {"states": 512})

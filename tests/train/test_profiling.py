@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from sbkit.models import ctc_triton
 from sbkit.train.profiling import STEPS, WARM_UP, Measured, Profile, judge, kind_of
 from tests.train.test_speechbrain_ways import batches, brain_of
 
@@ -57,6 +60,28 @@ def test_short_epochs_are_profiled_together_once(
     assert [*tmp_path.glob("profile.txt")] == []
 
 
+def test_a_span_does_not_count_beside_the_kernels_in_it(tmp_path: Path) -> None:
+    def event(key: str, microseconds: float, device: str, *, is_span: bool = False) -> Any:
+        times = {"self_device_time_total": microseconds, "self_cpu_time_total": microseconds}
+        kind = SimpleNamespace(name=device)
+        return SimpleNamespace(
+            key=key, count=10, device_type=kind, is_user_annotation=is_span, **times
+        )
+
+    profiler = SimpleNamespace(
+        key_averages=lambda: [
+            event("aten::mm", 9e6, "CPU"),
+            event("nvjet_tst", 6e5, "CUDA"),
+            event("DistributedDataParallel.forward", 7e5, "CUDA", is_span=True),
+        ],
+        export_chrome_trace=lambda file: None,
+    )
+    Profile(tmp_path, torch.device("cuda"))._write(profiler, 10, 1.0, 0.0)
+    lines = (tmp_path / "profile.txt").read_text().splitlines()
+    assert lines[1].endswith("60.0% is in kernels of the GPU")
+    assert lines[2] == "by kind: matrix products 100%"
+
+
 def test_a_run_writes_it(tmp_path: Path) -> None:
     hparams = {"output_folder": str(tmp_path), "profile": True}
     brain_of(hparams=hparams).fit([1], batches(WARM_UP + 3))
@@ -86,7 +111,10 @@ def test_what_a_step_is_bound_by(measured: Measured, verdict: str) -> None:
     [
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>", "matrix products"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", "matrix products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
         ("aten::_ctc_loss_backward", "CTC"),
+        (ctc_triton._ctc_backward.__name__, "CTC"),
         ("aten::mkldnn_convolution", "convolutions"),
         ("aten::_fused_adamw_", "optimizer"),
         ("aten::mul", "element-wise"),

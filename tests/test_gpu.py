@@ -1,0 +1,199 @@
+"""What only a machine with a GPU can show; `python -m tools.bench_gpu` runs it there.
+
+The data are noise that it makes, so that nothing is fetched.
+"""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.asr.brain import AsrBrain
+from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.data.batch import Batch
+from sbkit.distributed.device import resolve
+from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
+from sbkit.inference.compiled import Compilation, ShapeTable
+from sbkit.inference.model import ModelThread
+from sbkit.logs.log import read_log
+from tests.inference.bundles import make_bundle
+from tests.runs import ROOT, Workplace, read_json
+from tools.bench_gpu import make_release
+
+STEPS = 10
+DEVICE = "cuda"
+OPTIONS = (
+    *(f"--device={DEVICE}", "--check=false", "--number_of_epochs=2", "--log_every=1000"),
+    *("--batch_seconds=12", "--min_seconds=0", "--num_workers=2"),
+)
+CLOSE = 1e-3  # relative: on a GPU sums have no fixed order, and products are in TF32
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A release of 32 clips of noise."""
+    folder = tmp_path_factory.mktemp("gpu")
+    release = make_release(folder / "release", {"train": 4, "dev": 2, "test": 2})
+    return Workplace(release, folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def plain(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without anything special."""
+    run = tmp_path_factory.mktemp("plain")
+    assert workplace.train_here(run, *OPTIONS) == 0
+    return run
+
+
+def losses(run: Path) -> list[float]:
+    """List what a run logged of its losses."""
+    records = read_log(run / "train_log.jsonl")
+    return [each[name] for each in records for name in ("loss", "valid_loss") if name in each]
+
+
+def test_a_run_is_on_the_gpu_and_says_so(plain: Path) -> None:
+    summary = read_json(plain / "summary.json")
+    assert summary["machine"]["accelerator"] == torch.cuda.get_device_name()
+    assert summary["cost"]["outcome"]["peak_bytes"] > 1e6
+    assert len(losses(plain)) >= 4 and all(np.isfinite(losses(plain)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_ten_steps_without_a_synchronization(
+    precision: str, workplace: Workplace, tmp_path: Path
+) -> None:
+    fit_batch, steps = AsrBrain.fit_batch, list[int]()
+
+    def strict(brain: AsrBrain, batch: Batch) -> Any:
+        steps.append(1)
+        # The first steps build what is built once: kernels, the scaler's state, the optimizer's.
+        mode = "error" if 3 < len(steps) <= 3 + STEPS else "default"
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            return fit_batch(brain, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with patch.object(AsrBrain, "fit_batch", strict):
+        options = (f"--precision={precision}", f"--eval_precision={precision}")
+        assert workplace.train_here(tmp_path, *OPTIONS, *options) == 0
+    assert len(steps) > 3 + STEPS
+
+
+def test_a_run_that_was_stopped_within_an_epoch_goes_on(
+    plain: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    fit_batch = AsrBrain.fit_batch
+
+    def stopping(brain: AsrBrain, batch: Batch) -> Any:
+        if brain.optimizer_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit_batch(brain, batch)
+
+    with patch.object(AsrBrain, "fit_batch", stopping):
+        assert workplace.train_here(tmp_path, *OPTIONS) == ASKED_TO_STOP
+    assert workplace.train_here(tmp_path, *OPTIONS) == 0
+    assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
+
+
+def test_a_batch_that_does_not_fit_is_split(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (*OPTIONS, "--batch_seconds=200", "--dropout=0", "--time_masks=0", "--freq_masks=0")
+    total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert workplace.train_here(tmp_path / "whole", *options) == 0
+    limit = 0.75 * torch.cuda.max_memory_reserved()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        assert workplace.train_here(tmp_path / "split", *options) == 0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "did not fit into the memory" in capsys.readouterr().out
+    assert losses(tmp_path / "split") == pytest.approx(losses(tmp_path / "whole"), rel=CLOSE)
+
+
+def test_a_run_is_checked_fitted_and_profiled(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--check=true", "--batch_seconds=auto", "--profile", "--number_of_epochs=3")
+    assert workplace.train_here(tmp_path, *OPTIONS, *options) == 0
+    assert re.search(r"batch_seconds: auto -> \d+ \(peak .* GiB", capsys.readouterr().out)
+    cost = read_json(tmp_path / "summary.json")["cost"]
+    assert cost["prediction"]["peak_bytes"] > 0 and cost["outcome"]["peak_bytes"] > 0
+    assert "is in kernels of the GPU" in (tmp_path / "profile.txt").read_text()
+
+
+def test_a_process_of_torchrun_meets_nccl_and_leaves(workplace: Workplace, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
+    done = subprocess.run(
+        [sys.executable, *launcher, *workplace.command(tmp_path, *OPTIONS)],
+        cwd=ROOT,
+        env={**os.environ, "SBKIT_CACHE": str(workplace.cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "mode", "atol"),
+    [
+        ("fp32", None, 1e-2),
+        ("bf16", None, 0.3),
+        ("fp16", None, 0.1),
+        ("fp32", "default", 1e-2),
+        ("fp32", "reduce-overhead", 1e-2),
+    ],
+)
+def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
+    precision: str, mode: str | None, atol: float, tmp_path: Path
+) -> None:
+    bundle = make_bundle(tmp_path, num_encoder_layers=3)
+    read, random = read_bundle(bundle, WEIGHTS), np.random.default_rng(0)
+    clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
+    table = ShapeTable(clips=(1,), seconds=(1.0,))
+    compilation = None if mode is None else Compilation(mode=mode, table=table)
+    placement = resolve(DEVICE, precision)
+    make = partial(load_torch, read, bundle, placement=placement, compilation=compilation)
+    there, here = ModelThread(make), load_torch(read, bundle)
+    assert there.effective.device == str(placement.device)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda n: there.hear([clips[n % 3]])[0], range(24)))
+    for number, each in enumerate(found):
+        (expected,) = here.hear([clips[number % 3]])
+        np.testing.assert_allclose(each.log_probs, expected.log_probs, atol=atol)
+        tokens = np.ones((2, number % 5 + 1), np.int64)  # kept until all others were heard
+        scored = there.decoder_log_probs(each.states, tokens)
+        expected_scores = here.decoder_log_probs(expected.states, tokens)
+        np.testing.assert_allclose(scored, expected_scores, atol=atol)
+    there.close()
+
+
+def test_a_compiled_run_has_the_losses_of_a_plain_one(
+    plain: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    assert workplace.train_here(tmp_path, *OPTIONS, "--compile=True") == 0
+    assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
