@@ -94,20 +94,28 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
             f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
             f"{log_probs.shape}. Pass one utterance at a time."
         )
-    if log_probs.shape[1] != vocab_size:
-        raise SbkitError(
-            f"Log-probabilities must have as many columns as the tokenizer has tokens "
-            f"({vocab_size}), but have {log_probs.shape[1]}. Decode with this model's own "
-            "tokenizer."
-        )
+    require_vocabulary(log_probs.shape[1], vocab_size)
     best = log_probs.max(1, initial=-inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
+        raise frame_error(place, float(best[place]))
+
+
+def require_vocabulary(size: int, vocab_size: int) -> None:
+    """Refuse log-probabilities of another vocabulary."""
+    if size != vocab_size:
         raise SbkitError(
-            "Each frame's largest log-probability must be a finite number, but that of frame "
-            f"{place} is {best[place]}. Look for NaN or infinity in the audio or the model's "
-            "weights."
+            f"Log-probabilities must have as many columns as the tokenizer has tokens "
+            f"({vocab_size}), but have {size}. Decode with this model's own tokenizer."
         )
+
+
+def frame_error(place: int, best: float) -> SbkitError:
+    """Return the error of a frame whose largest log-probability is no finite number."""
+    return SbkitError(
+        "Each frame's largest log-probability must be a finite number, but that of frame "
+        f"{place} is {best}. Look for NaN or infinity in the audio or the model's weights."
+    )
 
 
 def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]:
