@@ -19,7 +19,9 @@ from sbkit.checkpoint.declaration import (
 )
 from sbkit.config.hparams import resolved_text
 from sbkit.train.finished import is_finished, may_write_results
+from sbkit.train.run import Run
 from sbkit.training import tune_run
+from tests.runs import ROOT
 
 YAML = """
 seed: 1
@@ -118,9 +120,7 @@ def test_a_yaml_that_was_edited_by_hand_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_task_may_be_without_a_file_of_labels(tmp_path: Path) -> None:
-    declare(tmp_path)
-    none = Declaration.of(tmp_path / "run.yaml", {}, tokenizer_file=tmp_path / "none.model")
-    assert none.tokenizer is None
+    assert Run(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path)}).label_file is None
 
 
 def test_a_run_without_the_key_of_checks_is_tuned(tmp_path: Path) -> None:
