@@ -106,7 +106,7 @@ def prepare(run: Run) -> None:
         data=run.splits.fingerprints,
         tokenizer_file=run.label_file,
     ).refuse_other(run.folder)
-    if run.label_file.is_file() and newest_described(run.folder / CHECKPOINTS) is None:
+    if run.label_file and newest_described(run.folder / CHECKPOINTS) is None:
         say(
             f"note: {run.label_file} was there before the first checkpoint, and is used as it is. "
             "Remove it to have it made anew of this data."

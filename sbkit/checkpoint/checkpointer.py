@@ -11,13 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speechbrain.utils.checkpoints import (
-    DEFAULT_SAVE_HOOKS,
-    METAFNAME,
-    Checkpoint,
-    ckpt_recency,
-    get_default_hook,
-)
+from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, METAFNAME, Checkpoint, ckpt_recency
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
@@ -58,7 +52,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """
         super().__init__(checkpoints_dir, **options)
         for name, each in self.recoverables.items():
-            if not (name in self.custom_save_hooks or get_default_hook(each, DEFAULT_SAVE_HOOKS)):
+            if name not in self.custom_save_hooks and not isinstance(each, (*DEFAULT_SAVE_HOOKS,)):
                 raise SbkitError(
                     f"Recoverables must be modules or other objects that SpeechBrain can save, but "
                     f"`{name}` is a {type(each).__name__}. Take it out of the recoverables."

@@ -100,13 +100,11 @@ class Declaration:
         tokenizer_file: Path | None = None,
         hparams: Mapping[str, Any] | None = None,
     ) -> "Declaration":
-        """Describe a run from its YAML and command line, as far as that is there."""
+        """Describe a run from its YAML and command line, as far as its parts are there."""
         return Declaration(
             values=_values(resolved_text(yaml_file, overrides)),
             data=dict(data) if data else None,
-            tokenizer=checksum(tokenizer_file)
-            if tokenizer_file and tokenizer_file.is_file()
-            else None,
+            tokenizer=None if tokenizer_file is None else checksum(tokenizer_file),
             model=None if hparams is None else _describe_model(hparams),
             source=(yaml_file, overrides),
         )

@@ -34,11 +34,9 @@ def arguments_out_of_range(document: Document) -> Iterator[tuple[Keys, str]]:
 
 def ranges_of(name: str) -> Mapping[str, Range]:
     """Return the ranges that a class, given by its dotted name, declares for its arguments."""
-    if name in OF_OTHERS:
-        return OF_OTHERS[name]
     try:
         found = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # refused in a sentence of its own when the YAML is built
-    declared: Mapping[str, Range] = getattr(found, "RANGES", {})
+    declared: Mapping[str, Range] = OF_OTHERS.get(name) or getattr(found, "RANGES", {})
     return declared if isinstance(declared, Mapping) else {}

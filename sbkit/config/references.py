@@ -25,6 +25,7 @@ from sbkit.config.document import (
 )
 
 REFERENCE = re.compile(r"<([^>]*)>")
+WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
 
@@ -100,7 +101,10 @@ class Scope:
         if BUILT in values or None in values:
             return BUILT if BUILT in values else None
         texts = map(str, values)
-        value: object = parse_arithmetic(REFERENCE.sub(lambda _: next(texts), text))
+        written = REFERENCE.sub(lambda _: next(texts), text)
+        if "**" in written:  # as floats first, which overflow where whole numbers take forever
+            parse_arithmetic(WHOLE.sub(r"\g<0>.0", written))
+        value: object = parse_arithmetic(written)
         str(value)  # raises ValueError for more digits than Python writes, as HyperPyYAML would
         return value
 

@@ -133,10 +133,7 @@ class UtteranceDataset(Dataset[dict[str, Any]]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, planned: Sequence[Example | int]) -> list[dict[str, Any]]:
-        """Read the examples of a batch with one look-up, in the order of their speeds.
-
-        A loader that torch plans gives the numbers of rows.
-        """
+        """Read examples, or rows by their numbers, with one look-up, in the order of speeds."""
         examples = [each if isinstance(each, Example) else Example((each,), 0) for each in planned]
         examples.sort(key=lambda each: each.percent)
         wanted = [row for each in examples for row in each.rows]

@@ -269,10 +269,9 @@ def _owned(root: CommentedMap) -> tuple[list[str], str]:
         if required <= {*owned} <= {*parts}:
             return owned, name
     raise SbkitError(
-        "`model` must be a list of the parts of a recognizer or a classifier, with `ctc_lin` or "
-        f"`label_lin`, each under a key of its own, but is one of {', '.join(owned) or 'none'}. "
-        "Take out what is not used, or put what is into one of them; a model of another task is "
-        "for a program of yours, which loads its checkpoints."
+        "`model` must list the parts of a recognizer or classifier, with `ctc_lin` or `label_lin`, "
+        f"each under a key of its own, but has {', '.join(owned) or 'none'}. Take out what is not "
+        "used, or put it into one of them; checkpoints of another task are for your own program."
     )
 
 

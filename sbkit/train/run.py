@@ -74,9 +74,10 @@ class Run:
         return self.recipe.prepare_labels(self.knobs, self.splits)
 
     @property
-    def label_file(self) -> Path:
-        """Name the file that `prepare_labels` leaves in the run folder."""
-        return self.folder / self.recipe.label_file
+    def label_file(self) -> Path | None:
+        """Name the file that `prepare_labels` leaves in the run folder, once it is there."""
+        file = self.folder / self.recipe.label_file
+        return file if file.is_file() else None
 
     @cached_property
     def hparams(self) -> dict[str, Any]:

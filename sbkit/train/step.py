@@ -299,16 +299,12 @@ def training_loss(brain: Any, batch: Any) -> Loss:
 
 
 def as_loss(objective: Any) -> Loss:
-    """Return a Loss as it is, and a plain mean, as SpeechBrain has it, as the loss of one label.
-
-    Raises SbkitError for what is neither.
-    """
+    """Return a Loss as it is, and a mean as that of one label; raises SbkitError for others."""
     if isinstance(objective, Loss):
         return objective
     if not isinstance(objective, Tensor) or objective.numel() != 1:
-        shape = f" of shape {[*objective.shape]}" if isinstance(objective, Tensor) else ""
         raise SbkitError(
             "`compute_objectives` must return a sbkit.models.loss.Loss, or a mean as a tensor of "
-            f"one number, but returned a {type(objective).__name__}{shape}. Correct it."
+            f"one number, but returned {objective!r:.100}. Correct it."
         )
     return Loss(objective.reshape(1), torch.ones(1, device=objective.device))

@@ -19,6 +19,9 @@ from sbkit.checkpoint.declaration import (
 )
 from sbkit.config.hparams import resolved_text
 from sbkit.train.finished import is_finished, may_write_results
+from sbkit.train.run import Run
+from sbkit.training import tune_run
+from tests.runs import ROOT
 
 YAML = """
 seed: 1
@@ -114,6 +117,18 @@ def test_a_yaml_that_was_edited_by_hand_is_refused(tmp_path: Path) -> None:
     (run / RESOLVED).write_text("hidden: (a, [1)\n")
     with pytest.raises(SbkitError, match=r"must be what training wrote, but cannot be read"):
         refuse_edited(run, before)
+
+
+def test_a_task_may_be_without_a_file_of_labels(tmp_path: Path) -> None:
+    assert Run(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path)}).label_file is None
+
+
+def test_a_run_without_the_key_of_checks_is_tuned(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    text = "recipe: recipes.asr.recipe.ASR\nn: 1\noutput_folder: /nowhere\n"
+    (run / RESOLVED).write_text(text)
+    with pytest.raises(SbkitError, match="must be where it was trained .* was trained as /nowhere"):
+        tune_run(run, {"n": 2})
 
 
 def test_a_rank_that_does_not_see_the_folder_of_the_first_is_refused(

@@ -245,6 +245,7 @@ def test_an_override_that_would_not_take_effect_is_refused(
         (f"b: 1\na: {'1' * 400}", ":2 must have numbers of at most 300 digits"),
         (f"a: 0x{'f' * 5000}", ":1 must have numbers of at most 300 digits"),
         ("n: 9\nb: !ref <n> ** 5000", "must come to a number, but fails"),
+        ("n: 9\nb: !ref <n> ** <n> ** <n>", "must come to a number, but fails"),
         ("\ta: 1", ":1 must be valid YAML"),
         ("\ta: 1", "cannot start any token. Indent it with spaces."),
         ("a: *none", "undefined alias"),

@@ -77,24 +77,22 @@ def _values(holder: Holder) -> dict[str, Any]:
         return {name: each for name, each in vars(holder).items() if name not in NO_STATE} | unsaved
     if isinstance(holder, type):
         return {name: each for name, each in vars(holder).items() if not name.startswith("__")}
-    around, cells = holder.__globals__, _cells(holder)
-    return {
-        **{name: getattr(holder, name) for name in DEFAULTS},
-        **{name: around[name] for name in holder.__code__.co_names if name in around},
-        **{name: cell.cell_contents for name, cell in cells.items() if cell != CellType()},
-    }
+    around, filled = holder.__globals__, (each for each in _cells(holder) if each[1] != CellType())
+    found = {name: around[name] for name in holder.__code__.co_names if name in around}
+    found |= {name: getattr(holder, name) for name in DEFAULTS}
+    return found | {name: cell.cell_contents for name, cell in filled}
 
 
-def _cells(function: FunctionType) -> dict[str, CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
 
 
 def _set(holder: Holder, name: str, value: Any) -> None:
     """Set what `_values` has, or remove it."""
     if not isinstance(holder, FunctionType) or name in DEFAULTS:
         delattr(holder, name) if value is ABSENT else setattr(holder, name, value)
-    elif name in (cells := _cells(holder)):
-        cells[name].cell_contents = value
+    elif cell := dict(_cells(holder)).get(name):
+        cell.cell_contents = value
     else:
         holder.__globals__[name] = value
 

@@ -6,9 +6,10 @@ Legend: B utterances, S samples, T frames of features, M mel bins, U frames, V v
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from typing import Any
 
 import torch
@@ -90,11 +91,11 @@ def example_audio(sample_rate: int) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep warnings and log lines below an error, which exporters write for their makers."""
+    """Keep warnings, log lines below an error and graphs that failed: for exporters' makers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -13,6 +13,7 @@ from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation
+from tests.runs import ROOT
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
@@ -194,6 +195,9 @@ def brain(kind: Callable[..., Any]) -> Callable[[Recipe], Recipe]:
 
 
 HERE = f"!new:{__name__}"
+TEXT = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8")
+AUGMENTED = TEXT[TEXT.index("spec_augment: !new") : TEXT.index("CNN: !new")]
+MASKS = TEXT[TEXT.index("time_masks: 4") : TEXT.index("\n# ---- model")]
 
 OWNERSHIP = [
     Mutation(
@@ -302,6 +306,11 @@ OWNERSHIP = [
         expected=(
             Expected("ownership", "checkpointer.recoverables", ("in no checkpoint", "`epochs`")),
         ),
+    ),
+    Mutation(
+        name="healthy run without augmentation",
+        text=((AUGMENTED, "spec_augment: null\n"), (MASKS, "")),
+        expected=(),
     ),
     Mutation(
         name="a checkpointer without epochs and optimizer",

@@ -36,7 +36,7 @@ MUTATIONS = [
             Expected(
                 "state",
                 "CNN",
-                ("`CNN.centred.moving`", "`CNN.__class__.mean`", "__kwdefaults__` and 1 more"),
+                ("`CNN.centred.moving`", "`CNN.__class__.mean`", ".forward.COUNTED` and 1 more"),
             ),
             UNLISTED,
         ),
