@@ -10,6 +10,7 @@ trains as fast as speech does. A part that fails is said, and the others run. Th
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,9 +28,11 @@ import soundfile
 CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
 TESTS = ("tests/test_gpu.py", "tests/models/test_ctc.py", "tests/checkpoint/test_rng.py")
 COPIES = 8  # of a training clip: 16 hours, so that loaders seldom begin an epoch
+WORKERS = 8  # processes that read ahead
 SECONDS = (1.5, 10.5)  # of a clip, as in Common Voice; drawn from a gamma distribution of mean 5
 SYLLABLES = [*map("".join, product("bdfghklmnprstvwz", "aeiou"))]
 LEXICON = 8000  # words, of which a unigram tokenizer makes the 5120 tokens of ctc_large
+END = 24  # lines of what a part prints
 CONFORMER = (  # 30 million parameters
     *("--d_model=256", "--nhead=4", "--d_ffn=1024", "--num_encoder_layers=20"),
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
@@ -54,9 +57,15 @@ def main() -> None:
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIPS)
-        each = [f"--data_folder={release}", f"--seconds={options.seconds}", *more]
+        each = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
         ends = [run(part) for part in parts(each, Path(folder) / "run")]
     print("\n\n".join(["", *ends]))
+
+
+def read_ahead() -> str:
+    """Let processes read ahead, where shared memory has room for their batches."""
+    has_room = shutil.disk_usage("/dev/shm").free > WORKERS * 2 * 100e6  # two each, of 51 MB
+    return f"--num_workers={WORKERS if has_room else 0}"
 
 
 def parts(each: Sequence[str], folder: Path) -> list[Part]:
@@ -98,7 +107,7 @@ def run(part: Part) -> str:
         ended = f"ended after {part.limit:g} s"
     print(printed, flush=True)
     took = time.perf_counter() - began
-    return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-14:]])
+    return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-END:]])
 
 
 def make_release(folder: Path, clips: dict[str, int]) -> Path:
