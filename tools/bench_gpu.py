@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -76,13 +77,13 @@ def parts(each: Sequence[str], folder: Path) -> list[Part]:
     knobs = [option for option in each if not option.startswith("--seconds")]
     short = ("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False")
     profiled = ("train.py", conformer, *CONFORMER, *knobs, *short, f"--output_folder={folder}")
-    # Other files of tests need packages that a bare machine lacks, and warnings may be new there.
-    tests = ("pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", "-W", "default")
+    # Other files of tests need packages that a bare machine lacks; warnings may be new there.
+    tests = ("pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
-        Part("tests on a GPU", (*python, *tests, *TESTS), 180),
-        Part("ctc_large in bf16", (*bench, "--yaml", large, "--precision=bf16"), 200),
-        Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 80),
-        Part("its profile", (sys.executable, *profiled), 80),
+        Part("tests on a GPU", (*python, *tests, "--continue-on-collection-errors", *TESTS), 240),
+        Part("ctc_large in bf16", (*bench, "--yaml", large, "--precision=bf16"), 180),
+        Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 70),
+        Part("its profile", (sys.executable, *profiled), 70),
     ]
 
 
@@ -98,16 +99,24 @@ def run(part: Part) -> str:
         errors="replace",
         start_new_session=True,
     )
+    ended = f"ended after {part.limit:g} s"
     try:
         printed, _ = process.communicate(timeout=part.limit)
         ended = f"exit code {process.returncode}"
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with its processes, which would keep the GPU
+        _kill(process.pid)
         printed, _ = process.communicate()
-        ended = f"ended after {part.limit:g} s"
+    finally:
+        _kill(process.pid)
     print(printed, flush=True)
     took = time.perf_counter() - began
     return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-END:]])
+
+
+def _kill(group: int) -> None:
+    """End all processes of a part, stopped ones too, which would keep the GPU."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def make_release(folder: Path, clips: dict[str, int]) -> Path:
