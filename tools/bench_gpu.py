@@ -75,8 +75,10 @@ def parts(each: Sequence[str], folder: Path) -> list[Part]:
     bench = (*python, "tools.bench_train", "--rounds=2", *each)
     large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
     knobs = [option for option in each if not option.startswith("--seconds")]
-    short = ("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False")
-    short += ("--word_lm_order=0", "--token_lm_order=0")
+    short = (
+        *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
+        *("--word_lm_order=0", "--token_lm_order=0"),
+    )
     profiled = ("train.py", conformer, *CONFORMER, *knobs, *short, f"--output_folder={folder}")
     # Other files of tests need packages that a bare machine lacks; warnings may be new there.
     tests = ("pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
