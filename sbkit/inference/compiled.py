@@ -108,8 +108,7 @@ class CompiledBlocks:
             SbkitError: it would have to be compiled, and that is to be an error.
         """
         if self._compilation.mode == "reduce-overhead":
-            # Else each block begins a step of its own, whose graph may take the memory of its
-            # input, which is what the block before it has left.
+            # Else each block is a step of its own, whose graph may overwrite its own input.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         if not self._is_warm:
             return run()
