@@ -10,12 +10,14 @@ trains as fast as speech does. A part that fails is said, and the others run. Th
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,9 +29,11 @@ import soundfile
 CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
 TESTS = ("tests/test_gpu.py", "tests/models/test_ctc.py", "tests/checkpoint/test_rng.py")
 COPIES = 8  # of a training clip: 16 hours, so that loaders seldom begin an epoch
+WORKERS = 8  # processes that read ahead
 SECONDS = (1.5, 10.5)  # of a clip, as in Common Voice; drawn from a gamma distribution of mean 5
 SYLLABLES = [*map("".join, product("bdfghklmnprstvwz", "aeiou"))]
 LEXICON = 8000  # words, of which a unigram tokenizer makes the 5120 tokens of ctc_large
+END = 24  # lines of what a part prints
 CONFORMER = (  # 30 million parameters
     *("--d_model=256", "--nhead=4", "--d_ffn=1024", "--num_encoder_layers=20"),
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
@@ -54,9 +58,15 @@ def main() -> None:
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIPS)
-        each = [f"--data_folder={release}", f"--seconds={options.seconds}", *more]
+        each = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
         ends = [run(part) for part in parts(each, Path(folder) / "run")]
     print("\n\n".join(["", *ends]))
+
+
+def read_ahead() -> str:
+    """Let processes read ahead, where shared memory has room for their batches."""
+    has_room = shutil.disk_usage("/dev/shm").free > WORKERS * 2 * 100e6  # two each, of 51 MB
+    return f"--num_workers={WORKERS if has_room else 0}"
 
 
 def parts(each: Sequence[str], folder: Path) -> list[Part]:
@@ -65,15 +75,18 @@ def parts(each: Sequence[str], folder: Path) -> list[Part]:
     bench = (*python, "tools.bench_train", "--rounds=2", *each)
     large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
     knobs = [option for option in each if not option.startswith("--seconds")]
-    short = ("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False")
+    short = (
+        *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
+        *("--word_lm_order=0", "--token_lm_order=0"),
+    )
     profiled = ("train.py", conformer, *CONFORMER, *knobs, *short, f"--output_folder={folder}")
-    # Other files of tests need packages that a bare machine lacks, and warnings may be new there.
-    tests = ("pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", "-W", "default")
+    # Other files of tests need packages that a bare machine lacks; warnings may be new there.
+    tests = ("pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
-        Part("tests on a GPU", (*python, *tests, *TESTS), 180),
-        Part("ctc_large in bf16", (*bench, "--yaml", large, "--precision=bf16"), 200),
-        Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 80),
-        Part("its profile", (sys.executable, *profiled), 80),
+        Part("tests on a GPU", (*python, *tests, "--continue-on-collection-errors", *TESTS), 240),
+        Part("ctc_large in bf16", (*bench, "--yaml", large, "--precision=bf16"), 180),
+        Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 70),
+        Part("its profile", (sys.executable, *profiled), 70),
     ]
 
 
@@ -89,16 +102,24 @@ def run(part: Part) -> str:
         errors="replace",
         start_new_session=True,
     )
+    ended = f"ended after {part.limit:g} s"
     try:
         printed, _ = process.communicate(timeout=part.limit)
         ended = f"exit code {process.returncode}"
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with its processes, which would keep the GPU
+        _kill(process.pid)
         printed, _ = process.communicate()
-        ended = f"ended after {part.limit:g} s"
+    finally:
+        _kill(process.pid)
     print(printed, flush=True)
     took = time.perf_counter() - began
-    return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-14:]])
+    return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-END:]])
+
+
+def _kill(group: int) -> None:
+    """End all processes of a part, stopped ones too, which would keep the GPU."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def make_release(folder: Path, clips: dict[str, int]) -> Path:

@@ -122,11 +122,12 @@ class Side:
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
-    names = list(SIDES)[: 1 if options.alone else None]
-    sides = [Side(name, arguments, SIDES[name]) for name in names]
+    sides = list[Side]()
     try:
-        for side in sides:
-            print(f"{side.name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
+        for name in list(SIDES)[: 1 if options.alone else None]:
+            side = Side(name, arguments, SIDES[name])
+            sides.append(side)  # which is stopped, and would stay so after an error of the next
+            print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
         for number in range(options.rounds + 1):  # the first one warms up
             for side in sides:
                 answer = side.ask(seconds=options.seconds)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sbkit.audio.io import SUFFIXES, read_audio
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 
@@ -132,7 +132,8 @@ class AddReverb(FromFolder):
         mask = length_mask(lengths, audio.shape[1], audio.device)
         audio = audio.float()
         with torch.autocast(audio.device.type, enabled=False):
-            size = audio.shape[1] + room.shape[1] - 1
+            # One of few sizes: CUDA keeps a plan of each, in memory that torch does not see.
+            size = bucket_of(audio.shape[1] + room.shape[1] - 1)
             spectrum = torch.fft.rfft(audio, n=size) * torch.fft.rfft(room, n=size)
             heard = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
         wanted, given = audio.square().sum(1), heard.square().sum(1)

@@ -34,10 +34,7 @@ FIXES = {  # what the operating system says of a place, and what to do about it
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-SHORTAGE = (
-    *("can't allocate memory", "can't start new thread", "failed to map segment"),
-    "out of memory",  # as torch says of a GPU
-)
+SHORTAGE = ("can't allocate memory", "can't start new thread", "map segment", "out of memory")
 
 
 class AskedToStop(SystemExit):

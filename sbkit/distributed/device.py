@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -46,7 +47,8 @@ def describe_products(device: torch.device) -> str:
     """Say what of float32 is rounded to TF32: PyTorch does it, and SpeechBrain when imported."""
     if device.type != "cuda":
         return ""
-    backends = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn.conv}
+    torchs: Any = torch.backends
+    backends = {"products": torchs.cuda.matmul, "convolutions": torchs.cudnn.conv}
     rounded = [name for name, each in backends.items() if each.fp32_precision == "tf32"]
     return f"; float32 {' and '.join(rounded)} in TF32" if rounded else ""
 

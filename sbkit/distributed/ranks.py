@@ -48,8 +48,7 @@ def alone() -> Iterator[None]:
 def process_group(device: torch.device) -> Iterator[None]:
     """Join torchrun's other processes, if there are any, and leave them when done.
 
-    Over an error nothing is waited for: NCCL's communication would be that with ranks which never
-    come to it, and the error would not be printed.
+    Over an error it does not wait: NCCL would, for ranks that never come, and print no error.
     """
     global _store
     if is_alone(os.environ):

@@ -10,7 +10,6 @@ Legend: B clips, S samples.
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -109,9 +108,8 @@ class CompiledBlocks:
             SbkitError: it would have to be compiled, and that is to be an error.
         """
         if self._compilation.mode == "reduce-overhead":
-            # Else each block begins a step of its own, whose graph may take the memory of its
-            # input, which is what the block before it has left.
-            torch.compiler.cudagraph_mark_step_begin()
+            # Else each block is a step of its own, whose graph may overwrite its own input.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         if not self._is_warm:
             return run()
         try:
@@ -127,14 +125,8 @@ class CompiledBlocks:
                     "pass --on-recompile fallback."
                 ) from error
         self.fallbacks += 1
-        with uncompiled():
+        with torch.compiler.set_stance("force_eager"):
             return run()
-
-
-def uncompiled() -> AbstractContextManager[object]:
-    """Run compiled blocks as they were written, with shapes that no table has."""
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 def own_cuda_graphs() -> None:

@@ -32,7 +32,6 @@ FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
 NUMBER = "device_id"  # the option of a provider that says which GPU
-WHOLE_FLOATS = {"use_tf32": "0"}  # products of float32 are rounded to TF32 without it
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LOOPS = ("Loop", "Scan")
@@ -199,7 +198,7 @@ def read_count(metadata: Mapping[str, str], name: str, *, least: int) -> int:
 
 
 def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the provider of a device, and its options: which GPU."""
+    """Return the provider of a device, and its options: which GPU, and float32 not as TF32."""
     fits = DEVICE.fullmatch(device)
     if fits is None:
         raise SbkitError(
@@ -214,7 +213,7 @@ def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str,
             f"{device}. Choose one of them; cuda needs the package onnxruntime-gpu in "
             "place of onnxruntime."
         )
-    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0", **WHOLE_FLOATS}
+    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0", "use_tf32": "0"}
 
 
 def _refuse_loops(nodes: list[tuple[str, str]]) -> None:

@@ -28,7 +28,7 @@ from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.budget import within_budget
-from sbkit.inference.compiled import Compilation, CompiledBlocks, uncompiled
+from sbkit.inference.compiled import Compilation, CompiledBlocks
 from sbkit.inference.config import FEATURES, MODEL_CLASSES, BundleConfig
 from sbkit.inference.model import Batch, Effective, Heard, fitting, require_effective, run_batches
 from sbkit.inference.module_spec import LARGEST_NUMBER, build, refuse_unlisted
@@ -134,7 +134,7 @@ class TorchModel:
 
     def _uncompiled(self) -> AbstractContextManager[object]:
         """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
-        return nullcontext() if self._blocks is None else uncompiled()
+        return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
 
     def _run_silence(self, clips: int, seconds: float) -> None:
         self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)

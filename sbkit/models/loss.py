@@ -1,6 +1,6 @@
 """Losses as sums and counts, never as means: they are added, reduced over ranks, divided once.
 
-The CTC of one utterance comes of the kernel that is right and fast on the device at hand.
+The CTC of one utterance comes of the kernel that is right on the device at hand.
 
 Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from sbkit.audio.lengths import length_mask
 from sbkit.logs.log import say
 
 TOLERANCE = 1e-4  # of two float32 kernels; they differ by 1e-6 on the question asked below
-WARM_UPS, REPEATS = 3, 10  # of the batch that times a kernel
 
 
 # (B, U, V) log-probabilities in float32, (B, L) tokens, 2 x (B,) lengths, blank= -> (B,)
@@ -111,9 +109,10 @@ def ctc_of_torch(
 
 @lru_cache
 def kernel_of(device: torch.device) -> Kernel:
-    """Return the kernel of a device: PyTorch's, but on CUDA our own where it is right and faster.
+    """Return the kernel of a device: PyTorch's, but on CUDA our own where it is right.
 
-    PyTorch's makes the host wait for a GPU in every step, and adds up in no fixed order there.
+    PyTorch's makes the host wait for a GPU in every step, and adds up in no fixed order there. Both
+    are not timed: another rank, or a run that goes on, might take the other one.
     """
     if device.type != "cuda":
         return ctc_of_torch
@@ -126,38 +125,7 @@ def kernel_of(device: torch.device) -> Kernel:
         reason = f"{type(error).__name__}: {error}"
         say(f"CTC runs PyTorch's kernel, since sbkit's own does not run here: {reason}")
         return ctc_of_torch
-    own_ms, torch_ms = (1000 * measure_seconds(each, device) for each in (own, ctc_of_torch))
-    faster = own_ms < torch_ms
-    say(
-        f"CTC runs {'sbkit' if faster else 'PyTorch'}'s kernel, the faster one here: "
-        f"sbkit's takes {own_ms:.2f} ms a batch, PyTorch's {torch_ms:.2f} ms"
-    )
-    return own if faster else ctc_of_torch
-
-
-@torch.enable_grad()
-def measure_seconds(
-    kernel: Kernel, device: torch.device, clock: Callable[[], float] = perf_counter
-) -> float:
-    """Return the least time of loss and gradient on a batch of common size, in seconds."""
-    scores = torch.arange(16 * 250 * 64, device=device).sin().reshape(16, 250, 64)
-    log_probs = scores.log_softmax(-1).requires_grad_()
-    tokens = torch.arange(16 * 60, device=device).reshape(16, 60) % 63 + 1
-    lengths, counts = torch.full((16,), 250), torch.full((16,), 60)
-    times = []
-    for _ in range(WARM_UPS + REPEATS):
-        _wait(device)
-        began = clock()
-        losses = kernel(log_probs, tokens, lengths, counts, blank=0)
-        torch.autograd.grad(losses.sum(), log_probs)
-        _wait(device)
-        times.append(clock() - began)
-    return min(times[WARM_UPS:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return own
 
 
 @torch.enable_grad()

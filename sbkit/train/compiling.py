@@ -17,8 +17,13 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.words import listed
+from sbkit.logs.log import say
 
 OPTIONS = {"fallback_random": True}
+# Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
+# one, which it compiles apart, make together. Beyond them it runs uncompiled.
+MOST = 64
 CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
 
 
@@ -34,11 +39,26 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         for part in (module if isinstance(module, nn.ModuleList) else [module])
     ]
     blocks = [block for part in parts for block in find_blocks(part)]
+    compiler: Any = import_module("torch._dynamo")
+    compiler.config.recompile_limit = MOST
     if device.type == "cpu":
         _leave_attention_uncompiled()
     for block in blocks:
         block.compile(dynamic=True, options=OPTIONS)
-    return Counter(type(block).__name__ for block in blocks)
+    left = sorted(
+        {type(each).__name__ for each in blocks if _is_torchs(each) and [*each.children()]}
+    )
+    if left:
+        say(
+            f"note: {listed(left)} of torch must be in a module of yours to be compiled, but stand "
+            "alone in `model`, and run uncompiled. Call them in the `forward` of one."
+        )
+    return Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+
+
+def _is_torchs(block: nn.Module) -> bool:
+    """Return whether a block and all in it are torch's, which compiles none of these for itself."""
+    return all(type(each).__module__.startswith("torch.") for each in block.modules())
 
 
 def _leave_attention_uncompiled() -> None:

@@ -87,8 +87,7 @@ class DdpStep:
         On GPUs batch normalization sees the batch of all ranks.
         """
         if self._device.type == "cuda":
-            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-            convert(self._graph)
+            share_batch_norms(self._graph)
         self._wrapped = self._with_reducer(init_sync=True)
         self._is_first = not self._searches
 
@@ -168,6 +167,19 @@ class DdpStep:
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
+
+
+def share_batch_norms(modules: nn.Module) -> None:
+    """Let batch normalizations see the batch of all ranks.
+
+    They stay the modules that they are, unlike with torch's `convert_sync_batchnorm`: a recipe, or
+    what is frozen by name, may hold them.
+    """
+    each: Any
+    for each in modules.modules():
+        if type(each) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            each.__class__ = nn.SyncBatchNorm
+            each.process_group = None  # that of all
 
 
 def average_bucket(sent: list[Any], bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -244,7 +244,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             )
         if self.compile:
             counts = compile_blocks((self.modules[key] for key in chosen), self.device)
-            say("compiling " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+            named = ", ".join(f"{count} {name}" for name, count in counts.items())
+            say(f"compiling {named or 'nothing'}")
 
     # -- several processes -----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import pytest
@@ -84,6 +85,52 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not() -> None:
     assert plain[-1] < plain[0]
     assert graphs[0] > 0
     assert graphs[len(SHAPES) - 1] == graphs[-1]  # nothing is compiled again
+
+
+class Own(nn.Module):
+    """What torch compiles, unlike a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+def test_all_forms_of_a_block_run_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With torch's limit of 8 the last of these ran as they are written, and nothing said so."""
+    ran = list[int]()
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            ran.append(1)
+            return graph(*arguments)
+
+        return run
+
+    def compile_counting(module: nn.Module, *, dynamic: bool, options: Any) -> None:
+        plain(module, backend=counting, dynamic=dynamic)
+
+    plain, own = nn.Module.compile, Own()
+    torchs = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    monkeypatch.setattr(import_module("torch._dynamo.config"), "recompile_limit", 8)
+    monkeypatch.setattr(nn.Module, "compile", compile_counting)
+    assert compiling.compile_blocks([own, torchs, nn.Linear(3, 3)], CPU) == {"Own": 1}
+    assert capsys.readouterr().out.startswith("note: Sequential of torch must be in a module of")
+    torchs(torch.ones(1, 3))
+    assert not ran
+    forms = list(product((1, 4), (1, 7), (True, False), (True, False)))
+    for clips, frames, learns, is_bf16 in forms:
+        with (
+            torch.set_grad_enabled(learns),
+            torch.autocast("cpu", torch.bfloat16, enabled=is_bf16),
+        ):
+            own(torch.ones(clips, frames, 3))
+    assert len(ran) == len(forms)
 
 
 def test_what_is_compiled() -> None:

@@ -14,6 +14,7 @@ from sbkit.check.replay import trace
 from sbkit.checkpoint.rng import torch_state
 from sbkit.train.brain import Brain
 from sbkit.train.freeze import Frozen, with_lr_scale
+from sbkit.train.step import share_batch_norms
 
 
 def parts() -> dict[str, Any]:
@@ -80,6 +81,19 @@ def test_frozen_parts_compute_as_in_inference() -> None:
     frozen.eval()
     assert not any(module.training for module in hparams["CNN"].modules())
     assert hparams["head"].training
+
+
+def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
+    """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
+    hparams, x = parts(), torch.randn(4, 2)
+    frozen, norm = Frozen(["CNN.1"], hparams), hparams["CNN"][1]
+    expected = hparams["CNN"].eval()(x)
+    share_batch_norms(hparams["model"])
+    assert torch.equal(hparams["CNN"](x), expected)
+    assert isinstance(norm, nn.SyncBatchNorm) and hparams["CNN"][1] is norm
+    hparams["model"].train()
+    frozen.eval()
+    assert not hparams["CNN"][1].training
 
 
 @pytest.mark.parametrize(
