@@ -1,4 +1,4 @@
-"""What the numbers of a run may be, asked before anything is built of them."""
+"""What the numbers and texts of a run may be, asked before anything is built of them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -41,6 +41,20 @@ class Range:
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
 
+@dataclass(frozen=True, kw_only=True)
+class Text(Range):
+    """Text or null; ``or_false``: false, too."""
+
+    advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
+    or_false: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        return value is None or isinstance(value, str) or (self.or_false and value is False)
+
+    def __str__(self) -> str:
+        return f"{'false, ' * self.or_false}null or text"
+
+
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
 AT_LEAST_NONE = Range(low=0, whole=True, advice="Pass 0 for none.")
 AT_LEAST_ONE = Range(low=1, whole=True, advice="Pass 1 for the smallest.")
@@ -64,6 +78,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
+    "init_from": Text(),
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
 

@@ -31,6 +31,7 @@ REFUSED: list[tuple[str, object, str]] = [
     ("ckpt_interval_minutes", math.nan, "a number, but is nan."),
     ("num_workers", -1, "a whole number from 0 to 1024, but is -1."),
     ("num_workers", 10**6, "a whole number from 0 to 1024, but is 1000000."),
+    ("init_from", 7, "null or text, but is 7."),
     ("seed", -1, "a whole number from 0 to 9.22337e+18, but is -1."),
 ]
 
@@ -62,6 +63,9 @@ def test_what_the_yaml_declares_is_in_range() -> None:
         ("max_seconds: .inf", "`max_seconds` must be a number from 0 to 86400, but is inf"),
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
+        ("data_folder: 2024", "`data_folder` must be null or text, but is 2024. Write a number as"),
+        ("path_column: 3", "`path_column` must be null or text, but is 3"),
+        ("text_column: true", "`text_column` must be false, null or text, but is True"),
     ],
 )
 def test_lengths_are_numbers_in_every_recipe(
