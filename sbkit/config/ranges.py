@@ -78,7 +78,6 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
-    "init_from": Text(),
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
 

@@ -31,7 +31,6 @@ REFUSED: list[tuple[str, object, str]] = [
     ("ckpt_interval_minutes", math.nan, "a number, but is nan."),
     ("num_workers", -1, "a whole number from 0 to 1024, but is -1."),
     ("num_workers", 10**6, "a whole number from 0 to 1024, but is 1000000."),
-    ("init_from", 7, "null or text, but is 7."),
     ("seed", -1, "a whole number from 0 to 9.22337e+18, but is -1."),
 ]
 
