@@ -15,7 +15,7 @@ from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.words import listed
-from sbkit.config.ranges import DAY, Range
+from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
 from sbkit.data.columns import filled_rows, sample_counts, take_columns
@@ -31,7 +31,7 @@ from sbkit.text.normalize import normalize
 
 Knobs = Mapping[str, Any]
 
-RANGES = {  # of the numbers that every recipe here reads
+RANGES = {  # of what every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -39,6 +39,8 @@ RANGES = {  # of the numbers that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, whole=True, advice="16000 is usual."),
+    **dict.fromkeys(("data_folder", "corpus", "path_column"), Text()),
+    "text_column": Text(or_false=True),
 }
 OF_AUDIO = frozenset({"samples", SHARDED, *COLUMNS.values()})  # columns that hold no text
 

@@ -10,6 +10,7 @@ from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.thread_waiting import describe_waiting
+from sbkit.base.words import plural
 from sbkit.check.check import check_before_training
 from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
@@ -174,7 +175,7 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
         for name, shards in index.splits.items():
             hours = sum(shard.samples for shard in shards) / options.sample_rate / 3600
             clips = sum(shard.clips for shard in shards)
-            say(f"{name}: {clips} clips, {hours:.2f} h, {len(shards)} shards")
+            say(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
         say(f"Train with --data_folder={destination}")
 
 

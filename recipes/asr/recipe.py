@@ -4,7 +4,7 @@ from recipes.asr.brain import AsrBrain
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_transcripts
-from sbkit.config.ranges import SHARE, Range
+from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.train.recipe import Recipe
 
 ASR = Recipe(
@@ -20,5 +20,6 @@ ASR = Recipe(
             low=0, high=0.99, advice="At 1 nothing trains the upper encoder."
         ),
         "label_smoothing": SHARE,
+        "lm_text": Text(),
     },
 )

@@ -129,8 +129,13 @@ def _is_reported(error: SbkitError, found: Iterable[Finding], planned: PlannedRu
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Keep the first finding of each sentence, and of each Python error, errors before notes."""
+    """Keep the first finding of each sentence, and of each Python error, errors before notes.
+
+    Beside a value out of its range, those that only quote Python are left out: they follow from it.
+    """
     findings = list(findings)
+    if any(each.check == "ranges" for each in findings):
+        findings = [each for each in findings if not each.quotes_python]
     causes = {each.cause for each in findings if each.cause and each.stops}
     seen: set[object] = set()
     for each in findings:

@@ -58,6 +58,11 @@ class Finding:
         return printable(sentence if known else f"{sentence} ({self.where})")
 
     @property
+    def quotes_python(self) -> bool:
+        """Return whether the sentence has no more to say than the Python error that it quotes."""
+        return bool(self.cause) and self.cause.partition(":")[0] in self.effect
+
+    @property
     def _said(self) -> str:
         return f"{self.declared}, but {self.effect}" if self.declared else self.effect
 

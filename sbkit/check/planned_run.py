@@ -107,6 +107,7 @@ class PlannedRun:
             except Exception as error:
                 came = f"{type(error).__name__} was raised: {error}"
                 sentence = SbkitError(f"{must.format(name)}, but {came}. {fix}")
+                sentence.__cause__ = error
                 self.faults[name] = error if isinstance(error, SbkitError) else sentence
                 raise MissingPartError(name) from error
         made: Value = self.parts[name]

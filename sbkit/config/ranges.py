@@ -1,4 +1,4 @@
-"""What the numbers of a run may be, asked before anything is built of them."""
+"""What the numbers and texts of a run may be, asked before anything is built of them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -39,6 +39,20 @@ class Range:
         if self.high < math.inf:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Range):
+    """Text or null; ``or_false``: false, too."""
+
+    advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
+    or_false: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        return value is None or isinstance(value, str) or (self.or_false and value is False)
+
+    def __str__(self) -> str:
+        return f"{'false, ' * self.or_false}null or text"
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")

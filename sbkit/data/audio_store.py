@@ -41,7 +41,7 @@ FASTEST = 0.0  # of FLAC's compressions; the highest takes four times as long fo
 
 def require_store(name: object) -> str:
     """Return the name of a store; raises SbkitError where it is none."""
-    if name not in COLUMNS:
+    if name not in [*COLUMNS]:  # a list cannot be looked up
         raise SbkitError(
             f"`audio_store` must be one of {', '.join(COLUMNS)}, but is {name!r}. Choose pcm for "
             "speed, flac for six tenths of the disk, none for no disk."

@@ -79,7 +79,7 @@ def prepare_split(
         else:
             kept.append(row)
             found.append(each)
-    _refuse_heavy_loss(split, lost, reasons, len(clips) + len(manifest.bad_rows))
+    refuse_heavy_loss(split, lost, reasons, len(clips) + len(manifest.bad_rows))
     empty = [
         Excluded(split, clips[row].id, EMPTY, clips[row].sentence)
         for row in sorted(set(range(len(clips))).difference(spoken))
@@ -117,9 +117,10 @@ def _prepare_audio(
     return cache.prepare(paths, title=f"Decoding {split}")
 
 
-def _refuse_heavy_loss(
+def refuse_heavy_loss(
     split: str, lost: Sequence[Excluded], reasons: Mapping[str, int], total: int
 ) -> None:
+    """Raise SbkitError where more than ``MAX_LOST`` of a split's ``total`` rows is unusable."""
     if len(lost) <= MAX_LOST * total:
         return
     counts = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).most_common())

@@ -104,7 +104,9 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     if clips:
         return Manifest(clips, ())
     folder = _ClipsFolder(tsv.parent / "clips")
-    rows = (_read_row(row, folder, path_column, text_column, language) for row in table.rows)
+    rows: Iterator[Row | BadRow] = (
+        _read_row(row, folder, path_column, text_column, language) for row in table.rows
+    )
     if text_column:
         rows = require_transcripts(rows, tsv, text_column)
     return collect(rows, tsv.parent / "clips")

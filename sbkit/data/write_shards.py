@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded, decode_clips
 from sbkit.data.fill import DISK_FULL, claimed
 from sbkit.data.manifest import BadRow, Manifest, Row
-from sbkit.data.prepare import UNREADABLE
+from sbkit.data.prepare import UNREADABLE, refuse_heavy_loss
 from sbkit.data.shard import CLAIM, AudioFile
 from sbkit.data.shard_units import ShardOptions, Unit, manifest_units
 from sbkit.data.sharded_corpus import (
@@ -45,6 +46,7 @@ from sbkit.data.sharded_corpus import (
     read_index,
     write_index,
 )
+from sbkit.data.splits import Excluded
 from sbkit.data.storage import Storage
 from sbkit.data.streamed_split import StreamedSplit
 from sbkit.logs.log import say
@@ -81,7 +83,8 @@ def write_shards(
         roles: the splits of train, valid and test.
 
     Raises:
-        SbkitError: other shards are there, the place cannot be written to, or a disk is full.
+        SbkitError: other shards are there, the place cannot be written to, a disk is full, or more
+            of a split is left out than a run may do without.
     """
     if options.store not in WITH_AUDIO:
         raise SbkitError(
@@ -92,7 +95,7 @@ def write_shards(
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         units = {
-            split: _units(source, options, scratch / split) for split, source in sources.items()
+            split: _units(split, source, options, scratch) for split, source in sources.items()
         }
         if (there := _existing(storage, units, roles)) is not None:
             return there
@@ -101,11 +104,16 @@ def write_shards(
         return _finish(storage, options, units, roles)
 
 
-def _units(source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
-    if isinstance(source, Manifest):
-        return manifest_units(source, options)
-    scratch.mkdir()
-    return source.units(options, scratch)
+def _units(split: str, source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
+    if isinstance(source, StreamedSplit):
+        (scratch / split).mkdir()
+        return source.units(options, scratch / split)
+    if source.stored is not None:
+        raise SbkitError(
+            f"The data of {split} must be files for shards to be made of it, but is in shards "
+            "already. Train from these, or name the corpus that they were made of."
+        )
+    return manifest_units(source, options)
 
 
 def _existing(
@@ -325,18 +333,25 @@ def _finish(
     units: Mapping[str, Sequence[Unit]],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
-    """Write the index where all shards are there."""
+    """Write the index where all shards are there; raises SbkitError where much is left out."""
     splits: dict[str, list[Listed]] = {}
     for split, some in units.items():
-        splits[split] = []
+        splits[split], lost = [], list[Excluded]()
         for unit in some:
             last = False
             for table in finished(storage, split, unit):
                 splits[split].append(listed(table))
-                last = facts_of(table).last
+                facts = facts_of(table)
+                lost += [Excluded(split, *each) for each in facts.left_out]
+                last = facts.last
             if not last:
                 say("Other processes still write; the last one writes the index.")
                 return None
+        reasons = Counter(each.reason for each in lost)
+        clips = sum(shard.clips for shard in splits[split])
+        refuse_heavy_loss(split, lost, reasons, clips + len(lost))
+        for reason, number in reasons.items():
+            say(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():

@@ -116,7 +116,7 @@ def parse_device(device: str | torch.device, *, key: str = "device") -> torch.de
 
 def check_precision(device_type: str, precision: str, *, key: str = "precision") -> None:
     """Refuse a precision that the type of device cannot train in, by name."""
-    if precision not in DTYPES:
+    if precision not in [*DTYPES]:  # a list cannot be looked up
         raise SbkitError(
             f"`{key}` must be one of {', '.join(DTYPES)}, but is {precision!r}. Choose one of them."
         )

@@ -63,6 +63,9 @@ def test_what_the_yaml_declares_is_in_range() -> None:
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
+        ("data_folder: 2024", "`data_folder` must be null or text, but is 2024. Write a number as"),
+        ("path_column: 3", "`path_column` must be null or text, but is 3"),
+        ("text_column: true", "`text_column` must be false, null or text, but is True"),
     ],
 )
 def test_lengths_are_numbers_in_every_recipe(

@@ -26,7 +26,7 @@ from recipes.prepare import prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.data import audio_store, decode, storage
+from sbkit.data import audio_store, decode, sharded_corpus, storage
 from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
@@ -126,9 +126,20 @@ def test_a_column_that_few_clips_have_is_empty_for_the_others(
 
 def test_a_shard_has_a_clip_at_least(clips: list[Clip], tmp_path: Path) -> None:
     tiny = replace(OPTIONS, shard_bytes=1)
-    index = write(str(tmp_path), clips[:5], tiny)
-    assert index is not None and [each.clips for each in index.splits["train"]] == [1] * 5
-    assert write(str(tmp_path), clips[:5], tiny) == index
+    index = write(str(tmp_path), clips, tiny)
+    assert index is not None and [each.clips for each in index.splits["train"]] == [1] * 24
+    assert write(str(tmp_path), clips, tiny) == index
+
+
+def test_shards_that_no_run_could_use_are_refused(clips: list[Clip], place: str) -> None:
+    gone = [*clips[:8], *(replace(clip, path=clip.path / "gone") for clip in clips[8:])]
+    with pytest.raises(SbkitError, match="rows of train may be unusable, but 17 of 25 are"):
+        write(place, gone)
+    assert Storage.at(place).sizes([INDEX]) == [None]
+    assert write(place, clips) is not None
+    again = {"train": sharded_corpus.read(knobs(place), "train")}
+    with pytest.raises(SbkitError, match="must be files for shards to be made of it, but is in s"):
+        write_shards(Storage.at(f"{place}-2"), OPTIONS, again, {"train": ["train"]})
 
 
 def sampler(

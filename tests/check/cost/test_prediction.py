@@ -158,7 +158,8 @@ def test_an_epoch_has_an_update_for_each_step_and_a_share_of_the_validation(
     planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (valid,) = planned.loaders.valid.values()
-    monkeypatch.setattr(valid.batch_sampler, "_batches", [[Example((0,), 16_000)]] * 4)
+    monkeypatch.setattr(valid.batch_sampler, "_plan", [[Example((0,), 16_000)]] * 4)
+    monkeypatch.setattr(valid.batch_sampler, "_own", range(4))
     planned.knobs["grad_accumulation_factor"] = 2
     monkeypatch.setattr(cost, "try_optimizer", lambda _: (0, 100.0))
     monkeypatch.setattr(cost, "count_processes", lambda _: 2)

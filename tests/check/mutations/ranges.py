@@ -33,6 +33,25 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        name="values of another kind",
+        text=(("path_column: null", "path_column: 3"), ("max_seconds: 32.0", "max_seconds: 20 s")),
+        expected=(
+            Expected("ranges", "path_column", ("null or text", "is 3")),
+            Expected("ranges", "max_seconds", ("a number from 0 to 86400", "is '20 s'")),
+        ),
+    ),
+    Mutation(
+        name="lists in place of a word",
+        text=(
+            ("\nprecision: fp32", "\nprecision: [bf16]"),
+            ("audio_store: pcm", "audio_store: [pcm]"),
+        ),
+        expected=(
+            Expected("placement", "precision", ("one of fp32, bf16, fp16", "['bf16']")),
+            Expected("splits", "audio_store", ("one of pcm, flac, none", "['pcm']")),
+        ),
+    ),
+    Mutation(
         name="a CTC head that nothing trains",
         options=("--ctc_weight=0",),
         expected=(Expected("ranges", "ctc_weight", ("from 0.01 to 1", "is 0")),),
