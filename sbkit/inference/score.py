@@ -101,13 +101,18 @@ def score_model(
     """
     if all(map(is_kaldi, sources)):
         refuse_columns(vars(wanted), "data in Kaldi's form" if sources else "a run's own test sets")
-    if wanted.out is not None and (wanted.out / SCORES).exists():
-        raise SbkitError(
-            f"`--out` must be a folder without scores, but {wanted.out} has some, which are not "
-            "overwritten. Choose another folder."
-        )
     if wanted.out is not None:
+        if (wanted.out / SCORES).exists():
+            raise SbkitError(
+                f"`--out` must be a folder without scores, but {wanted.out} has some, which are "
+                "not overwritten. Choose another folder."
+            )
         require_writable(wanted.out, option="--out")
+    elif wanted.report_by:
+        raise SbkitError(
+            "`--report-by` must come with --out, a folder for its tables, but there is none. Add "
+            "--out DIR."
+        )
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
