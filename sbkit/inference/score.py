@@ -110,8 +110,7 @@ def score_model(
         require_writable(wanted.out, option="--out")
     elif wanted.report_by:
         raise SbkitError(
-            "`--report-by` must come with --out, a folder for its tables, but there is none. Add "
-            "--out DIR."
+            "`--report-by` must come with --out DIR, for its tables, but there is none. Add it."
         )
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}

@@ -75,15 +75,16 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     others = set[int]() if known else _rows_of_labels(hparams)
     loaded, new = [], []
     faults = {name: _fault(theirs, ours, name) for name in ours}
+    module_of = {name: name.rpartition(".")[0] for name in ours}
     buffers = {name for name, each in ours.items() if not isinstance(each, nn.Parameter)}
     # A statistic of another size is measured anew, unless its count says that it was.
-    apart = {_module_of(name) for name in buffers if faults[name] is not None}
+    apart = {module_of[name] for name in buffers if faults[name] is not None}
     with torch.no_grad():
         for name, tensor in ours.items():
             fault = faults[name]
             if fault is None and id(tensor) in others:
                 fault = "of other labels there"
-            if fault is None and name in buffers and _module_of(name) in apart:
+            if fault is None and name in buffers and module_of[name] in apart:
                 fault = "beside buffers that do not fit"
             if fault is None:
                 tensor.copy_(theirs[name])
@@ -99,10 +100,6 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
             "have there."
         )
     return Initialized(source, tuple(loaded), tuple(new), left)
-
-
-def _module_of(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def labels_of(hparams: Mapping[str, Any]) -> Sequence[str] | None:
