@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, scratch_folder
-from sbkit.base.words import plural
 from sbkit.data.audio_store import SHARDED
 from sbkit.data.clips import Clip, Clips
 from sbkit.data.decode import Decoded, decode_clips
@@ -348,12 +347,6 @@ def _finish(
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():
         write_index(storage, index)
         _clean(folder)
-    names = {shard.name for shards in splits.values() for shard in shards}
-    if folder and (others := {file.stem for file in folder.glob("*.arrow")} - names):
-        say(
-            f"note: {folder} also holds {plural(len(others), 'shard')} that the index does not "
-            f"name, as of data that changed: remove {min(others)}.arrow, .parquet and so on."
-        )
     return index
 
 

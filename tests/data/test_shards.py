@@ -606,22 +606,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         write_streamed(str(tmp_path / "other"), tmp_path / "stream")
 
 
-def test_shards_of_data_that_changed_are_told(
-    clips: list[Clip], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = write(str(tmp_path), clips)
-    (tmp_path / INDEX).unlink()
-    assert "does not name" not in capsys.readouterr().out
-    after = write(str(tmp_path), [replace(clips[0], sentence="Another"), *clips[1:]])
-    assert before is not None
-    assert after is not None
-    old, new = (
-        {each.name for split in index.splits.values() for each in split}
-        for index in (before, after)
-    )
-    assert f"remove {min(old - new)}.arrow" in capsys.readouterr().out
-
-
 def test_a_server_that_gives_whole_files_for_parts_is_named(place: str) -> None:
     memory = fsspec.filesystem("memory")
     whole = patch.object(type(memory), "cat_ranges", lambda _, paths, *rest, **more: [b"12"])
