@@ -133,4 +133,5 @@ class OwnCorpus:
                 f"Each clip must have an id of its own, but {self.name} has {twice!r} twice in "
                 f"{split}. Make it of more of the path."
             )
-        return replace(source, clips=clips)
+        manifest: Manifest = replace(source, clips=clips)
+        return manifest

@@ -14,7 +14,7 @@ from datasets import Dataset, concatenate_datasets
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.base.words import listed
+from sbkit.base.words import listed, plural
 from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
@@ -126,7 +126,7 @@ def tell_data(splits: Splits, knobs: Knobs) -> None:
         return
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
-        say(f"{name}: {len(split)} utterances, {minutes:.1f} min")
+        say(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)

@@ -362,10 +362,9 @@ def _train_lm(options: argparse.Namespace) -> int:
     from sbkit.text.languages import check_language
 
     language, tokenizer = options.language, options.tokenizer
-    if language is not None:
-        check_language(language)
-    else:
+    if language is None:
         language = "und" if tokenizer is None else language_of(tokenizer)
+    check_language(language)
     wanted = {"order": options.order, "tokenizer": tokenizer, "out": options.out}
     print(train_texts(options.texts, language=language, **wanted))
     return 0

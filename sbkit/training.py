@@ -203,6 +203,10 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
         prepare(run)
         declare(run)
         brain = run.make_brain()
+        if not hasattr(brain, "decoder"):
+            raise SbkitError(
+                f"A run must be of a recognizer to be tuned, but {folder} is none. Leave it."
+            )
         brain.loaders = run.loaders
         brain.load_best(run.loaders.valid)
 

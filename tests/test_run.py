@@ -275,6 +275,8 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
 ) -> None:
     files = {file: file.stat().st_mtime_ns for file in (learned / "run").rglob("*")}
     command = ["score", str(learned / model), str(learned / "release/test.tsv")]
+    with pytest.raises(SbkitError, match="`--report-by` must come with --out"):
+        sbkit([*command, "--report-by", "speaker"])
     command += ["--out", str(tmp_path)]
     with pytest.raises(SbkitError, match="but test has no `client_id`. It has"):
         sbkit([*command, "--report-by", "client_id"])

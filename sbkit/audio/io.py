@@ -52,6 +52,15 @@ class AudioError(SbkitError):
         self.reason = reason
 
 
+def audio_below(folder: Path) -> list[Path]:
+    """List the audio files below a folder, sorted; hidden ones, as macOS leaves, are none."""
+    return sorted(
+        each
+        for each in folder.rglob("*")
+        if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
+    )
+
+
 def read_audio(path: Path | str, sample_rate: int = SAMPLE_RATE) -> Samples:
     """Read any format soundfile knows, at any rate, as (S,) int16; channels are averaged.
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sbkit.audio.io import SUFFIXES, read_audio
+from sbkit.audio.io import SUFFIXES, audio_below, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
@@ -145,7 +145,7 @@ class AddReverb(FromFolder):
 def audio_files(folder: str) -> tuple[Path, ...]:
     """Return the audio files below a folder, in order; raise SbkitError where there are none."""
     path = Path(folder)
-    found = tuple(sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES))
+    found = tuple(audio_below(path))
     if not found:
         came = "holds none" if path.is_dir() else "is missing"
         raise SbkitError(

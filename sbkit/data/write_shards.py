@@ -91,6 +91,11 @@ def write_shards(
             f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
             "audio. Pass --audio_store=flac."
         )
+    if any(isinstance(each, Manifest) and each.stored is not None for each in sources.values()):
+        raise SbkitError(
+            "Shards must be made of audio files, but the data is in shards already. Name what "
+            "they were made of, or copy them."
+        )
     with _writing(storage), scratch_folder("sbkit-shards") as scratch:
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)

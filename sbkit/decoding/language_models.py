@@ -241,11 +241,10 @@ def train_texts(
         SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
             order is out of range, or nothing can be written there.
     """
-    for file in texts:
-        if file.resolve() == out.resolve():
-            raise SbkitError(f"`--out` must be a new file, but {out} is a text. Name another one.")
-        if is_arpa(file):
-            raise _no_text(file, "is an ARPA file")
+    if out.resolve() in map(Path.resolve, texts):
+        raise SbkitError(f"`--out` must be a new file, but {out} is a text. Name another one.")
+    for file in filter(is_arpa, texts):
+        raise _no_text(file, "is an ARPA file")
     require_writable(out.parent, option="--out")
     spell = None if tokenizer is None else _open_tokenizer(tokenizer)
     words = Counter[str]()

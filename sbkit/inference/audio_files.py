@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
 
-from sbkit.audio.io import SUFFIXES
+from sbkit.audio.io import SUFFIXES, audio_below
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, scratch_folder
 
@@ -54,8 +54,7 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
 def _find(argument: str) -> list[Path]:
     path = Path(argument)
     if path.is_dir():
-        inside = path.rglob("*")
-        found = sorted(each for each in inside if each.suffix.lower() in SUFFIXES)
+        found = audio_below(path)
     elif has_magic(argument) and not path.exists():
         found = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
     else:

@@ -21,6 +21,7 @@ from sbkit.base.version import __version__
 from sbkit.base.words import plural
 from sbkit.data.audio_cache import default_cache
 from sbkit.data.audio_store import read_clips
+from sbkit.data.batch import OWN
 from sbkit.data.columns import filled_rows
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Manifest
@@ -100,13 +101,17 @@ def score_model(
     """
     if all(map(is_kaldi, sources)):
         refuse_columns(vars(wanted), "data in Kaldi's form" if sources else "a run's own test sets")
-    if wanted.out is not None and (wanted.out / SCORES).exists():
-        raise SbkitError(
-            f"`--out` must be a folder without scores, but {wanted.out} has some, which are not "
-            "overwritten. Choose another folder."
-        )
     if wanted.out is not None:
+        if (wanted.out / SCORES).exists():
+            raise SbkitError(
+                f"`--out` must be a folder without scores, but {wanted.out} has some, which are "
+                "not overwritten. Choose another folder."
+            )
         require_writable(wanted.out, option="--out")
+    elif wanted.report_by:
+        raise SbkitError(
+            "`--report-by` must come with --out DIR, for its tables, but there is none. Add it."
+        )
     entries: dict[str, Any] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(model, own) as opened:
@@ -236,25 +241,29 @@ def prepare_source(bundle: Bundle, source: Path, wanted: Wanted, name: str) -> d
 
 
 def _require_columns(rows: datasets.Dataset, wanted: Wanted, name: str) -> None:
-    columns = [*wanted.report_by, *([wanted.label] if wanted.label else [])]
-    require_columns(columns, Splits(rows, {}, {name: rows}))
+    require_columns([*wanted.report_by], Splits(rows, {}, {name: rows}))
+    columns = [each for each in rows.column_names if each not in OWN]
+    if wanted.label and wanted.label not in columns:
+        raise SbkitError(
+            f"`--label` must name a column with the right answers, but {name} has no "
+            f"`{wanted.label}`. It has {', '.join(columns)}."
+        )
 
 
 def _labelled(rows: datasets.Dataset, bundle: Bundle, wanted: Wanted) -> datasets.Dataset:
-    """Return the rows of a classifier's data that have a label; there must be one."""
+    """Return the rows of a classifier's data that have a label; there must be one it knows."""
     label = wanted.label
-    if (
-        bundle.config.is_asr
-        or label is None
-        or len(labelled := filled_rows(rows, label)) == len(rows)
-    ):
+    if bundle.config.is_asr or label is None:
         return rows
-    if not len(labelled):
+    filled, known = filled_rows(rows, label), bundle.require_labels()
+    labelled = rows if len(filled) == len(rows) else rows.select(filled)
+    if {*known}.isdisjoint(map(str, labelled[label])):
         raise SbkitError(
-            f"`--label` must name a column with the right answers, but `{label}` is empty in all "
-            f"{len(rows)} rows. Fill it, or choose another column."
+            f"`--label` must name a column with the right answers, but `{label}` has none of the "
+            f"model's classes ({', '.join(known[:10])}) in {len(rows)} rows. Fill it, or choose "
+            "another column."
         )
-    return rows.select(labelled)
+    return labelled
 
 
 def _read(source: Path, wanted: Wanted, language: str, *, has_text: bool) -> Manifest:

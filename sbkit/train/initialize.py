@@ -74,11 +74,18 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     known = labels is None or labels == _labels_there(source)
     others = set[int]() if known else _rows_of_labels(hparams)
     loaded, new = [], []
+    faults = {name: _fault(theirs, ours, name) for name in ours}
+    module_of = {name: name.rpartition(".")[0] for name in ours}
+    buffers = {name for name, each in ours.items() if not isinstance(each, nn.Parameter)}
+    # A statistic of another size is measured anew, unless its count says that it was.
+    apart = {module_of[name] for name in buffers if faults[name] is not None}
     with torch.no_grad():
         for name, tensor in ours.items():
-            fault = _fault(theirs, ours, name)
+            fault = faults[name]
             if fault is None and id(tensor) in others:
                 fault = "of other labels there"
+            if fault is None and name in buffers and module_of[name] in apart:
+                fault = "beside buffers that do not fit"
             if fault is None:
                 tensor.copy_(theirs[name])
                 loaded.append(name)

@@ -587,6 +587,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     corrected = [replace(clips[0], sentence="Another"), *clips[1:]]
     with pytest.raises(SbkitError, match="must be empty or hold shards of the same data"):
         write(folder, corrected)
+    again = {"train": corpus_of(knobs(folder)).read(knobs(folder), "train")}
+    with pytest.raises(SbkitError, match="made of audio files, but the data is in shards already"):
+        write_shards(Storage.at(str(tmp_path / "again")), OPTIONS, again, ROLES)
     with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
         write(folder, clips, ShardOptions(16_000, "none", 1000, 7))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):

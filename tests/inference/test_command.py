@@ -43,6 +43,7 @@ def names(*arguments: str) -> list[str]:
 
 
 def test_files_folders_and_patterns(talks: Path) -> None:
+    (talks / "talks/._a.wav").touch()
     assert names("talks") == ["talks/a.wav", "talks/b.flac", "talks/old/c.mp3"]
     assert names("talks/*.txt", "talks/a.wav") == ["talks/notes.txt", "talks/a.wav"]
     assert names(f"{talks}/talks/*/*") == [f"{talks}/talks/old/c.mp3"]

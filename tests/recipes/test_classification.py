@@ -123,6 +123,12 @@ def test_a_run_is_scored_as_its_test_was(
     (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
     with pytest.raises(SbkitError, match="`--label` is missing"):
         sbkit(command)
+    with pytest.raises(SbkitError, match=r"`language` has none of the model's classes \(quick, s"):
+        sbkit([*command, "--label", "language"])
+    with pytest.raises(SbkitError, match="`--label` must name .* but test has no `length`. It has"):
+        sbkit([*command, "--label", "length"])
+    with pytest.raises(SbkitError, match="must be of a recognizer to be tuned"):
+        sbkit(["tune", str(finished)])
     assert sbkit([*command, "--label", "pace"]) == 0
     scored = read_json(tmp_path / "out/scores.json")["test"]["test"]
     trained = read_json(finished / "summary.json")["test"]["test"]

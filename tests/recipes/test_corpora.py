@@ -52,6 +52,7 @@ def test_the_knobs_choose_the_corpus(tmp_path: Path) -> None:
     [
         ({"data_folder": "FOLDER"}, "has none of these layouts"),
         ({"data_folder": "FOLDER/none"}, "is not a folder"),
+        ({"data_folder": __file__}, "is not a folder"),
         ({"data_folder": "FOLDER", "manifest": {"train": "a"}}, "but both are set"),
         ({"corpus": "recipes.nothing"}, "cannot be imported"),
         ({"corpus": "json"}, "has no splits and no read"),

@@ -11,6 +11,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.models.normalize import GlobalNorm
 from sbkit.text.labels import ensure_labels
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
@@ -60,6 +61,17 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
     assert len(done.lines()) == 3
     assert ": 2 tensors are loaded: CNN.weight, CNN.bias." in done.lines()[0]
+
+
+def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
+    """Their count alone would fit, and say that a mean of zero was measured."""
+    theirs, ours = parts(7.0), parts(1.0)
+    theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
+    theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
+    done = initialize_from(write_run(tmp_path / "run", theirs), ours)
+    assert "CNN.normalize.frames (beside buffers that do not fit)" in done.new
+    assert ours["CNN"].normalize.frames == 0
+    assert "CNN.weight" in done.loaded
 
 
 def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
