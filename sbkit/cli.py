@@ -327,8 +327,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html is not None:
         report.write_comparison(options.html, compared, *folders)
     if options.json:
-        figures = to_json(report.comparison_figures(compared, *folders), indent=2)
-        print(printable_json(figures))
+        print(printable_json(to_json(report.comparison_figures(compared, *folders), indent=2)))
     else:
         print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
     return 0

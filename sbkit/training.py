@@ -188,8 +188,8 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
     yaml_file = folder / RESOLVED
     if newest_described(folder / CHECKPOINTS) is None or not yaml_file.is_file():
         raise SbkitError(
-            f"A run must be trained before its decoder is tuned, but {folder} holds no checkpoint. "
-            "Name a run folder, as training printed it."
+            f"A run must be trained before its decoder is tuned, but {folder} holds no checkpoint "
+            "that can be read. Name a run folder, as training printed it."
         )
     options = [f"--{key}={value}" for key, value in changes.items()]
     run = Run(*parse_command([str(yaml_file), *options]))

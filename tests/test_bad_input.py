@@ -351,7 +351,7 @@ def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(
 
 @pytest.mark.slow
 def test_a_folder_that_is_no_run_is_not_exported(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="must be a run folder"):
+    with pytest.raises(SbkitError, match="must be a folder with hyperparams.yaml"):
         sbkit(["export", str(tmp_path / "release"), "--out", str(tmp_path / "bundle")])
     before = contents(run)
     with pytest.raises(SbkitError, match="holds something else"):

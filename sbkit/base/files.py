@@ -50,7 +50,16 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     with written_beside(path) as beside, beside.open("xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        fsync(file.fileno())
+
+
+def fsync(descriptor: int) -> None:
+    """Wait until a file or folder is on the disk, where that can be waited for."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of a folder on a share of SMB
+            raise
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -121,7 +130,7 @@ def fsync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            fsync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -13,12 +13,8 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""Escape in JSON what `printable` does, as JSON has it: ESC stays ``\u001b``.
-
-    A line end is the JSON's own: one within a text has been written as ``\n``.
-    """
-    hidden = (each != "\n" and _is_hidden(each) for each in text)
-    return "".join(json.dumps(c)[1:-1] if h else c for c, h in zip(text, hidden, strict=True))
+    r"""Escape in JSON what `printable` does, but its own line ends: ESC stays ``\u001b``."""
+    return "".join(json.dumps(c)[1:-1] if c != "\n" and _is_hidden(c) else c for c in text)
 
 
 def _is_hidden(character: str) -> bool:

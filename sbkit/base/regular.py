@@ -47,12 +47,17 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     return content
 
 
+def real_path(path: Path) -> Path:
+    """Follow all links but one to itself, for which `Path.resolve` raises RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
 def read_text(path: Path, *, largest: int, what: str) -> list[str]:
     """Read the lines of a text in UTF-8, of a file or of what a link leads to, as `read_regular`.
 
     Raises SbkitError where that does, and for another encoding.
     """
-    content = read_regular(Path(os.path.realpath(path)), largest=largest, what=what)
+    content = read_regular(real_path(path), largest=largest, what=what)
     try:
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:

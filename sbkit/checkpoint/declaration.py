@@ -20,7 +20,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.regular import read_regular
+from sbkit.base.regular import read_regular, real_path
 from sbkit.base.words import listed, plural
 from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
@@ -251,7 +251,7 @@ def read_declaration(folder: Path) -> Declaration | None:
         return None
     content = None
     if file.is_file():
-        content = read_regular(file.resolve(), largest=LARGEST, what="The declaration of a run")
+        content = read_regular(real_path(file), largest=LARGEST, what="The declaration of a run")
     if content is None or expected not in (None, hashlib.sha256(content).hexdigest()):
         what = "not there" if content is None else "another one"
         raise SbkitError(

@@ -103,8 +103,7 @@ class AudioCache(Place):
             reason = getattr(error, "strerror", None) or "its name is not UTF-8"
             sentence = f"{path} must be an audio file, but cannot be reached ({reason}). Repair it."
             return AudioError("unreachable", sentence)
-        # Arrow has 63 bits: of a clip of 2262 or later the listing could not be read again.
-        return ClipKey(relative, status.st_size, status.st_mtime_ns % (1 << 63))
+        return ClipKey(relative, status.st_size, status.st_mtime_ns % (1 << 63))  # as Arrow has
 
     def _relative(self, path: str) -> str:
         name = path.rfind("/") + 1

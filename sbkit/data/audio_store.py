@@ -12,6 +12,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +121,13 @@ def read_stored(row: Mapping[str, Any]) -> bytes:
         what, fix = os.fsdecode(path), "Start the run again: it prepares what is new"
         stored = read_audio(what, int(rate)).astype("<i2", copy=False).tobytes()
     elif column == COLUMNS["flac"]:
-        stored = _decode(stored, row["samples"])
+        flac, stored = io.BytesIO(stored), b""  # of what cannot be decoded
+        with suppress(soundfile.SoundFileError):
+            samples, _ = soundfile.read(flac, row["samples"] + 1, dtype="int16")
+            stored = bytes(samples.astype("<i2", copy=False).tobytes())
     if len(stored) != 2 * row["samples"]:
         raise SbkitError(
             f"A clip must be as long as when it was prepared ({row['samples']} samples), but "
             f"{row['id']} has {len(stored) / 2:g} in {what}. {fix}."
         )
     return stored
-
-
-def _decode(flac: bytes, samples: int) -> bytes:
-    """Decode what holds so many samples, and little more of anything else; b"" for damage."""
-    try:
-        audio, _ = soundfile.read(io.BytesIO(flac), samples + 1, dtype="int16")
-    except soundfile.SoundFileError:
-        return b""
-    return bytes(audio.astype("<i2", copy=False).tobytes())

@@ -168,8 +168,7 @@ def print_entries(cache_folder: Path) -> None:
 
 
 def _row(entry: Entry) -> str:
-    used = min(max(entry.last_used, 0.0), FARTHEST)
-    day = datetime.fromtimestamp(used).date().isoformat()
+    day = datetime.fromtimestamp(min(max(entry.last_used, 0.0), FARTHEST)).date().isoformat()
     clips = "" if entry.clips is None else str(entry.clips)
     hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
     what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)

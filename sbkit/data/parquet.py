@@ -47,7 +47,7 @@ class ParquetFile:
 def _unpacked(group: Any) -> int:
     """Return how many bytes a group of rows has at least: of equal values only one is stored."""
     columns = map(group.column, range(group.num_columns))
-    return max(int(group.total_byte_size), sum(each.num_values for each in columns))
+    return max(int(group.total_byte_size), sum(int(each.num_values) for each in columns))
 
 
 def with_class_names(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, write_text_atomically
+from sbkit.base.files import fsync, naming, write_text_atomically
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import checksum
 
@@ -105,7 +105,7 @@ class HashedFile(io.FileIO):
 
     def finish(self) -> str:
         """Wait until all is on the disk, and return the SHA-256."""
-        os.fsync(self.fileno())
+        fsync(self.fileno())
         self.close()
         return self.digest()
 

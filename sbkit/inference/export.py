@@ -363,6 +363,6 @@ def _refuse_others(run: Path, labels: ClassLabels | None) -> None:
 def _require_run(run: Path) -> None:
     if not (run / RESOLVED).is_file():
         raise SbkitError(
-            f"The run to export must be a run folder with {RESOLVED}, but {run} is none. "
+            f"A run must be a folder with {RESOLVED}, but {run} is none. "
             "Name the folder that training printed, such as results/ctc/en/3407."
         )

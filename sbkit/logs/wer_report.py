@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
+from sbkit.base.printable import printable
 from sbkit.logs.intervals import describe_interval, interval_figures, rate_intervals
 from sbkit.logs.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.text.calibration import measure_calibration
@@ -59,7 +60,7 @@ def _describe_utterance(utterance: Scored) -> str:
     lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
     wer = f"WER {_percent(words.rate)} ({words.errors} / {words.total}), "
     return (
-        f"{utterance.id}: {wer if utterance.by_words else ''}"
+        f"{printable(utterance.id)}: {wer if utterance.by_words else ''}"
         f"CER {_percent(characters.rate)} ({characters.errors} / {characters.total})\n"
         + _label("reference", lines.reference)
         + _label("hypothesis", lines.hypothesis)
@@ -68,7 +69,7 @@ def _describe_utterance(utterance: Scored) -> str:
 
 
 def _label(name: str, line: str) -> str:
-    return f"  {name:<10}  {line}".rstrip() + "\n"
+    return f"  {name:<10}  {printable(line)}".rstrip() + "\n"
 
 
 def _percent(rate: float) -> str:

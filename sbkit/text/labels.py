@@ -51,7 +51,7 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
 
     Raises:
         SbkitError: the run folder lists other classes, there are fewer than two, or a name is
-            empty or has several lines.
+            empty, or has several lines or a tab.
     """
     wanted = sorted(set(names))
     if len(wanted) < 2:
@@ -59,10 +59,10 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
             "The training set must have two classes or more, but every label in it is "
             f"{wanted[0] if wanted else 'missing'}. Choose another `label`, or add data."
         )
-    if strange := [name for name in wanted if not name or "\n" in name]:
+    if strange := [name for name in wanted if not name or {*name} & {"\n", "\t"}]:
         raise SbkitError(
-            f"Every label must be text of one line, but {strange[0]!r} is none. Correct it in the "
-            "manifest."
+            f"Every label must be text of one line without tabs, but {strange[0]!r} is none. "
+            "Correct it in the manifest."
         )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

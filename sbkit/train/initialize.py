@@ -25,7 +25,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
-from sbkit.checkpoint.integrity import reading
+from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -154,7 +154,10 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
         parts = _read_config(source)["model"]
         if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
             raise TypeError("`model` is no list of names")
-        return load_safetensors(_read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)), parts
+        content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
+        sums = _read(source / CHECKSUMS, LARGEST_CONFIG)
+        refuse_changed({BUNDLE_WEIGHTS: content}, sums, of=source)
+        return load_safetensors(content), parts
 
 
 def _read_config(source: Path) -> dict[str, Any]:

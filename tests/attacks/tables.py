@@ -185,7 +185,6 @@ def _mutant_columns(seed: int) -> bytes:
 
 PARQUET: dict[str, Callable[[], bytes]] = {
     "rows of a megabyte": partial(_columns, 100_000, length=1_000_000),
-    "a row of a gigabyte": partial(_columns, 1, length=1 << 30),
     "ten million rows": partial(_columns, 10_000_000, length=1),
     "a path that moves the cursor": partial(_strings, ESCAPE, "hi"),
     "a path up": partial(_strings, "../../etc/passwd", "hi"),

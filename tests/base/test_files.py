@@ -1,11 +1,13 @@
 """A file is there whole or not at all, and JSON is JSON."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     building,
+    fsync_tree,
     require_writable,
     scratch_folder,
     to_json,
@@ -55,6 +58,25 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_disk_that_cannot_be_waited_for_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(number: int) -> Callable[[int], None]:
+        def refuse(descriptor: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return refuse
+
+    for number in (errno.EINVAL, errno.ENOTSUP):
+        monkeypatch.setattr(os, "fsync", refusing(number))
+        write_text_atomically(tmp_path / "a.json", "{}")
+        fsync_tree(tmp_path)
+    monkeypatch.setattr(os, "fsync", refusing(errno.EIO))
+    with pytest.raises(OSError, match=r"a\.json"):
+        write_text_atomically(tmp_path / "a.json", "[]")
+    assert (tmp_path / "a.json").read_text() == "{}"
 
 
 def test_a_folder_that_cannot_be_finished_is_named(tmp_path: Path) -> None:

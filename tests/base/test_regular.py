@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base import regular
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_lines
+from sbkit.base.regular import read_lines, read_regular, real_path
 
 STRANGE: dict[str, Callable[[Path], Any]] = {
     "a pipe": os.mkfifo,
@@ -31,6 +31,12 @@ def test_what_is_no_file_has_no_lines(make: Callable[[Path], Any], tmp_path: Pat
     make(tmp_path / "a.txt")
     with pytest.raises(SbkitError, match="A text must be readable, but .*a.txt is not"):
         list(read_lines(tmp_path / "a.txt", what="A text"))
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(SbkitError, match="is a symbolic link"):
+        read_regular(real_path(tmp_path / "a"), largest=9, what="A file")
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

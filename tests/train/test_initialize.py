@@ -11,10 +11,12 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.integrity import write_checksums
 from sbkit.models.normalize import GlobalNorm
 from sbkit.text.labels import ensure_labels
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
+from tests.checkpoint.saves import flip
 
 ORDER = ("CNN", "ctc_lin")
 
@@ -41,6 +43,7 @@ def write_bundle(folder: Path, hparams: dict[str, Any]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model": list(ORDER)}))
     save_file(hparams["model"].state_dict(), folder / "model.safetensors")
+    write_checksums(folder)
     return folder
 
 
@@ -102,7 +105,15 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float
 def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
     source = write_bundle(tmp_path / "source", parts(7.0))
     (source / name).write_text(text)
+    write_checksums(source)
     with pytest.raises(SbkitError, match="must be a run folder or a bundle for `init_from`"):
+        initialize_from(source, parts(1.0))
+
+
+def test_a_bundle_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    source = write_bundle(tmp_path / "source", parts(7.0))
+    flip(source / "model.safetensors")
+    with pytest.raises(SbkitError, match="model.safetensors is not what was written"):
         initialize_from(source, parts(1.0))
 
 

@@ -15,6 +15,7 @@ from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.allowed import refusal
 from sbkit.config.build import clean_ruamel
+from sbkit.config.document import read_document
 from tests.runs import ROOT
 
 # CANARY is a folder that the payload would make: the text, and what must be told of its last line.
@@ -171,6 +172,15 @@ def test_an_include_is_read_as_data_with_what_stands_beside_it(tmp_path: Path) -
     assert set(found) == {f"{tmp_path}/inner.yaml:2", f"{tmp_path}/inner.yaml:3"}
     assert "tuple with" in found[f"{tmp_path}/inner.yaml:2"]
     assert "posix.remove" in found[f"{tmp_path}/inner.yaml:3"]
+
+
+def test_an_include_of_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    outer = written(tmp_path, "x: !include:loop.yaml")
+    [finding] = check_untrusted(outer)
+    assert "loop.yaml is a symbolic link" in finding.effect
+    with pytest.raises(SbkitError, match=r"must be readable, but .*loop\.yaml is not"):
+        list(read_document(outer).family())
 
 
 def test_an_include_that_turns_in_a_circle_is_refused(tmp_path: Path) -> None:
