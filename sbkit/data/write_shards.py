@@ -113,11 +113,6 @@ def _units(split: str, source: Source, options: ShardOptions, scratch: Path) -> 
     if isinstance(source, StreamedSplit):
         (scratch / split).mkdir()
         return source.units(options, scratch / split)
-    if source.stored is not None:
-        raise SbkitError(
-            f"The data of {split} must be files for shards to be made of it, but is in shards "
-            "already. Train from these, or name the corpus that they were made of."
-        )
     return manifest_units(source, options)
 
 

@@ -137,9 +137,6 @@ def test_shards_that_no_run_could_use_are_refused(clips: list[Clip], place: str)
         write(place, gone)
     assert Storage.at(place).sizes([INDEX]) == [None]
     assert write(place, clips) is not None
-    again = {"train": sharded_corpus.read(knobs(place), "train")}
-    with pytest.raises(SbkitError, match="must be files for shards to be made of it, but is in s"):
-        write_shards(Storage.at(f"{place}-2"), OPTIONS, again, {"train": ["train"]})
 
 
 def sampler(
