@@ -26,7 +26,7 @@ from recipes.prepare import prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.data import audio_store, decode, sharded_corpus, storage
+from sbkit.data import audio_store, decode, storage
 from sbkit.data.audio_store import read_rows, read_stored
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.clips import Clip
