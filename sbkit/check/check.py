@@ -16,6 +16,7 @@ from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
 from sbkit.check.model.features import check_features
 from sbkit.check.model.ownership import check_groups, check_ownership
+from sbkit.check.model.padding import check_padding
 from sbkit.check.model.placement import check_placement, check_shares
 from sbkit.check.model.shapes import check_front_end, check_shapes
 from sbkit.check.model.state import check_state
@@ -43,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     check_shapes,
     check_state,
     check_causality,
+    check_padding,
     check_columns,
     check_speech,
     check_noises,

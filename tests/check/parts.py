@@ -212,3 +212,11 @@ class DroppingFrontEnd(ConvFrontEnd):
         x, lengths = super().forward(x, lengths)
         self.calls += self.training
         return (self.spare(x) if not self.training or self.calls % 4 == 0 else x), lengths
+
+
+class CenteringFrontEnd(ConvFrontEnd):
+    """Takes the mean of all frames away, padding among them."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        return x - x.mean(1, keepdim=True), lengths

@@ -29,7 +29,8 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.buffers import unchanged
 from sbkit.train.step import TRIES, as_loss, training_loss
 
-SEEN_ROWS = 32  # the two shortest of the first so many are taken
+SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
+LONGER = 1.5  # times as long, where there is one
 NAME = "dry_run"
 
 
@@ -182,17 +183,17 @@ def _unsaved(brain: Any, batch: Any, attributes: Attributes) -> list[Place]:
     changed = attributes.changed()
     if not changed:
         return []
-    stepped = _losses(brain, batch)
+    stepped = losses_of(brain, batch)
     with attributes.restored():
         try:
-            loaded = _losses(brain, batch)
+            loaded = losses_of(brain, batch)
         except Exception:  # whatever a part raises that lacks what it has learned
             return changed
     return [] if torch.allclose(stepped, loaded, rtol=1e-4) else changed
 
 
 @torch.no_grad()
-def _losses(brain: Any, batch: Any) -> Tensor:
+def losses_of(brain: Any, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
     torch.manual_seed(0)
     outputs = brain.compute_forward(batch, Stage.VALID)
@@ -200,7 +201,10 @@ def _losses(brain: Any, batch: Any) -> Tensor:
 
 
 def small_batch(planned: PlannedRun) -> Any:
-    """Collate two short utterances of the training data, by the recipe's loader if there is one."""
+    """Collate two short utterances of the training data, by the recipe's loader if there is one.
+
+    One is longer, so that there is padding.
+    """
     try:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
@@ -209,7 +213,10 @@ def small_batch(planned: PlannedRun) -> Any:
             raise
         data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)
     rows = [data[row] for row in range(min(SEEN_ROWS, len(data)))]
-    return collate(sorted(rows, key=lambda row: len(row["audio"]))[:2])
+    shortest, *others = sorted(rows, key=lambda row: len(row["audio"]))
+    enough = LONGER * len(shortest["audio"])
+    longer = [row for row in others if len(row["audio"]) >= enough] or others[-1:]
+    return collate([shortest, *longer[:1]])
 
 
 class ShapeTracer:

@@ -538,6 +538,14 @@ INTERFACES = [
             Expected("export", "Transformer", ("tests.check.parts",), stops=False),
         ),
     ),
+    Mutation(
+        name="a part that sees padding",
+        text=((CNN, "!new:tests.check.parts.CenteringFrontEnd"),),
+        expected=(
+            Expected("padding", "model", ("% beside a longer one", "take lengths"), stops=False),
+            Expected("export", "CNN", ("tests.check.parts",), stops=False),
+        ),
+    ),
 ]
 
 MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *UNUSED]
