@@ -1,7 +1,5 @@
 """What `test_waiting.py` tells in a process of its own: runs on an accelerator."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from sbkit.train.optimizer_step import OptimizerStep
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits
-from tests.runs import Workplace, make_workplace, one_thread, read_json
+from tests.runs import Workplace, make_workplace, one_thread, read_json, stopped_after
 from tests.test_run import SPEECHBRAINS_MASKS
 
 FEWER = {"train": 4, "dev": 1, "test": 1}
@@ -137,15 +135,8 @@ def test_a_step_that_waits_is_found_out(workplace: Workplace, tmp_path: Path) ->
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_digits(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    fit_batch = AsrBrain.fit_batch
-
-    def stopping(brain: AsrBrain, batch: Batch) -> Any:
-        if brain.optimizer_step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return fit_batch(brain, batch)
-
     assert workplace.train_here(tmp_path / "whole", *THERE) == 0  # with its check
-    with patch.object(AsrBrain, "fit_batch", stopping):
+    with stopped_after(4):
         assert workplace.train_here(tmp_path / "stopped", *THERE, NO_CHECK) == ASKED_TO_STOP
     assert workplace.train_here(tmp_path / "stopped", *THERE, NO_CHECK) == 0
     assert figures(tmp_path / "stopped") == figures(tmp_path / "whole")

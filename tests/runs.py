@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,10 @@ import soundfile
 import torch
 
 import train
+from recipes.asr.brain import AsrBrain
 from sbkit.base.exit import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.data.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import Panel, _picture
 from tests import processes
@@ -106,6 +109,20 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def stopped_after(steps: int) -> Iterator[None]:
+    """Ask a recognizer that trains in this process to stop, as a job's end does."""
+    fit_batch = AsrBrain.fit_batch
+
+    def stopping(brain: AsrBrain, batch: Batch) -> Any:
+        if brain.optimizer_step == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit_batch(brain, batch)
+
+    with patch.object(AsrBrain, "fit_batch", stopping):
+        yield
 
 
 def rows_of(tsv: Path) -> list[dict[str, str]]:

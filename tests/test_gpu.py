@@ -6,7 +6,6 @@ The data are noise that it makes, so that nothing is fetched.
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from sbkit.inference.compiled import Compilation, ShapeTable
 from sbkit.inference.model import ModelThread
 from sbkit.logs.log import read_log
 from tests.inference.bundles import make_bundle
-from tests.runs import ROOT, Workplace, read_json
+from tests.runs import ROOT, Workplace, read_json, stopped_after
 from tools.bench_gpu import make_release
 
 STEPS = 10
@@ -100,14 +99,7 @@ def test_ten_steps_without_a_synchronization(
 def test_a_run_that_was_stopped_within_an_epoch_goes_on(
     plain: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    fit_batch = AsrBrain.fit_batch
-
-    def stopping(brain: AsrBrain, batch: Batch) -> Any:
-        if brain.optimizer_step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return fit_batch(brain, batch)
-
-    with patch.object(AsrBrain, "fit_batch", stopping):
+    with stopped_after(4):
         assert workplace.train_here(tmp_path, *OPTIONS) == ASKED_TO_STOP
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
     assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
