@@ -11,7 +11,7 @@ def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
     keep_freed_memory()
     with rarely_collected():
-        from sbkit.training import train  # imports torch, when `run_main` said how threads wait
+        from sbkit.train.main import train  # imports torch, when `run_main` said how threads wait
 
     train(sys.argv[1:])
 

@@ -15,13 +15,13 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
-from sbkit.data import sharded_corpus
-from sbkit.data.archive import is_archive, unpacked
-from sbkit.data.clips import Clips
-from sbkit.data.corpus import Corpus
-from sbkit.data.manifest import Manifest
-from sbkit.data.roles import require_split_name, resolve_splits
-from sbkit.data.streamed_split import StreamedSplit
+from sbkit.data.corpora.clips import Clips
+from sbkit.data.corpora.corpus import Corpus
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.roles import require_split_name, resolve_splits
+from sbkit.data.corpora.streamed_split import StreamedSplit
+from sbkit.data.storage import sharded_corpus
+from sbkit.data.storage.archive import is_archive, unpacked
 
 KNOWN = (librispeech, common_voice)  # the narrower layout first
 

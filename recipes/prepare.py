@@ -16,14 +16,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.words import listed, plural
 from sbkit.config.ranges import DAY, Range, Text
-from sbkit.data.audio_cache import default_cache
-from sbkit.data.audio_store import COLUMNS, SHARDED, require_store
-from sbkit.data.columns import filled_rows, sample_counts, take_columns
-from sbkit.data.corpus import read_listed
-from sbkit.data.manifest import check_locale
-from sbkit.data.prepare import EMPTY, PreparedSplit, prepare_split
-from sbkit.data.sampler import TrainSampler
-from sbkit.data.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.data.batches.sampler import TrainSampler
+from sbkit.data.corpora.columns import filled_rows, sample_counts, take_columns
+from sbkit.data.corpora.corpus import read_listed
+from sbkit.data.corpora.manifest import check_locale
+from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.audio_store import COLUMNS, SHARDED, require_store
+from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
 from sbkit.text.languages import check_language

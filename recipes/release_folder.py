@@ -12,8 +12,8 @@ from recipes.debian import PASS_A_RELEASE, fetch_packages
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building, scratch_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.release import read_release
-from sbkit.data.roles import resolve_splits
+from sbkit.data.corpora.release import read_release
+from sbkit.data.corpora.roles import resolve_splits
 from sbkit.text.normalize import normalize
 
 RELEASE_VERSION = 1  # raise it when the same packages would give another release

@@ -17,11 +17,11 @@ from sbkit.base.garbage import rarely_collected
 from sbkit.base.options import Parser
 from sbkit.base.printable import printable, printable_json
 from sbkit.base.version import __version__
-from sbkit.inference.command import add_options as add_transcribe_options
-from sbkit.inference.command import transcribe as run_transcribe
+from sbkit.inference.transcribe.command import add_options as add_transcribe_options
+from sbkit.inference.transcribe.command import transcribe as run_transcribe
 
 if TYPE_CHECKING:
-    from sbkit.inference.classify import Classification
+    from sbkit.inference.transcribe.classify import Classification
 
 
 def main() -> None:
@@ -237,7 +237,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from sbkit.training import prepare_data, prepare_shards
+    from sbkit.train.main import prepare_data, prepare_shards
 
     if options.shards is not None:
         if options.report is not None:
@@ -257,7 +257,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from sbkit.training import tune_run
+    from sbkit.train.main import tune_run
 
     given = {
         "lm_text": options.lm_text,
@@ -276,14 +276,14 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
-    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.bundle.own_parts import import_own
 
     return replay_file(options.file, own=import_own(options.imports))
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.export import Wanted, export_run
-    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.bundle.export import Wanted, export_run
+    from sbkit.inference.bundle.own_parts import import_own
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
     wanted = Wanted(formats=formats, licence=options.license)
@@ -300,7 +300,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.score import Wanted, score_model
 
     wanted = Wanted(
@@ -320,8 +320,8 @@ def _score(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
-    from sbkit.inference import compare_report as report
-    from sbkit.inference.compare import compare_runs
+    from sbkit.evaluate import compare_report as report
+    from sbkit.evaluate.compare import compare_runs
 
     compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
     if options.html is not None:
@@ -334,15 +334,15 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sbkit.inference.doctor import print_findings
-    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.bundle.own_parts import import_own
+    from sbkit.inference.runtime.doctor import print_findings
 
     return print_findings(options.bundle, own=import_own(options.imports))
 
 
 def _classify(options: argparse.Namespace) -> int:
-    from sbkit.inference.classify import classify_files
-    from sbkit.inference.own_parts import import_own
+    from sbkit.inference.bundle.own_parts import import_own
+    from sbkit.inference.transcribe.classify import classify_files
 
     own = import_own(options.imports)
     code = 0
@@ -357,7 +357,7 @@ def _classify(options: argparse.Namespace) -> int:
 
 def _train_lm(options: argparse.Namespace) -> int:
     from sbkit.decoding.language_models import train_texts
-    from sbkit.inference.bundle import language_of
+    from sbkit.inference.bundle.bundle import language_of
     from sbkit.text.languages import check_language
 
     language, tokenizer = options.language, options.tokenizer
@@ -370,16 +370,16 @@ def _train_lm(options: argparse.Namespace) -> int:
 
 
 def _list_cache(options: argparse.Namespace) -> int:
-    from sbkit.data.audio_cache import default_cache
-    from sbkit.data.cache import print_entries
+    from sbkit.data.storage.audio_cache import default_cache
+    from sbkit.data.storage.cache import print_entries
 
     print_entries(default_cache())
     return 0
 
 
 def _prune_cache(options: argparse.Namespace) -> int:
-    from sbkit.data.audio_cache import default_cache
-    from sbkit.data.cache import prune
+    from sbkit.data.storage.audio_cache import default_cache
+    from sbkit.data.storage.cache import prune
 
     prune(
         default_cache(),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recipes.AsteriskPrompts.prepare import prepare_prompts
-from sbkit.data.audio_cache import default_cache
+from sbkit.data.storage.audio_cache import default_cache
 
 # A million objects are there once all is imported, and stay. Looking through them took 4.5 s until
 # then, and a tenth of the time of tests that train.

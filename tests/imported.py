@@ -9,7 +9,12 @@ from importlib import import_module
 
 gc.disable()
 for name in (
-    *("sbkit.training", "sbkit.cli", "sbkit.inference.export", "sbkit.inference.transcriber"),
+    *(
+        "sbkit.train.main",
+        "sbkit.cli",
+        "sbkit.inference.bundle.export",
+        "sbkit.inference.transcribe.transcriber",
+    ),
     *("recipes.asr.recipe", "recipes.classification.recipe", "recipes.corpora"),
     # What is imported late: by the first optimizer, group of ranks, curve and log.
     *("torch._dynamo", "torch.distributed.nn", "torch.utils.serialization.config"),

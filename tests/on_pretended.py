@@ -18,7 +18,7 @@ from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.check.replay import trace
 from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.cli import run as command
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import NonFiniteRecorder
 from sbkit.train.optimizer_step import OptimizerStep

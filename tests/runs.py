@@ -22,7 +22,7 @@ import train
 from recipes.asr.brain import AsrBrain
 from sbkit.base.exit import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.logs import curves
 from sbkit.logs.curves import Panel, _picture
 from tests import processes

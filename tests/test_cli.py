@@ -109,7 +109,7 @@ def test_export_hands_over_both_folders_and_the_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[Path, Path, list[str], str]] = []
-    module = ModuleType("sbkit.inference.export")
+    module = ModuleType("sbkit.inference.bundle.export")
 
     def export_run(run: Path, out: Path, wanted: SimpleNamespace, **own: object) -> Any:
         calls.append((run, out, wanted.formats, wanted.licence))
@@ -117,7 +117,7 @@ def test_export_hands_over_both_folders_and_the_formats(
 
     monkeypatch.setattr(module, "export_run", export_run, raising=False)
     monkeypatch.setattr(module, "Wanted", SimpleNamespace, raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.inference.export", module)
+    monkeypatch.setitem(sys.modules, "sbkit.inference.bundle.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     more = ["--formats", "onnx, torch", "--license", "mit"]
     assert run(["export", "results/1", "--out", "model", *more]) == 1

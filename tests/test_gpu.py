@@ -20,11 +20,11 @@ import torch
 
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.inference.bundle import WEIGHTS, load_torch, read_bundle
-from sbkit.inference.compiled import Compilation, ShapeTable
-from sbkit.inference.model import ModelThread
+from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
+from sbkit.inference.runtime.compiled import Compilation, ShapeTable
+from sbkit.inference.runtime.model import ModelThread
 from sbkit.logs.log import read_log
 from tests.inference.bundles import make_bundle
 from tests.runs import ROOT, Workplace, read_json, stopped_after

@@ -19,8 +19,8 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.rng import torch_state
 from sbkit.cli import run as sbkit
-from sbkit.data.batch import Batch, TextBatch
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.data.batches.sampler import TrainSampler
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import MOST_SEEN, NonFiniteRecorder
 from tests import processes

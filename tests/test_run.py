@@ -21,11 +21,11 @@ from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
 from sbkit.decoding.word_graph import GraphSearch
-from sbkit.inference.bundle import load_bundle
-from sbkit.inference.compare import compare_runs
+from sbkit.evaluate.compare import compare_runs
+from sbkit.evaluate.run_results import read_clips
+from sbkit.evaluate.utterances import hash_references, read_utterances
+from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.logs.log import Record, read_log
-from sbkit.logs.run_results import read_clips
-from sbkit.logs.utterances import hash_references, read_utterances
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize, table_to_store
 from sbkit.train.run import Run

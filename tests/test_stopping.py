@@ -15,7 +15,7 @@ from recipes.asr import data as asr_data
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data import decode
+from sbkit.data.storage import decode
 from sbkit.logs.log import Record, read_log
 from sbkit.train import run as run_steps
 from tests.runs import (

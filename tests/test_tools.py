@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.logs.summary import write_summary
-from sbkit.logs.wer_report import error_figures, result_figures
-from sbkit.text.wer import score, total_scores
+from sbkit.evaluate.summary import write_summary
+from sbkit.evaluate.wer import score, total_scores
+from sbkit.evaluate.wer_report import error_figures, result_figures
 from tests.runs import ROOT, TINY
 from tools import show
 

@@ -23,8 +23,8 @@ from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import COLUMNS
-from sbkit.data.splits import Splits
+from sbkit.data.corpora.splits import Splits
+from sbkit.data.storage.audio_store import COLUMNS
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards boldly mix many potions"
 SHARES = {"train": 0.96, "dev": 0.02, "test": 0.02}

@@ -15,9 +15,9 @@ from recipes.corpora import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
-from sbkit.data.columns import sample_counts, take_columns
-from sbkit.data.corpus import read_listed
-from sbkit.text.wer import score, total_scores
+from sbkit.data.corpora.columns import sample_counts, take_columns
+from sbkit.data.corpora.corpus import read_listed
+from sbkit.evaluate.wer import score, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
 from tools.bench_speechbrain import Clip, Sizes

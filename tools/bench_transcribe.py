@@ -84,9 +84,9 @@ def serve(options: argparse.Namespace) -> None:
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
-    from sbkit.inference.bundle import load_bundle
+    from sbkit.inference.bundle.bundle import load_bundle
     from sbkit.inference.score import Wanted, prepare_source
-    from sbkit.inference.whole_clips import read_whole_clips
+    from sbkit.inference.transcribe.whole_clips import read_whole_clips
 
     bundle = load_bundle(folder).with_decoder("greedy")
     rows = prepare_source(bundle, data, Wanted(), data.stem)
@@ -106,7 +106,7 @@ def batches(clips: Clips) -> list[Clips]:
 
 def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
     """Transcribe as `sbkit transcribe` does."""
-    from sbkit.inference.transcriber import Transcriber
+    from sbkit.inference.transcribe.transcriber import Transcriber
 
     loaded = Transcriber.load(
         folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False

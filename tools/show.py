@@ -15,8 +15,8 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.logs.intervals import describe_interval
-from sbkit.text.interval import Interval
+from sbkit.evaluate.interval import Interval
+from sbkit.evaluate.intervals import describe_interval
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -57,8 +57,8 @@ def clip(arguments: Sequence[str]) -> str:
     """Name a clip of the test split and, after a tab, its normalized reference."""
     # These import torch and datasets, which take seconds, and nothing else here needs them.
     from recipes.AsteriskPrompts.prepare import prepare_prompts
-    from sbkit.data.audio_cache import default_cache
-    from sbkit.data.release import find_release, read_release
+    from sbkit.data.corpora.release import find_release, read_release
+    from sbkit.data.storage.audio_cache import default_cache
 
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
     language = knobs["language"]

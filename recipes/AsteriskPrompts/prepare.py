@@ -27,7 +27,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.exit import run_main
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.audio_cache import default_cache
+from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 from sbkit.text.numbers import spell_digits
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.manifest import Manifest
-from sbkit.data.release import find_release, read_releases, split_names
-from sbkit.data.roles import resolve_splits
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.release import find_release, read_releases, split_names
+from sbkit.data.corpora.roles import resolve_splits
 from sbkit.text.languages import language_tags
 
 ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}

@@ -21,7 +21,7 @@ from recipes.release_folder import (
     write_tsvs,
 )
 from sbkit.base.exit import run_main
-from sbkit.data.audio_cache import default_cache
+from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 
 PACKAGE = "festvox-ru"

@@ -12,11 +12,11 @@ from typing import Any
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.regular import read_text
-from sbkit.data.archive import unpacked
-from sbkit.data.clips import Clip
-from sbkit.data.manifest import BadRow, Manifest, Row, collect
-from sbkit.data.roles import resolve_splits
-from sbkit.data.tables import refuse_columns
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import BadRow, Manifest, Row, collect
+from sbkit.data.corpora.roles import resolve_splits
+from sbkit.data.corpora.tables import refuse_columns
+from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import spoken_language
 
 LARGEST = 1 << 28  # bytes of the transcripts of a chapter

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Manifest
-from sbkit.data.own_manifest import read_manifests
-from sbkit.data.roles import ROLES, require_split_name, resolve_splits
-from sbkit.data.saved_dataset import is_saved_dataset
-from sbkit.data.streamed_split import StreamedSplit, streamed_files
-from sbkit.data.tables import refuse_columns
+from sbkit.data.corpora.kaldi import is_kaldi
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.own_manifest import read_manifests
+from sbkit.data.corpora.roles import ROLES, require_split_name, resolve_splits
+from sbkit.data.corpora.saved_dataset import is_saved_dataset
+from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
+from sbkit.data.corpora.tables import refuse_columns
 from sbkit.text.languages import spoken_language
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}

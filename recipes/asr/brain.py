@@ -18,7 +18,7 @@ from sbkit.audio.augment import speed_perturb
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.batch import TextBatch
+from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.clip_reader import ClipReader, Recognized
@@ -27,14 +27,14 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.reading import HeardClip, Reading, raise_errors
 from sbkit.decoding.tune import take_enough
 from sbkit.distributed.rendezvous import read_number
+from sbkit.evaluate.wer import Scored, score, total_scores
+from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.text.normalize import separates_words
-from sbkit.text.wer import Scored, score, total_scores
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
 from recipes.prepare import tell_data
-from sbkit.data.batch import TextCollate
-from sbkit.data.columns import count_characters, read_texts, take_columns
-from sbkit.data.loaders import Loaders, make_loaders
-from sbkit.data.sampler import fastest_percent
-from sbkit.data.splits import Excluded, Splits
-from sbkit.data.transcripts import Transcripts, read_transcripts
+from sbkit.data.batches.batch import TextCollate
+from sbkit.data.batches.loaders import Loaders, make_loaders
+from sbkit.data.batches.sampler import fastest_percent
+from sbkit.data.corpora.columns import count_characters, read_texts, take_columns
+from sbkit.data.corpora.splits import Excluded, Splits
+from sbkit.data.corpora.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say

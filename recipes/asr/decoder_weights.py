@@ -12,8 +12,8 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.tune import Heard, tune, used_weights
 from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.evaluate.wer import Scores
 from sbkit.logs.log import say
-from sbkit.text.wer import Scores
 from sbkit.train.evaluation import start_validation
 from sbkit.train.out_of_memory import BatchSplitter
 

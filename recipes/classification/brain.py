@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import speed_perturb
-from sbkit.data.batch import Batch, collate_audio
-from sbkit.logs.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.evaluate.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.loss import Loss

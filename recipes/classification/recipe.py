@@ -8,9 +8,9 @@ from typing import Any
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_labelled, tell_data
-from sbkit.data.columns import take_columns
-from sbkit.data.loaders import Loaders, make_loaders
-from sbkit.data.splits import Splits
+from sbkit.data.batches.loaders import Loaders, make_loaders
+from sbkit.data.corpora.columns import take_columns
+from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.text.labels import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe

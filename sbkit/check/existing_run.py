@@ -32,10 +32,10 @@ from sbkit.checkpoint.weights import refuse_other_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
-from sbkit.inference.bundle import TOKENIZER
-from sbkit.inference.config import FEATURES
-from sbkit.inference.export import plain_parts
-from sbkit.inference.module_spec import names_of
+from sbkit.inference.bundle.bundle import TOKENIZER
+from sbkit.inference.bundle.config import FEATURES
+from sbkit.inference.bundle.export import plain_parts
+from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
 from sbkit.train.cost import PREDICTION
 from sbkit.train.initialize import initialize_from

@@ -9,7 +9,7 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.words import plural
-from sbkit.data.splits import Excluded, write_excluded
+from sbkit.data.corpora.splits import Excluded, write_excluded
 
 FOLDER = "check"  # in the run's
 SHOWN = 5  # ids in a sentence; more of them go into a file

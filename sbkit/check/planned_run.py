@@ -20,7 +20,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, overridden_document, read_knobs
-from sbkit.data.splits import Splits
+from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.brain import Brain

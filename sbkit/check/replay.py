@@ -27,9 +27,9 @@ from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.config.hparams import read_knobs
 from sbkit.config.judge import refuse_foreign
-from sbkit.data.batch import Batch, TextBatch
-from sbkit.data.plan import Example
-from sbkit.data.sampler import to_percents
+from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.data.batches.plan import Example
+from sbkit.data.batches.sampler import to_percents
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
 from sbkit.train.recipe import load_recipe, refuse_foreign_modules

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import soundfile
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.audio_store import read_rows, read_stored
-from sbkit.data.columns import take_columns
+from sbkit.data.corpora.columns import take_columns
+from sbkit.data.storage.audio_store import read_rows, read_stored
 
 RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz, of MPEG
 COMPRESSION = 0.9  # of libsndfile, from 0 to 1

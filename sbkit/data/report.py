@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.columns import count_characters, read_texts, sample_counts, take_columns
+from sbkit.data.corpora.columns import count_characters, read_texts, sample_counts, take_columns
+from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.players import encode_clips
-from sbkit.data.splits import Excluded, Splits
 from sbkit.logs.page import render_page
 from sbkit.text.normalize import NORMALIZER_VERSION, separates_words
 

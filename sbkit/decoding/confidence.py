@@ -16,8 +16,8 @@ import numpy.typing as npt
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import TimedWord
 from sbkit.decoding.frames import LogProbs
+from sbkit.evaluate.wer import right_words
 from sbkit.lm.ngram import UNKNOWN, NgramModel
-from sbkit.text.wer import right_words
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sbkit.decoding.confidence import FEATURES, Confidence, Floats
 from sbkit.decoding.word_reader import Evidence
-from sbkit.text.calibration import Calibration, measure_calibration
-from sbkit.text.wer import right_words
+from sbkit.evaluate.calibration import Calibration, measure_calibration
+from sbkit.evaluate.wer import right_words
 
 # Of right and of wrong words. Fitted to 14 of the demo's 55 dev clips, with 21 words of the rarer
 # kind, and measured on the rest, NCE was 0.39 (beam) and 0.59 (greedy) on average of 30 draws, 0.17

@@ -14,8 +14,8 @@ from sbkit.decoding.attention import AttentionDecoder, Floats
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import LanguageModels
+from sbkit.evaluate.wer import ErrorCounts, Scores, count_errors
 from sbkit.lm.ngram import NgramModel
-from sbkit.text.wer import ErrorCounts, Scores, count_errors
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
     "word": (0.2, 1.0),

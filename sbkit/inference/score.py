@@ -19,33 +19,33 @@ from sbkit.base.files import require_writable, scratch_folder, to_json, write_te
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.version import __version__
 from sbkit.base.words import plural
-from sbkit.data.audio_cache import default_cache
-from sbkit.data.audio_store import read_clips
-from sbkit.data.batch import OWN
-from sbkit.data.columns import filled_rows
-from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Manifest
-from sbkit.data.own_manifest import read_manifests
-from sbkit.data.prepare import prepare_split
-from sbkit.data.release import read_release
-from sbkit.data.splits import Splits
-from sbkit.data.tables import TEXT_COLUMNS, read_table, refuse_columns
+from sbkit.data.batches.batch import OWN
+from sbkit.data.corpora.columns import filled_rows
+from sbkit.data.corpora.kaldi import is_kaldi
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.own_manifest import read_manifests
+from sbkit.data.corpora.release import read_release
+from sbkit.data.corpora.splits import Splits
+from sbkit.data.corpora.tables import TEXT_COLUMNS, read_table, refuse_columns
+from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.audio_store import read_clips
+from sbkit.data.storage.prepare import prepare_split
 from sbkit.decoding.confidence import GREEDY
-from sbkit.inference.bundle import CONFIG, Bundle, load_bundle
-from sbkit.inference.export import export_run
-from sbkit.inference.formats.held_out import find_held_out
-from sbkit.inference.model import fitting
-from sbkit.inference.whole_clips import read_whole_clips
-from sbkit.logs.accuracy_report import (
+from sbkit.evaluate.accuracy_report import (
     ACCURACY,
     Answer,
     accuracy_figures,
     describe_accuracy,
 )
-from sbkit.logs.report import ERROR_RATES, REPORT, Known, write_report
-from sbkit.logs.run_results import read_results
-from sbkit.logs.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.text.wer import Scored, score
+from sbkit.evaluate.report import ERROR_RATES, REPORT, Known, write_report
+from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.wer import Scored, score
+from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
+from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
+from sbkit.inference.bundle.export import export_run
+from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.runtime.model import fitting
+from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.train.evaluation import clips_of
 from sbkit.train.slices import measure_slices, require_columns, slice_columns, write_slices
 

@@ -21,10 +21,10 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.export import change_config
+from sbkit.evaluate.wer import matching_words
+from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.export import change_config
 from sbkit.inference.score import Wanted, prepare_source, score_rows
-from sbkit.text.wer import matching_words
 from sbkit.text.word import Word
 
 COLUMN = "word_times"  # start-end of every word of the normalized text, in seconds

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import State, restore_random_state
-from sbkit.data.batch import Batch
-from sbkit.data.loaders import Loaders
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.batches.batch import Batch
+from sbkit.data.batches.loaders import Loaders
+from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
 from sbkit.logs.metric import best_key

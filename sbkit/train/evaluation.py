@@ -15,15 +15,15 @@ from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 from sbkit.base.version import __version__
 from sbkit.base.words import plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
-from sbkit.data.columns import take_columns
+from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
+from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.summary import write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
 from sbkit.logs.metric import best_key
-from sbkit.logs.report import LONGEST, REPORT, Known, write_report
-from sbkit.logs.run_results import read_results
-from sbkit.logs.summary import write_summary
 from sbkit.models.loss import Loss
 from sbkit.train.cost import SUMMARY
 from sbkit.train.finished import BEST_EPOCH, first_best_epoch

@@ -22,8 +22,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import make_own_folder, to_json, write_text_atomically, written_beside
 from sbkit.checkpoint.rng import TorchState
 from sbkit.checkpoint.staging import reason_of
-from sbkit.data.batch import Batch, TextBatch
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import rank
 
 FOLDER = "nonfinite"

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.logs.log import say
 from sbkit.train.nonfinite import ids_of

@@ -17,9 +17,9 @@ from typing import Any
 from sbkit.base import version
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import Range
-from sbkit.data.corpus import Corpus
-from sbkit.data.loaders import Loaders
-from sbkit.data.splits import Splits
+from sbkit.data.batches.loaders import Loaders
+from sbkit.data.corpora.corpus import Corpus
+from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
 
 Knobs = Mapping[str, Any]  # the plain values of a YAML

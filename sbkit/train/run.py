@@ -13,8 +13,8 @@ import torch
 from sbkit.audio.rate import require_rate
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
-from sbkit.data.loaders import Loaders
-from sbkit.data.splits import Splits
+from sbkit.data.batches.loaders import Loaders
+from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe, load_recipe

@@ -14,8 +14,8 @@ from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.batch import OWN
-from sbkit.data.splits import Splits
+from sbkit.data.batches.batch import OWN
+from sbkit.data.corpora.splits import Splits
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics

@@ -21,7 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step
 from sbkit.config.knobs import KnobAttributes
 from sbkit.config.ranges import refuse_out_of_range
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.log import say

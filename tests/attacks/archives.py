@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.archive import is_archive, unpack
+from sbkit.data.storage.archive import is_archive, unpack
 from tests.attacks.case import Case, Place
 from tests.attacks.inputs import TRICKS
 from tests.attacks.mutate import mutate_bytes

@@ -78,7 +78,7 @@ NAMES = [
     "sbkit.text.tokenizer.Tokenizer",
     "sbkit.cli.run",
     "sbkit.base.files.write_text_atomically",
-    "sbkit.inference.export.export_run",
+    "sbkit.inference.bundle.export.export_run",
     "sbkit.models.asr.AsrModel",
     "sbkit.models.asr.torch.load",
     "sbkit.audio.io.read_audio",

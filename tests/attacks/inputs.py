@@ -18,7 +18,7 @@ from torch import nn
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.data.shard import write_sealed
+from sbkit.data.storage.shard import write_sealed
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
 from tests.attacks.case import Case, Place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.logs.utterances import hash_references, read_utterances
+from sbkit.evaluate.utterances import hash_references, read_utterances
 from tests.attacks.case import Case, Place
 from tests.attacks.decoders import GOOD, with_models
 from tests.attacks.mutate import (

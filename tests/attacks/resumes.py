@@ -19,8 +19,8 @@ import torch
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.exit import exit_code
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.logs import summary
-from sbkit.training import train
+from sbkit.evaluate import summary
+from sbkit.train.main import train
 from tests.attacks.case import Case, Place
 from tests.attacks.inputs import TRICKS
 from tests.attacks.runs import LAUGHS, Call

@@ -12,14 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbkit.data import sharded_corpus
-from sbkit.data.own_manifest import read_manifests
-from sbkit.data.prepare import prepare_split
-from sbkit.data.release import read_release
-from sbkit.data.shard_units import ShardOptions
-from sbkit.data.storage import Storage
-from sbkit.data.write_shards import write_shards
-from sbkit.inference.whole_clips import read_whole_clips
+from sbkit.data.corpora.own_manifest import read_manifests
+from sbkit.data.corpora.release import read_release
+from sbkit.data.storage.filesystem import Storage, sharded_corpus
+from sbkit.data.storage.prepare import prepare_split
+from sbkit.data.storage.shard_units import ShardOptions
+from sbkit.data.storage.write_shards import write_shards
+from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.lm.arpa import read_arpa
 from sbkit.logs.log import quiet
 from tests.attacks.bundles import KINDS

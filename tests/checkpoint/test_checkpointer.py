@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
 from sbkit.checkpoint.staging import UNFINISHED
-from sbkit.inference.export import best_checkpoints
+from sbkit.inference.bundle.export import best_checkpoints
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests import processes
 from tests.checkpoint.saves import checkpointer, line, recovered, save

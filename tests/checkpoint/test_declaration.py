@@ -19,8 +19,8 @@ from sbkit.checkpoint.declaration import (
 )
 from sbkit.config.hparams import resolved_text
 from sbkit.train.finished import is_finished, may_write_results
+from sbkit.train.main import tune_run
 from sbkit.train.run import Run
-from sbkit.training import tune_run
 from tests.runs import ROOT
 
 YAML = """

@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.checkpoint.part_names import part_names_in
 from sbkit.config.document import read_document
-from sbkit.inference.export import plain_parts
+from sbkit.inference.bundle.export import plain_parts
 
 PARTS = """
 compute_features: !new:sbkit.audio.fbank.Fbank

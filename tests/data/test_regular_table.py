@@ -5,10 +5,10 @@ from unittest.mock import patch
 
 import pytest
 
-from sbkit.data import release
-from sbkit.data.clips import Clips
-from sbkit.data.manifest import Manifest
-from sbkit.data.release import read_release
+from sbkit.data.corpora import release
+from sbkit.data.corpora.clips import Clips
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.release import read_release
 
 HEADER = "client_id\tpath\tsentence\tgender\tlocale"
 ROWS = [

@@ -12,11 +12,11 @@ import pytest
 import soundfile
 
 from sbkit.cli import run as sbkit
-from sbkit.data.clips import Clip
-from sbkit.data.manifest import Manifest
-from sbkit.data.prepare import prepare_split
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.splits import Excluded, Splits, within_limits
 from sbkit.data.report import measure_data, write_data_report
-from sbkit.data.splits import Excluded, Splits, within_limits
+from sbkit.data.storage.prepare import prepare_split
 from tests.runs import ROOT, make_workplace
 
 HOSTILE = '</td><script>alert(1)</script>"'

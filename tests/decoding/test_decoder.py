@@ -25,11 +25,11 @@ from sbkit.decoding.language_models import (
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import Heard, Tuned, take_enough, tune, used_weights
 from sbkit.decoding.word_scorer import LexiconNode, make_lexicon
+from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.text.wer import Scores, count_errors
 from tests.decoding.spoken import heard, spoken
 
 TEXTS = [

@@ -14,7 +14,7 @@ import pytest
 
 from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
-from sbkit.data.splits import Splits
+from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import Spelling

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.config.hparams import load_hparams, save_resolved
-from sbkit.inference.export import export_run
+from sbkit.inference.bundle.export import export_run
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
 

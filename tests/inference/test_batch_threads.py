@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sbkit.audio.io import Samples
-from sbkit.inference.bundle import load_bundle
-from sbkit.inference.model import Heard, run_batches
+from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.runtime.model import Heard, run_batches
 from tests.inference.bundles import make_bundle
 
 

@@ -17,10 +17,10 @@ from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
-from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.model import Heard
+from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.runtime.model import Heard
+from sbkit.inference.runtime.torch_model import TorchModel
 from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
-from sbkit.inference.torch_model import TorchModel
 from sbkit.text.word import Word
 from tests.inference.bundles import edit_config, make_bundle
 

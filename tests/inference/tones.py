@@ -13,10 +13,10 @@ from sbkit.audio.io import Samples
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
-from sbkit.inference.bundle import Bundle
-from sbkit.inference.config import MODEL_CLASSES, BundleConfig
-from sbkit.inference.model import Batch, Effective, Heard, ModelThread, run_batches
-from sbkit.inference.transcriber import Transcriber
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.bundle.config import MODEL_CLASSES, BundleConfig
+from sbkit.inference.runtime.model import Batch, Effective, Heard, ModelThread, run_batches
+from sbkit.inference.transcribe.transcriber import Transcriber
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame

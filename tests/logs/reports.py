@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.data.players import encode_mp3
-from sbkit.inference.compare import RunComparison, compare
-from sbkit.inference.compare_report import comparison_figures
+from sbkit.evaluate.compare import RunComparison, compare
+from sbkit.evaluate.compare_report import comparison_figures
+from sbkit.evaluate.report import Known, write_report
+from sbkit.evaluate.run_results import RunResults
+from sbkit.evaluate.wer import Scored, score
+from sbkit.evaluate.wer_report import result_figures, slice_error_rates
 from sbkit.logs.log import EpochFigures, StepFigures
-from sbkit.logs.report import Known, write_report
-from sbkit.logs.run_results import RunResults
-from sbkit.logs.wer_report import result_figures, slice_error_rates
-from sbkit.text.wer import Scored, score
 from sbkit.text.word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""

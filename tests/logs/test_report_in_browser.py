@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sbkit.data.report import write_data_report
-from sbkit.logs.report import write_report
-from sbkit.text.wer import score
+from sbkit.evaluate.report import write_report
+from sbkit.evaluate.wer import score
 from sbkit.text.word import Word
 from tests.browser import open_browser, require_quiet, visit
 from tests.data.test_report import make_splits

@@ -20,9 +20,9 @@ from recipes.AsteriskPrompts.prepare import (
 )
 from recipes.release_folder import choose_split
 from sbkit.base.errors import SbkitError
-from sbkit.data.clips import Clip
-from sbkit.data.prepare import prepare_split
-from sbkit.data.release import read_release
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.release import read_release
+from sbkit.data.storage.prepare import prepare_split
 from sbkit.text.normalize import normalize
 from tests import processes
 

@@ -21,7 +21,7 @@ from recipes.classification.confusion import count, draw, write_table
 from recipes.prepare import prepare_labelled
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.logs.accuracy_report import Answer
+from sbkit.evaluate.accuracy_report import Answer
 from sbkit.logs.log import read_log
 from tests import processes, runs
 from tests.runs import ROOT, last_parameters, prompts, read_json

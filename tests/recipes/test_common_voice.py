@@ -12,8 +12,8 @@ import soundfile
 from recipes.asr.data import leave_out_impossible
 from recipes.prepare import prepare_audio, prepare_transcripts
 from sbkit.base.errors import SbkitError
-from sbkit.data.release import find_release
-from sbkit.data.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.data.corpora.release import find_release
+from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.models.striding import Striding
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store

@@ -8,7 +8,7 @@ import pytest
 from recipes.CommonVoice import corpus as common_voice
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.release import split_names
+from sbkit.data.corpora.release import split_names
 from tests.recipes.test_common_voice import make_release, write_tsv
 
 VOTES = "up_votes\tdown_votes\tage\tgender"

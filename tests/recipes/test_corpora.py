@@ -22,9 +22,9 @@ from recipes.corpora import OwnCorpus, corpus_of
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.cache import find_prunable, list_entries, remove
-from sbkit.data.clips import Clip
-from sbkit.data.manifest import BadRow, Manifest
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import BadRow, Manifest
+from sbkit.data.storage.cache import find_prunable, list_entries, remove
 from sbkit.inference.score import Wanted, score_model
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from torch import nn
 
 from recipes.asr.decoder_weights import hear
 from sbkit.audio.augment import SpeedGroup
-from sbkit.data.batch import TextBatch
+from sbkit.data.batches.batch import TextBatch
 
 TEXTS = ["one", "two", "three", "four"]
 

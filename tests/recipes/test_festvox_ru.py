@@ -14,7 +14,7 @@ from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from recipes.FestvoxRu.prepare import Sentence, read_sentences, write_release
 from recipes.release_folder import RELEASE_VERSION
 from sbkit.base.errors import SbkitError
-from sbkit.data.release import read_release
+from sbkit.data.corpora.release import read_release
 from tests.runs import TINY, train_here
 from tools import bench_times
 

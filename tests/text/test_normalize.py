@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.audio_cache import default_cache
-from sbkit.data.release import read_release
+from sbkit.data.corpora.release import read_release
+from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.distributed.ranks import gather_over_ranks, process_group, rank, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain

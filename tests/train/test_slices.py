@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.splits import Splits
+from sbkit.data.corpora.splits import Splits
 from sbkit.train.slices import (
     EMPTY,
     measure_slices,

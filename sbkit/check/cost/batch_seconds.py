@@ -25,9 +25,9 @@ from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.config.hparams import read_knobs
-from sbkit.data.columns import sample_counts
-from sbkit.data.plan import Example, MicroBatch
-from sbkit.data.sampler import to_percents
+from sbkit.data.batches.plan import Example, MicroBatch
+from sbkit.data.batches.sampler import to_percents
+from sbkit.data.corpora.columns import sample_counts
 from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
 from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.log import quiet, say

@@ -28,8 +28,8 @@ from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.declaration import CHECKPOINTS
-from sbkit.data.plan import MicroBatch
-from sbkit.data.sampler import TrainSampler, split_batch
+from sbkit.data.batches.plan import MicroBatch
+from sbkit.data.batches.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
 from sbkit.train.buffers import unchanged
 from sbkit.train.cost import PREDICTION

@@ -17,7 +17,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from sbkit.data.plan import MicroBatch
+from sbkit.data.batches.plan import MicroBatch
 from sbkit.train.memory import measure_memory
 from sbkit.train.step import training_loss
 

@@ -13,7 +13,7 @@ from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_o
 from sbkit.check.finding import Finding
 from sbkit.check.model.shapes import measure_front_end
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.sampler import fastest_percent
+from sbkit.data.batches.sampler import fastest_percent
 from sbkit.models.striding import Striding
 
 CHECK = "alignment"

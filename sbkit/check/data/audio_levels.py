@@ -9,7 +9,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.check.data.utterances import Rows, named, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_clips
+from sbkit.data.storage.audio_store import read_clips
 
 SAMPLED = 500  # utterances of a split, evenly spread over it
 WHICH = f"up to {SAMPLED} clips of each split were looked at"

@@ -9,8 +9,8 @@ from sbkit.base.words import listed, plural
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.columns import count_characters, read_texts
-from sbkit.data.splits import Excluded
+from sbkit.data.corpora.columns import count_characters, read_texts
+from sbkit.data.corpora.splits import Excluded
 
 CHECK = "labels"
 RARE = 2  # times in train, up to which a character is rare

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from sbkit.check.data.utterances import SPEAKER, TEXT, Rows, named, notice, tables
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.audio_store import read_rows, read_stored
-from sbkit.data.columns import sample_counts, take_columns
-from sbkit.data.splits import Excluded
+from sbkit.data.corpora.columns import sample_counts, take_columns
+from sbkit.data.corpora.splits import Excluded
+from sbkit.data.storage.audio_store import read_rows, read_stored
 
 COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are read
 

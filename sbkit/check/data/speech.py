@@ -21,9 +21,9 @@ from sbkit.check.data.duplicates import (
 from sbkit.check.data.utterances import TEXT, TRAIN, named, notice, transcripts_of
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.columns import sample_counts
-from sbkit.data.splits import Excluded
-from sbkit.data.transcripts import Transcripts
+from sbkit.data.corpora.columns import sample_counts
+from sbkit.data.corpora.splits import Excluded
+from sbkit.data.corpora.transcripts import Transcripts
 from sbkit.train.slices import require_columns
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for

@@ -11,8 +11,8 @@ import pyarrow as pa
 from sbkit.base.words import listed, plural
 from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.splits import Excluded
-from sbkit.data.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
+from sbkit.data.corpora.splits import Excluded
+from sbkit.data.corpora.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
 
 DATA = "data"  # the check that these findings are of
 TRAIN = "train"

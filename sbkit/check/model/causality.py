@@ -13,7 +13,7 @@ from torch import Tensor
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run, small_batch
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.batch import TextBatch
+from sbkit.data.batches.batch import TextBatch
 from sbkit.train.buffers import unchanged
 
 TOLERANCE = 1e-4  # of the largest logit; sums may be taken in another order

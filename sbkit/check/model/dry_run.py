@@ -22,7 +22,7 @@ from sbkit.check.model.object_walk import reached
 from sbkit.check.model.watch import UseWatch, tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys
-from sbkit.data.batch import TextCollate, UtteranceDataset
+from sbkit.data.batches.batch import TextCollate, UtteranceDataset
 from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 from sbkit.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from speechbrain import Stage
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run, losses_of, small_batch
 from sbkit.check.planned_run import PlannedRun
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.train.buffers import unchanged
 
 # Of a loss. That of hparams/ctc.yaml differs by rounding, that of ctc_speechbrain.yaml, whose

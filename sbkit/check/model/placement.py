@@ -17,7 +17,7 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import dotted
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
 from sbkit.train.step_brain import OLD_PRECISIONS

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sbkit.decoding.confidence import GREEDY
-from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
+from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.checkpoint.integrity import listed_checksums
-from sbkit.inference.bundle import WEIGHTS
+from sbkit.inference.bundle.bundle import WEIGHTS
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
 from sbkit.inference.formats.traced import Source, quietly, shortest
-from sbkit.inference.onnx_runtime import FILES, MADE_OF, OnnxModel
+from sbkit.inference.runtime.onnx_runtime import FILES, MADE_OF, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains

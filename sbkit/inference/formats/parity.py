@@ -18,15 +18,15 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.printable import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.decoder import best_tokens
-from sbkit.inference.bundle import Bundle
+from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.evaluate.wer_report import error_figures
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.traced import Source, trained_log_probs
-from sbkit.inference.model import fitting
-from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
-from sbkit.inference.whole_clips import WholeClips
-from sbkit.logs.wer_report import error_figures
-from sbkit.text.wer import Scores, count_errors
+from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
+from sbkit.inference.transcribe.whole_clips import WholeClips
 
 SPEECH_SECONDS = 60  # of the held-out clips that the grid is cut from
 PADDINGS = ("none", "ragged", "beyond")

@@ -26,12 +26,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.optional import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
-from sbkit.inference.bundle import Bundle
-from sbkit.inference.config import FEATURES
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.bundle.config import FEATURES
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, Limits
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
-from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
+from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs, OnnxModel
 from sbkit.models.asr import AsrModel
 from sbkit.text.tokenizer import Tokenizer
 

@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
 from sbkit.base.optional import require_package
-from sbkit.inference.config import Plain
+from sbkit.inference.bundle.config import Plain
+from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate
 from sbkit.inference.formats.traced import Source, trained_log_probs
 from sbkit.inference.formats.waveform_encoder import WaveformEncoder
-from sbkit.inference.module_spec import ARGUMENTS, KINDS, build
-from sbkit.inference.onnx_runtime import Floats
+from sbkit.inference.runtime.onnx_runtime import Floats
 
 YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
 HEAD = """\

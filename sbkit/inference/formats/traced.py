@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle import Bundle
-from sbkit.inference.compiled import keep_device_guard
-from sbkit.inference.onnx_runtime import Counts, Floats, LogProbs
+from sbkit.inference.bundle.bundle import Bundle
+from sbkit.inference.runtime.compiled import keep_device_guard
+from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.asr import AsrModel
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model

@@ -17,7 +17,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.provenance import versions
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.bundle import load_bundle
+from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.bundle.place import PARITY
 from sbkit.inference.formats.candidate import EXACT, Candidate
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.onnx_format import write_onnx
@@ -25,7 +26,6 @@ from sbkit.inference.formats.parity import Grid, certificate, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
 from sbkit.inference.formats.traced import Source, WaveformModel, quietly, trained_log_probs
-from sbkit.inference.place import PARITY
 
 Writer = Callable[[Source, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate

@@ -10,7 +10,7 @@ const ROWS = 25; // that are shown at first, and then more
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const two = data.runs > 1;
-const SPACE = "\u2423", BETWEEN = data.byWords ? " " : ""; // as in `sbkit/text/wer.py`
+const SPACE = "\u2423", BETWEEN = data.byWords ? " " : ""; // as in `sbkit/evaluate/wer.py`
 const letter = (run) => (two ? "AB"[run] : "");
 const get = (id) => document.getElementById(id);
 const view = { sort: two ? "changed" : "errors0", down: true, pair: null, rows: ROWS, open: null };

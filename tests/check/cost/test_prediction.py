@@ -19,7 +19,7 @@ from sbkit.check.cost.probe import LinearCost, fit, probes, size_of
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.cli import run
 from sbkit.config.hparams import parse_command
-from sbkit.data.plan import Example
+from sbkit.data.batches.plan import Example
 from sbkit.distributed.device import resolve
 from sbkit.train.memory import MemoryTracker, measure_memory
 from tests.check.harness import healthy_workplace

@@ -18,7 +18,7 @@ from sbkit.check.data.speech import check_speech
 from sbkit.check.data.utterances import transcripts_of
 from sbkit.check.finding import Finding, write_listings
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.data.splits import Excluded, Splits
+from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.text.labels import ensure_labels
 from sbkit.text.vocabulary import Vocabulary
 from tests.runs import ROOT

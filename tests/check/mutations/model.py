@@ -9,7 +9,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.brain import AsrBrain, Predictions
-from sbkit.data.batch import Batch
+from sbkit.data.batches.batch import Batch
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation

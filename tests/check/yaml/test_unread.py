@@ -65,7 +65,7 @@ def test_a_key_that_nobody_reads_is_found(yaml: str, expected: list[str], tmp_pa
 
 def test_the_sources_of_a_recipe_are_its_script_and_what_it_imports() -> None:
     files = {str(file.relative_to(ROOT)) for file in sources(ASR) if ROOT in file.parents}
-    assert {"sbkit/training.py", "recipes/prepare.py", "sbkit/train/brain.py"} <= files
+    assert {"sbkit/train/main.py", "recipes/prepare.py", "sbkit/train/brain.py"} <= files
     assert not any(file.startswith(("tests/", "sbkit/check/", "sbkit/config/")) for file in files)
     assert all(ROOT in file.parents for file in sources(ASR))
 

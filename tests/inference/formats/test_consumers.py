@@ -30,13 +30,13 @@ from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
-from sbkit.inference.bundle import Bundle, load_bundle
-from sbkit.inference.export import Wanted, export_run
+from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.export import Wanted, export_run
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
-from sbkit.inference.onnx_runtime import OnnxModel
+from sbkit.inference.runtime.onnx_runtime import OnnxModel
 from tests.inference.bundles import ROOT, make_run
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.inference.bundle import load_bundle
-from sbkit.inference.export import Wanted, export_run
+from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.bundle.export import Wanted, export_run
+from sbkit.inference.bundle.place import FOLDERS
 from sbkit.inference.formats import write
 from sbkit.inference.formats.candidate import EXACT, Candidate
 from sbkit.inference.formats.onnx_format import make_onnx
 from sbkit.inference.formats.parity import Grid, noise
 from sbkit.inference.formats.traced import Source, trace
 from sbkit.inference.formats.write import WRITERS
-from sbkit.inference.onnx_runtime import LogProbs
-from sbkit.inference.place import FOLDERS
+from sbkit.inference.runtime.onnx_runtime import LogProbs
 from tests.inference.bundles import make_run
 
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
@@ -85,7 +85,7 @@ def test_a_format_beyond_its_limits_is_not_written(
     kept: bool,
 ) -> None:
     monkeypatch.setattr(write, "WRITERS", {"onnx": off_by(difference)})
-    monkeypatch.setattr("sbkit.inference.export.Grid", lambda: SMALL)
+    monkeypatch.setattr("sbkit.inference.bundle.export.Grid", lambda: SMALL)
     code = sbkit(["export", str(run), "--out", str(tmp_path / "out"), "--formats", "onnx"])
     printed = capsys.readouterr().err
     load_bundle(tmp_path / "out")

@@ -1,0 +1,65 @@
+"""Whole columns of a prepared split."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.data.storage.audio_store import SHARDED
+
+ROWS_AT_ONCE = 100_000
+
+
+def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
+    """Return some columns of a selection of rows, whole; a text that is not there is empty.
+
+    datasets takes the rows of a selection one by one: 7.5 s for a million, instead of 0.1.
+    """
+    columns = split.data.table.select(names)
+    if split._indices is not None:
+        columns = columns.take(split._indices.column(0))
+    for place, name in enumerate(names):
+        if columns[name].null_count:  # of a split that was joined to one without this column
+            columns = columns.set_column(place, name, columns[name].fill_null(""))
+    return columns
+
+
+def filled_rows(split: datasets.Dataset, column: str) -> npt.NDArray[np.int64]:
+    """Return the rows in which a column of texts is more than white space."""
+    texts = take_columns(split, column)[column].to_pylist()
+    return np.flatnonzero(np.array([bool(text.strip()) for text in texts], dtype=np.bool_))
+
+
+def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+    """Return the length of the audio of every row."""
+    counts: npt.NDArray[np.int64] = take_columns(split, "samples")["samples"].to_numpy()
+    return counts
+
+
+def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
+    """Return the number of the shard that the audio of every row lies in; 0 without shards."""
+    if SHARDED not in split.column_names:
+        return np.zeros(len(split), np.int64)
+    files = pc.struct_field(take_columns(split, SHARDED)[SHARDED], "file").combine_chunks()
+    numbers: npt.NDArray[np.int64] = files.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers
+
+
+def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str]]:
+    """Yield the texts of a column of a split, some at a time."""
+    column = take_columns(split, name)[name]
+    for start in range(0, len(column), ROWS_AT_ONCE):
+        yield column.slice(start, ROWS_AT_ONCE).to_pylist()
+
+
+def count_characters(texts: Iterable[Sequence[str]]) -> Counter[str]:
+    """Count the characters of texts, which come in parts, ten times as fast as `Counter` does."""
+    total = np.zeros(0x110000, dtype=np.int64)  # code points
+    for part in texts:
+        codes = np.frombuffer("".join(part).encode("utf-32-le"), "<u4")
+        total += np.bincount(codes, minlength=len(total))
+    return Counter({chr(code): int(total[code]) for code in np.flatnonzero(total)})

@@ -1,0 +1,137 @@
+"""Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.kaldi import is_kaldi, read_kaldi
+from sbkit.data.corpora.manifest import (
+    BadRow,
+    Manifest,
+    Row,
+    collect,
+    open_columns,
+    require_transcripts,
+)
+from sbkit.data.corpora.saved_dataset import embedded_folder, is_saved_dataset, read_saved_dataset
+from sbkit.data.corpora.tables import (
+    PATH_COLUMNS,
+    Table,
+    TableRow,
+    find_column,
+    find_text_column,
+    read_table,
+)
+
+LONGEST_PATH = 4096  # bytes, of Linux
+ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+
+
+def read_manifests(
+    sources: Sequence[Path],
+    *,
+    path_column: str | None,
+    text_column: str | Literal[False] | None,
+    language: str,
+) -> Manifest:
+    """Read files and folders, one after the other, as one manifest.
+
+    Args:
+        sources: CSV, TSV or JSON Lines, folders of Kaldi, datasets saved to disk, parquet.
+        path_column: the column of the audio's path, relative to the manifest; null: a usual name.
+        text_column: the column of the transcript; null: a usual name; False: there is none.
+        language: of what is spoken, "" where that is not known; the column ``language`` where the
+            manifest has none.
+
+    Raises:
+        SbkitError: a source cannot be read, lacks a column or has no transcripts.
+    """
+    rows = chain.from_iterable(
+        _read_source(source, path_column, text_column, several=len(sources) > 1)
+        for source in sources
+    )
+    bases = (*map(embedded_folder, sources), sources[0].parent)
+    return collect((with_language(row, language) for row in rows), *bases)
+
+
+def _read_source(
+    source: Path,
+    path_column: str | None,
+    text_column: str | Literal[False] | None,
+    *,
+    several: bool,
+) -> Iterator[Row | BadRow]:
+    if is_kaldi(source):
+        rows, column = read_kaldi(source, transcripts=text_column is not False), "text"
+    else:
+        table = _open_table(source)
+        rows = read_rows(table, path_column, text_column)
+        column = find_text_column(table, text_column)
+    if text_column is not False:
+        rows = require_transcripts(rows, source, column)
+    return (in_file(row, source.name) for row in rows) if several else rows
+
+
+def in_file(row: Row | BadRow, file: str) -> Row | BadRow:
+    """Return a row that says which file it is from."""
+    if isinstance(row, BadRow):
+        return replace(row, id=f"{file} {row.id}")
+    return replace(row, where=f"{file} {row.where}")
+
+
+def with_language(row: Row | BadRow, language: str) -> Row | BadRow:
+    """Return a row with the column ``language``, which it may have already."""
+    if isinstance(row, BadRow) or "language" in row.clip.columns:
+        return row
+    return replace(row, clip=replace(row.clip, columns={**row.clip.columns, "language": language}))
+
+
+def _open_table(source: Path) -> Table:
+    if is_saved_dataset(source):
+        return read_saved_dataset(source)
+    if source.is_dir():
+        raise SbkitError(
+            f"A manifest that is a folder must be Kaldi's (wav.scp and text) or a dataset saved by "
+            f"datasets.save_to_disk, but {source} is neither. Name a file in it."
+        )
+    return read_table(source)
+
+
+def read_rows(
+    table: Table, path_column: str | None, text_column: str | Literal[False] | None
+) -> Iterator[Row | BadRow]:
+    """Read the clips of a table; raises SbkitError where it lacks a column."""
+    lower = {column.lower(): column for column in table.columns}
+    path = find_column(table, path_column, PATH_COLUMNS, "path_column")
+    text = find_text_column(table, text_column)
+    id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
+    return (_read_row(row, path, text, id, table.file.parent) for row in table.rows)
+
+
+def _read_row(
+    row: TableRow | BadRow, path_column: str, text_column: str, id_column: str, folder: Path
+) -> Row | BadRow:
+    """Read one row; columns that there are not are called ""."""
+    if isinstance(row, BadRow):
+        return row
+    where, fields = f"line {row.line}", row.fields
+    name = fields.get(path_column, "").strip().removeprefix("file://")
+    if not name:
+        return BadRow(where, "no path", f"the field {path_column} is empty")
+    if len(name) > LONGEST_PATH:
+        return BadRow(where, "no path", f"the field {path_column} begins with {name[:40]}")
+    if "://" in name:
+        return BadRow(where, "not a file on this machine", name)
+    if fields.get("offset", "").strip(" 0."):  # NeMo's, in seconds: whole files are read
+        return BadRow(where, "a part of a longer file", f"offset {fields['offset']} of {name}")
+    try:
+        path = folder / Path(name).expanduser()
+    except RuntimeError:
+        return BadRow(where, "no such user", f"{name[:60]!r} begins with nobody's home folder")
+    utterance = fields.get(id_column, "").strip() or path.stem
+    kept = open_columns(fields, (path_column, text_column, id_column))
+    return Row(where, Clip(utterance, path, fields.get(text_column, ""), kept))

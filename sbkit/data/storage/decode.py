@@ -1,0 +1,130 @@
+"""Decoding many clips on all cores, and how far it is."""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sbkit.audio.io import AudioError, read_audio
+from sbkit.base.cores import usable_cores
+from sbkit.base.units import samples_to_seconds
+from sbkit.data.storage.audio_store import to_stored
+from sbkit.logs.log import is_first_rank
+
+CLIPS_AHEAD = 8  # per thread, decoded before they are written
+LARGEST = 2**31 - 1  # bytes of audio in a row of an Arrow table; 18 h at 16 kHz
+
+
+class Decoded(NamedTuple):
+    """What is kept of a clip's audio, or why there is none, its samples, a hash of its file."""
+
+    audio: bytes | AudioError
+    samples: int = 0
+    digest: str = ""
+
+
+def decode_clips(
+    paths: Iterable[Path], sample_rate: int, *, store: str = "pcm"
+) -> Iterator[Decoded]:
+    """Decode on all cores, in order, into what a store keeps.
+
+    Threads, since libsndfile and torch release the interpreter: 200 clips of 48 kHz mp3 took 0.91 s
+    on one, 0.50 s on two threads, and 2.7 s in two processes that were already running.
+    """
+    threads = usable_cores()
+    paths = iter(paths)
+    ahead: deque[Future[Decoded]] = deque()
+    with _one_torch_thread(), ThreadPoolExecutor(threads) as pool:
+        try:
+            while True:
+                for path in islice(paths, CLIPS_AHEAD * threads - len(ahead)):
+                    ahead.append(pool.submit(decode_clip, path, sample_rate, store))
+                if not ahead:
+                    return
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
+    """Decode one clip; what is wrong with it is returned."""
+    try:
+        audio = read_audio(path, sample_rate).astype("<i2", copy=False).tobytes()
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except AudioError as error:
+        return Decoded(error)
+    except OSError as error:
+        sentence = f"{path} must be readable, but is not: {error}. Repair that."
+        return Decoded(AudioError("unreachable", sentence))
+    if len(audio) > LARGEST:
+        return Decoded(
+            AudioError("too long", f"{path} must last less than 18 hours, but is longer. Cut it.")
+        )
+    kept = to_stored(audio, path, store=store, sample_rate=sample_rate)
+    return Decoded(kept, len(audio) // 2, digest)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Keep each decoding thread from starting threads of torch's own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class DecodingProgress:
+    """Show on a terminal how many clips are decoded, how fast, and how many cannot be used.
+
+    Attributes:
+        done: the number of clips so far.
+    """
+
+    def __init__(self, total: int, title: str, sample_rate: int) -> None:
+        self._rate = sample_rate
+        console = Console(stderr=True, quiet=not is_first_rank())
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f} of {task.total:.0f} clips, {task.fields[words]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=total, words="")
+        self._start = time.perf_counter()
+        self._seconds = 0.0
+        self._unusable = 0
+        self.done = 0
+
+    def __enter__(self) -> "DecodingProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, decoded: Decoded) -> None:
+        """Count one clip."""
+        self.done += 1
+        if isinstance(decoded.audio, AudioError):
+            self._unusable += 1
+        else:
+            self._seconds += samples_to_seconds(decoded.samples, self._rate)
+        if not self._bar.disable:
+            speed = self._seconds / max(1e-9, time.perf_counter() - self._start)
+            words = f"RTFx {speed:.0f}, {self._unusable} left out"
+            self._bar.update(self._task, completed=self.done, words=words)

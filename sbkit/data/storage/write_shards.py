@@ -1,0 +1,387 @@
+"""Writing a corpus in shards, by any number of processes that share the work.
+
+On a disk with locks each process takes what no other one holds; elsewhere it takes its share by
+SLURM_ARRAY_TASK_ID or RANK. A shard is there when its table is, and the corpus when the index is,
+which is written by the process that finds all shards. Who is killed loses the shard at hand.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from itertools import count, tee
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sbkit.audio.io import AudioError
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import naming, scratch_folder
+from sbkit.data.corpora.clips import Clip, Clips
+from sbkit.data.corpora.manifest import BadRow, Manifest, Row
+from sbkit.data.corpora.splits import Excluded
+from sbkit.data.corpora.streamed_split import StreamedSplit
+from sbkit.data.storage.audio_store import SHARDED, WITH_AUDIO
+from sbkit.data.storage.decode import Decoded, decode_clips
+from sbkit.data.storage.filesystem import Storage
+from sbkit.data.storage.fill import DISK_FULL, claimed
+from sbkit.data.storage.prepare import UNREADABLE, refuse_heavy_loss
+from sbkit.data.storage.shard import CLAIM, AudioFile
+from sbkit.data.storage.shard_units import ShardOptions, Unit, manifest_units
+from sbkit.data.storage.sharded_corpus import (
+    FACTS,
+    INDEX,
+    Index,
+    Listed,
+    ShardFacts,
+    facts_of,
+    listed,
+    missing_shards,
+    read_index,
+    write_index,
+)
+from sbkit.logs.log import say
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
+UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+Source = Manifest | StreamedSplit
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes written as 1GB; raises SbkitError."""
+    found = SIZE.fullmatch(text)
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size <= 0:
+        raise SbkitError(
+            f"The size of a shard must be a number with its unit (kB, MB or GB), but is {text!r}. "
+            "Write 1GB, for example."
+        )
+    return size
+
+
+def write_shards(
+    storage: Storage,
+    options: ShardOptions,
+    sources: Mapping[str, Source],
+    roles: Mapping[str, Sequence[str]],
+) -> Index | None:
+    """Write what is missing of a corpus in shards; return its index, None where others still work.
+
+    Args:
+        storage: where to.
+        options: the audio's rate and store, the size of a shard, and the seed of the order.
+        sources: the rows of each split.
+        roles: the splits of train, valid and test.
+
+    Raises:
+        SbkitError: other shards are there, the place cannot be written to, a disk is full, or more
+            of a split is left out than a run may do without.
+    """
+    if options.store not in WITH_AUDIO:
+        raise SbkitError(
+            f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
+            "audio. Pass --audio_store=flac."
+        )
+    if any(isinstance(each, Manifest) and each.stored is not None for each in sources.values()):
+        raise SbkitError(
+            "Shards must be made of audio files, but the data is in shards already. Name what "
+            "they were made of, or copy them."
+        )
+    with _writing(storage), scratch_folder("sbkit-shards") as scratch:
+        if storage.folder is not None:
+            storage.folder.mkdir(parents=True, exist_ok=True)
+        units = {
+            split: _units(split, source, options, scratch) for split, source in sources.items()
+        }
+        if (there := _existing(storage, units, roles)) is not None:
+            return there
+        writer = _Writer(storage, options, scratch)
+        writer.write([(split, unit) for split, some in units.items() for unit in some])
+        return _finish(storage, options, units, roles)
+
+
+def _units(split: str, source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
+    if isinstance(source, StreamedSplit):
+        (scratch / split).mkdir()
+        return source.units(options, scratch / split)
+    return manifest_units(source, options)
+
+
+def _existing(
+    storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
+) -> Index | None:
+    """Return the index where all that it names is there; raises SbkitError where it has others."""
+    if storage.sizes([INDEX]) == [None]:
+        return None
+    index = read_index(storage)
+    there = {split: _unit_names(shards) for split, shards in index.splits.items()}
+    meant = {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}
+    if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
+        raise SbkitError(
+            f"{storage.url} must be empty or hold shards of the same data, made in the same way, "
+            f"but its {INDEX} names others. Name another place, or remove that file."
+        )
+    missing = [each for shards in index.splits.values() for each in missing_shards(storage, shards)]
+    return None if missing else index
+
+
+def _unit_names(shards: Sequence[Listed]) -> list[str]:
+    return list(dict.fromkeys(shard.name.rpartition("-")[0] for shard in shards))
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """One process's share of the work; ``scratch`` is a folder of its own."""
+
+    storage: Storage
+    options: ShardOptions
+    scratch: Path
+
+    def write(self, units: Sequence[tuple[str, Unit]]) -> None:
+        """Write all units, or this process's share of them."""
+        folder = self.storage.folder
+        if folder is None:
+            place, of = share(os.environ)
+            for split, unit in units[place::of]:
+                self._write_unit(split, unit)
+            return
+        held = []
+        for split, unit in units:
+            with claimed(folder, unit.key, wait=False) as mine:
+                if mine:
+                    self._write_unit(split, unit)
+                else:
+                    held.append((split, unit))
+        if held:
+            say(f"Other processes write {len(held)} of {len(units)} parts; waiting for them.")
+        for split, unit in held:
+            with claimed(folder, unit.key, wait=True):
+                self._write_unit(split, unit)
+
+    def _write_unit(self, split: str, unit: Unit) -> None:
+        """Write the shards of a unit, behind those that are there."""
+        there = [facts_of(table) for table in finished(self.storage, split, unit)]
+        if there and there[-1].last:
+            return
+        start = there[-1].sources if there else 0
+        part = self._begin(split, unit, len(there), start)
+        try:
+            for row, decoded in self._decode(unit.rows(start)):
+                size = len(decoded.audio) if decoded and isinstance(decoded.audio, bytes) else 0
+                full = part.audio.bytes + size > self.options.shard_bytes
+                if unit.cut and full and part.audio.bytes:
+                    part.finish(self.storage, last=False)
+                    part = self._begin(split, unit, part.number + 1, part.sources)
+                part.add(row, decoded)
+            part.finish(self.storage, last=True)
+        finally:
+            part.audio.discard()
+
+    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> "NewShard":
+        folder = self.storage.folder or self.scratch
+        audio = AudioFile(folder / f".{uuid4().hex}.arrow.tmp")
+        return NewShard(f"{split}-{unit.key}", number, audio, sources)
+
+    def _decode(
+        self, rows: Iterator[Row | BadRow]
+    ) -> Iterator[tuple[Row | BadRow, Decoded | None]]:
+        """Pair rows with their audio, which is decoded ahead; remove files that were made of it."""
+        rows, ahead = tee(rows)
+        paths = (row.clip.path for row in ahead if isinstance(row, Row))
+        decoding = decode_clips(paths, self.options.sample_rate, store=self.options.store)
+        for row in rows:
+            if isinstance(row, BadRow):
+                yield row, None
+                continue
+            yield row, next(decoding)
+            if row.clip.path.is_relative_to(self.scratch):
+                shutil.rmtree(row.clip.path.parent)
+
+
+class NewShard:
+    """One shard that is being written.
+
+    Attributes:
+        number: of the shards of its unit; sources: rows of the unit up to here.
+    """
+
+    def __init__(self, unit: str, number: int, audio: AudioFile, sources: int) -> None:
+        self.number, self.audio, self.sources = number, audio, sources
+        self._name = f"{unit}-{number:03d}"
+        self._clips: list[Clip] = []
+        self._samples: list[int] = []
+        self._digests: list[str] = []
+        self._left_out: list[tuple[str, str, str]] = []
+
+    def add(self, row: Row | BadRow, decoded: Decoded | None) -> None:
+        """Add a clip, or note why there is none."""
+        self.sources += 1
+        if isinstance(row, BadRow):
+            self._left_out.append((row.id, row.reason, row.detail))
+        elif decoded is None or isinstance(decoded.audio, AudioError):
+            self._left_out.append((row.clip.id, UNREADABLE, str(decoded and decoded.audio)))
+        else:
+            with naming(self.audio.path.parent):
+                self.audio.add(decoded.audio)
+            self._clips.append(row.clip)
+            self._samples.append(decoded.samples)
+            self._digests.append(decoded.digest)
+
+    def finish(self, storage: Storage, *, last: bool) -> None:
+        """Put the audio in its place, then the table, which makes a shard of it."""
+        with naming(self.audio.path.parent):
+            sha256 = self.audio.finish()
+        places = locate(self.audio.path)
+        facts = ShardFacts(
+            name=self._name,
+            bytes=self.audio.path.stat().st_size,
+            sha256=sha256,
+            clips=len(self._clips),
+            samples=sum(self._samples),
+            sources=self.sources,
+            last=last,
+            left_out=self._left_out,
+        )
+        table = self._table(places).replace_schema_metadata({FACTS: json.dumps(asdict(facts))})
+        content = io.BytesIO()
+        pq.write_table(table, content)
+        storage.take(self.audio.path, f"{self._name}.arrow")
+        storage.write(f"{self._name}.parquet", content.getvalue())
+        say(f"{self._name}: {facts.clips} clips, {facts.bytes / 1e6:.1f} MB")
+
+    def _table(self, places: Mapping[str, Sequence[int]]) -> pa.Table:
+        clips = Clips.of(self._clips)
+        fields = {name: pa.array(values, pa.int64()) for name, values in places.items()}
+        fields["digest"] = pa.array(self._digests, pa.string())
+        columns = {
+            "id": clips.own["id"],
+            "sentence": clips.own["sentence"],
+            "samples": pa.array(self._samples, pa.int64()),
+            SHARDED: pa.StructArray.from_arrays(list(fields.values()), names=list(fields)),
+        }
+        others = {name: clips.columns[name] for name in clips.columns.column_names}
+        return pa.table({**columns, **others})
+
+
+def locate(file: Path) -> dict[str, list[int]]:
+    """Return where the audio of each row of an Arrow file begins, its size and CRC-32, in bytes."""
+    found: dict[str, list[int]] = {"start": [], "size": [], "crc32": []}
+    with pa.memory_map(str(file)) as source:
+        whole = source.read_buffer()
+        for batch in pa.ipc.open_stream(whole):
+            _, offsets, audio = batch["audio"].buffers()
+            ends = np.frombuffer(offsets, np.int32)[: len(batch) + 1]
+            starts = audio.address - whole.address + ends[:-1].astype(np.int64)
+            found["start"] += starts.tolist()
+            found["size"] += np.diff(ends).tolist()
+            found["crc32"] += [zlib.crc32(each.as_buffer()) for each in batch["audio"]]
+    return found
+
+
+def finished(storage: Storage, split: str, unit: Unit) -> Iterator[bytes]:
+    """Yield the tables of the shards of a unit that are there, from the first on."""
+    for number in count():
+        name = f"{split}-{unit.key}-{number:03d}"
+        tables, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
+        if tables is None or size is None:
+            return
+        (table,) = storage.read([f"{name}.parquet"])
+        if facts_of(table).bytes != size:
+            return
+        yield table
+        if facts_of(table).last:
+            return
+
+
+def share(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return which process this is and of how many, by SLURM's array or torchrun's ranks.
+
+    Raises:
+        SbkitError: the variables are not as these set them.
+    """
+    prefix = "SLURM_ARRAY_TASK_"
+    try:
+        if f"{prefix}ID" in variables:
+            place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
+            place //= int(variables.get(f"{prefix}STEP", "1"))
+            of = int(variables[f"{prefix}COUNT"])
+        else:
+            place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
+        if not 0 <= place < of:  # as of an array of 1, 3 and 7
+            raise ValueError(f"number {place} of {of}")
+        return place, of
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        raise SbkitError(
+            f"The processes that share the work must know their number by {prefix}ID, _MIN and "
+            f"_COUNT, as SLURM sets them, or by RANK and WORLD_SIZE, but {error} is wrong. Set "
+            "them to numbers without gaps, or unset them."
+        ) from error
+
+
+def _finish(
+    storage: Storage,
+    options: ShardOptions,
+    units: Mapping[str, Sequence[Unit]],
+    roles: Mapping[str, Sequence[str]],
+) -> Index | None:
+    """Write the index where all shards are there; raises SbkitError where much is left out."""
+    splits: dict[str, list[Listed]] = {}
+    for split, some in units.items():
+        splits[split], lost = [], list[Excluded]()
+        for unit in some:
+            last = False
+            for table in finished(storage, split, unit):
+                splits[split].append(listed(table))
+                facts = facts_of(table)
+                lost += [Excluded(split, *each) for each in facts.left_out]
+                last = facts.last
+            if not last:
+                say("Other processes still write; the last one writes the index.")
+                return None
+        reasons = Counter(each.reason for each in lost)
+        clips = sum(shard.clips for shard in splits[split])
+        refuse_heavy_loss(split, lost, reasons, clips + len(lost))
+        for reason, number in reasons.items():
+            say(f"{split}: {number} left out, {reason}")
+    index = Index(options.sample_rate, options.store, roles, splits)
+    folder = storage.folder
+    with claimed(folder, INDEX, wait=True) if folder else nullcontext():
+        write_index(storage, index)
+        _clean(folder)
+    return index
+
+
+def _clean(folder: Path | None) -> None:
+    """Remove what killed processes left."""
+    for pattern in (".*.tmp", f"{CLAIM}*"):
+        for file in folder.glob(pattern) if folder else ():
+            with suppress(OSError):
+                file.unlink()
+
+
+@contextmanager
+def _writing(storage: Storage) -> Iterator[None]:
+    """Say in one sentence that the disk is full, or not to be written to."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or storage.url
+        if error.errno in DISK_FULL:
+            raise SbkitError(
+                f"The disk of {place} must have room for shards, but is full. Make room, or name "
+                "another place. The shards that are finished stay, and the same command goes on "
+                "from there."
+            ) from error
+        raise SbkitError(
+            f"{place} must be a place to write to, but is not: {error.strerror}. Choose another "
+            "one."
+        ) from error

@@ -1,0 +1,142 @@
+"""MAPSSWE: whether two recognizers make different numbers of word errors on the same references.
+
+The matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as NIST's
+sc_stats does it. Segments are cut where both have two correct words in a row, so that an error in
+one says little about the next; those without an error are left out. Of each, the difference of
+the error counts is taken: Z = mean / (sd / sqrt n).
+
+Segments count as independent, even those of one speaker. Whether a difference holds for other
+speakers, the interval of the difference over speakers says (`sbkit/evaluate/interval.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.evaluate.wer import split_units
+
+BOUNDARY_WORDS = 2  # correct in both, as sc_stats has it
+SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # what they cost in an alignment of sclite
+LARGEST = 1 << 27  # pairs of words in an alignment, 0.5 GB: two texts of 11,000 words
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapsswe:
+    """What the test says of A and B; Z is positive where A makes more errors than B.
+
+    ``z`` and the two-sided ``p`` are None where there is no test, and ``reason`` says why.
+    """
+
+    segment_count: int
+    mean: float
+    z: float | None
+    p: float | None
+    reason: str = ""
+
+
+def mapsswe(
+    references: Sequence[str],
+    hypotheses_a: Sequence[str],
+    hypotheses_b: Sequence[str],
+    *,
+    by_words: bool = True,
+) -> Mapsswe:
+    """Test whether A and B differ, from their transcripts of the same utterances.
+
+    Characters take the place of words where a language writes no spaces between them.
+    Segments and Z equal those of sc_stats (SCTK 2.4.10). p takes Z as normal, for which Gillick &
+    Cox ask for some fifty segments.
+    """
+    triples = list(zip(references, hypotheses_a, hypotheses_b, strict=True))
+    longest = max((_pairs(*triple, by_words=by_words) for triple in triples), default=0)
+    if longest > LARGEST:
+        reason = f"texts must be aligned in {LARGEST:,} pairs of words, but one has {longest:,}"
+        return Mapsswe(segment_count=0, mean=0.0, z=None, p=None, reason=reason)
+    differences = [
+        each for triple in triples for each in segment_differences(*triple, by_words=by_words)
+    ]
+    count = len(differences)
+    mean = float(np.mean(differences)) if differences else 0.0
+    if count < 2:
+        reason = f"there must be at least 2 segments with errors, but there are {count}"
+        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+    error = float(np.std(differences, ddof=1)) / math.sqrt(count)
+    if error == 0 and mean != 0:
+        reason = f"segments must differ, but all {count} have the same difference, {mean:+g}"
+        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+    z = mean / error if error else 0.0
+    return Mapsswe(segment_count=count, mean=mean, z=z, p=math.erfc(abs(z) / math.sqrt(2)))
+
+
+def _pairs(reference: str, *hypotheses: str, by_words: bool) -> int:
+    """Count the pairs of words in the larger alignment."""
+    said, *heard = (len(split_units(each, by_words=by_words)) for each in (reference, *hypotheses))
+    return said * max(heard)
+
+
+def segment_differences(
+    reference: str, hypothesis_a: str, hypothesis_b: str, *, by_words: bool = True
+) -> list[int]:
+    """Return A's errors minus B's in every segment of one utterance that has an error."""
+    said, *heard = (
+        split_units(each, by_words=by_words) for each in (reference, hypothesis_a, hypothesis_b)
+    )
+    both = [_errors(said, each) for each in heard]
+    inserted, missed = (np.stack(each, axis=1) for each in zip(*both, strict=True))
+    differences: list[int] = []
+    errors, correct = np.zeros(2, dtype=np.int64), 0
+    for before, here in zip(inserted, missed, strict=True):
+        correct = 0 if here.any() else 1 if before.any() else correct + 1
+        errors += before + here
+        if correct == BOUNDARY_WORDS and errors.any():
+            differences.append(int(errors[0] - errors[1]))
+            errors[:] = 0
+    return [*differences, int(errors[0] - errors[1])] if errors.any() else differences
+
+
+def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts, Counts]:
+    """Count the insertions before each word of the reference, and mark the words that are wrong.
+
+    Both (N + 1,) of N words: the last place is behind them all. Of equally cheap alignments it is
+    sclite's, which goes back from the end and pairs two words wherever that is cheapest: alignments
+    of jiwer have as many errors, but cut 86 segments where sc_stats has 90.
+    """
+    inserted, wrong = np.zeros((2, len(reference) + 1), dtype=np.int64)
+    if reference == hypothesis:
+        return inserted, wrong
+    costs = _costs(reference, hypothesis)
+    row, column = len(reference), len(hypothesis)
+    while row or column:
+        cost = costs[row][column]
+        is_wrong = bool(row and column) and reference[row - 1] != hypothesis[column - 1]
+        if row and column and cost == costs[row - 1][column - 1] + SUBSTITUTION * is_wrong:
+            row, column = row - 1, column - 1
+            wrong[row] = is_wrong
+        elif row and cost == costs[row - 1][column] + DELETION:
+            row -= 1
+            wrong[row] = 1
+        else:
+            column -= 1
+            inserted[row] += 1
+    return inserted, wrong
+
+
+def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Return the least cost of aligning each beginning of the one with each of the other."""
+    numbers = {word: number for number, word in enumerate({*reference, *hypothesis})}
+    heard = np.array([numbers[word] for word in hypothesis], dtype=np.int32)
+    inserted = INSERTION * np.arange(len(hypothesis) + 1, dtype=np.int32)
+    costs = np.empty((len(reference) + 1, len(hypothesis) + 1), dtype=np.int32)
+    costs[0] = inserted
+    for above, row, word in zip(costs, costs[1:], reference, strict=False):
+        row[:] = above + DELETION
+        paired = above[:-1] + SUBSTITUTION * (heard != numbers[word])
+        np.minimum(row[1:], paired, out=row[1:])
+        # The least of what lies to the left, and the insertions from there on.
+        row[:] = np.minimum.accumulate(row - inserted) + inserted
+    return costs

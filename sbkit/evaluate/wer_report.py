@@ -1,0 +1,185 @@
+"""A report of every utterance of a split with its word errors, and the figures of the whole."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.files import write_text_atomically
+from sbkit.base.printable import printable
+from sbkit.evaluate.calibration import measure_calibration
+from sbkit.evaluate.intervals import describe_interval, interval_figures, rate_intervals
+from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
+from sbkit.evaluate.wer import (
+    ErrorCounts,
+    Scored,
+    Scores,
+    align,
+    have_words,
+    right_words,
+    total_scores,
+)
+
+
+def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Write every utterance of a test set, for people and for programs; return its figures."""
+    write_wer(folder / f"wer_{split}.txt", scored)
+    write_utterances(utterances_file(folder, split), scored)
+    return result_figures(scored)
+
+
+def write_wer(path: Path, scored: Iterable[Scored]) -> None:
+    """Write every utterance with its aligned errors, the worst first, below the totals."""
+    worst_first = sorted(scored, key=_badness)
+    head = _describe_scores(total_scores(worst_first), by_words=have_words(worst_first))
+    bodies = map(_describe_utterance, worst_first)
+    write_text_atomically(path, "\n".join([head, *bodies]))
+
+
+def _badness(utterance: Scored) -> tuple[int, float, str]:
+    return (-utterance.errors.errors, -utterance.errors.rate, utterance.id)
+
+
+def _describe_scores(scores: Scores, *, by_words: bool) -> str:
+    wer = f"WER {_describe_counts(scores.words, 'words')}\n" if by_words else ""
+    return (
+        f"{wer}CER {_describe_counts(scores.characters, 'characters')}\n\n"
+        f"Utterances: {scores.utterances}, the worst first. "
+        "S: substituted, D: deleted, I: inserted, *: no counterpart.\n"
+    )
+
+
+def _describe_counts(counts: ErrorCounts, unit: str) -> str:
+    return (
+        f"{_percent(counts.rate)} ({counts.errors} errors / {counts.total} {unit}: "
+        f"{counts.substitutions} S, {counts.deletions} D, {counts.insertions} I)"
+    )
+
+
+def _describe_utterance(utterance: Scored) -> str:
+    words, characters = utterance.scores.words, utterance.scores.characters
+    lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
+    wer = f"WER {_percent(words.rate)} ({words.errors} / {words.total}), "
+    return (
+        f"{printable(utterance.id)}: {wer if utterance.by_words else ''}"
+        f"CER {_percent(characters.rate)} ({characters.errors} / {characters.total})\n"
+        + _label("reference", lines.reference)
+        + _label("hypothesis", lines.hypothesis)
+        + (_label("", lines.marks) if lines.marks else "")
+    )
+
+
+def _label(name: str, line: str) -> str:
+    return f"  {name:<10}  {printable(line)}".rstrip() + "\n"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2f} %"
+
+
+def _describe_rates(scored: Sequence[Scored]) -> str:
+    """Write both rates with their counts and 95 % intervals, in one line."""
+    test, intervals, by_words = total_scores(scored), rate_intervals(scored), have_words(scored)
+    return ", ".join(
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
+        f"{describe_interval(interval)})"
+        for name, counts, unit, interval in (
+            ("CER", test.characters, "characters", intervals.cer),
+            ("WER", test.words, "words", intervals.wer),
+        )
+        if by_words or name != "WER"
+    )
+
+
+def describe_results(scored: Sequence[Scored]) -> str:
+    """Write both rates of a split with their counts and 95 % intervals, in one line.
+
+    Where another decoder was used, the rates of the greedy one follow; where there are confidences,
+    how good they are.
+    """
+    line = _describe_rates(scored)
+    if greedy := greedy_of(scored):
+        line += f"; greedily {_describe_rates(greedy)}"
+    if (confidence := measure_calibration(*judge_words(scored))) is not None:
+        line += f"; confidence {confidence}"
+    return line
+
+
+def greedy_of(scored: Sequence[Scored]) -> list[Scored]:
+    """Return what greedy decoding came to, of each utterance where it stands beside another."""
+    return [each.greedy for each in scored if each.greedy is not None]
+
+
+def judge_words(scored: Iterable[Scored]) -> tuple[list[float], list[bool]]:
+    """Return the confidence of each word that has one, and whether the word is right."""
+    confidences, right = list[float](), list[bool]()
+    for each in scored:
+        judged = right_words(each.reference.split(), [word.text for word in each.words])
+        for word, is_right in zip(each.words, judged, strict=True):
+            if word.confidence is not None:
+                confidences.append(word.confidence)
+                right.append(is_right)
+    return confidences, right
+
+
+def result_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a split with their counts and 95 % intervals.
+
+    ``references`` is the SHA-256 of the ids and references: equal where two figures may be
+    compared. The figures of greedy decoding stand beside them where another decoder was used.
+    """
+    greedy = greedy_of(scored)
+    figures = {**_decoder_figures(scored), "references": hash_references(scored)}
+    return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
+
+
+def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of one decoder, and how good its confidences are where it has any."""
+    confidence = measure_calibration(*judge_words(scored))
+    return {
+        **error_figures(total_scores(scored), by_words=have_words(scored)),
+        **_interval_figures(scored),
+        **({} if confidence is None else {"confidence": confidence.plain()}),
+    }
+
+
+def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
+    """Return the rates of a split, with the counts that they are made of.
+
+    ``by_words`` is false for a language that writes no spaces between words: it has no WER.
+    """
+    figures = {
+        "WER": test.wer,
+        "CER": test.cer,
+        "utterances": test.utterances,
+        "words": test.words.total,
+        "characters": test.characters.total,
+        "word_errors": edits(test.words),
+        "character_errors": edits(test.characters),
+    }
+    return figures if by_words else _without_words(figures)
+
+
+def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the rates of a part of a test set with their counts and 95 % intervals."""
+    total = total_scores(scored)
+    figures = {
+        "CER": total.cer,
+        "WER": total.wer,
+        "words": total.words.total,
+        "characters": total.characters.total,
+        **_interval_figures(scored),
+    }
+    return figures if have_words(scored) else _without_words(figures)
+
+
+def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    intervals = rate_intervals(scored)
+    figures = {
+        "CER_interval": interval_figures(intervals.cer),
+        "WER_interval": interval_figures(intervals.wer),
+    }
+    return figures if have_words(scored) else _without_words(figures)
+
+
+def _without_words(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}

@@ -1,0 +1,379 @@
+"""A bundle: the folder that holds everything needed to run a model elsewhere.
+
+    config.json        the parts as plain data, and where they come from
+    model.safetensors  the weights of the one ModuleList
+    tokenizer.model    sentencepiece, where the model writes text
+    lm.safetensors     the language models of its decoder, where it has any
+    checksums.json     SHA-256 of the other files
+
+Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
+is what is parsed; weights are safetensors; and only classes of `sbkit.config.allowed` are built,
+within the memory that the weights account for. Checksums find accidents, they are no signature.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import Samples
+from sbkit.base.cores import usable_cores
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
+from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
+from sbkit.config.hparams import read_knobs
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.clip_reader import ClipReader, Recognized
+from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
+from sbkit.decoding.language_models import load_language_models
+from sbkit.decoding.reading import HeardClip, Reading, raise_errors
+from sbkit.decoding.word_reader import WordReader
+from sbkit.inference.bundle.config import BundleConfig, parse_config
+from sbkit.inference.runtime.model import Heard
+from sbkit.lm.ngram import NgramModel
+from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
+from sbkit.text.normalize import NORMALIZER_VERSION, SAME_RULES, normalize
+from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
+from sbkit.text.word import Word
+
+if TYPE_CHECKING:
+    from sbkit.distributed.device import Placement
+    from sbkit.inference.runtime.compiled import Compilation
+    from sbkit.inference.runtime.torch_model import TorchModel
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+RESOLVED = "hyperparams.yaml"  # of a run
+LARGEST = {  # bytes
+    CONFIG: 1 << 22,
+    CHECKSUMS: 1 << 16,
+    TOKENIZER: LARGEST_MODEL,
+    WEIGHTS: 1 << 36,
+    LANGUAGE_MODELS: LARGEST_LANGUAGE_MODEL,
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model that is ready to be run; torch is imported when it is made, not here.
+
+    model: None until one is made; decoder: None where the best token of each frame is taken;
+    lm: its language model of words, which the confidences of words need with any decoder;
+    refused_hotwords: what the model's tokens cannot spell.
+    """
+
+    config: BundleConfig
+    model: Any
+    tokenizer: Tokenizer | None
+    decoder: BeamDecoder | None = None
+    lm: NgramModel | None = None
+    refused_hotwords: tuple[str, ...] = ()
+
+    def transcribe(self, clips: Sequence[Samples]) -> list[str]:
+        """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
+        return [each.text for each in self.recognize(clips)]
+
+    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
+        """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
+        self.require_asr()
+        pairs = zip(self.model.hear(clips), clips, strict=True)
+        heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
+        return raise_errors(self.reading.read(heard, times=times))
+
+    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
+        """Make of what the model heard in a clip what `reading` takes."""
+        return HeardClip(
+            log_probs=heard.log_probs,
+            samples=samples,
+            begin=begin,
+            attention=self._attention(heard),
+        )
+
+    def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
+        """Time the words of normalized texts that are known, one for each clip.
+
+        Raises:
+            SbkitError: a text is longer than its clip can hold.
+        """
+        encode, reader = self.require_asr().encode, self.reading.reader.words
+        reader = replace(reader, confidence=None)
+        rows = zip(clips, self.model.hear(clips), texts, strict=True)
+        return [
+            reader.read(heard.log_probs, encode(text), samples=len(clip))
+            for clip, heard, text in rows
+        ]
+
+    def _attention(self, heard: Heard) -> AttentionDecoder | None:
+        """Return the attention decoder of a clip, where it takes part."""
+        if self.decoder is None or self.decoder.attention is None:
+            return None
+        score = partial(self.model.decoder_log_probs, heard.states)
+        return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """Make what decodes what the model heard, and times and judges its words."""
+        words = WordReader(
+            tokenizer=self.require_asr(),
+            samples_per_frame=self.model.samples_per_frame,
+            sample_rate=self.config.sample_rate,
+            offsets=self.config.word_offsets,
+            lm=self.lm,
+            confidence=self.config.confidence.get(
+                GREEDY if self.decoder is None else self.decoder.kind
+            ),
+            unjudged=frozenset() if self.decoder is None else self.decoder.expected,
+        )
+        return Reading(ClipReader(self.decoder, words), processes=usable_cores())
+
+    def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
+        labels = self.require_labels()
+        probabilities: npt.NDArray[np.float32] = self.model.probabilities(clips)
+        if probabilities.shape != (len(clips), len(labels)):
+            raise SbkitError(
+                f"A classifier must score its {len(labels)} labels, but gives an array of "
+                f"{probabilities.shape} for {len(clips)} clips. Export it again."
+            )
+        if not np.isfinite(probabilities).all():
+            raise SbkitError(
+                "A classifier must give probabilities, but gives NaN. Look for NaN or infinity in "
+                "the audio or the model's weights."
+            )
+        return probabilities
+
+    def with_decoder(self, name: str | None) -> "Bundle":
+        """Return the bundle with its own decoder (None), or without one (greedy).
+
+        Raises:
+            SbkitError: another is asked for, whose weights were not chosen, or it cannot be run.
+        """
+        if name == GREEDY:
+            return replace(self, decoder=None)
+        if self.decoder is None and name is not None:
+            raise SbkitError(
+                f"`--decoder {name}` must have the language models of a run, but this bundle has "
+                "none. Export a run with them, or pass --decoder greedy."
+            )
+        if self.decoder is not None:
+            if name not in (None, self.decoder.kind):
+                raise SbkitError(
+                    f"`--decoder {name}` must have weights that were chosen for it, but this "
+                    f"model's were chosen for {self.decoder.kind}. Choose others, and export the "
+                    f"run again: sbkit tune RUN --decoder {name}"
+                )
+            self.decoder.require_possible()
+        return self
+
+    def with_hotwords(self, named: str | None) -> "Bundle":
+        """Return the bundle with phrases to expect: a file of them, or a list with commas.
+
+        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``,
+        and what its language has no spaces for on standard error.
+
+        Raises:
+            SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
+        """
+        if named is None:
+            return self
+        tokenizer = self.require_asr()
+        if self.decoder is None:
+            raise SbkitError(
+                "`--hotwords` must have a decoder with language models, but this one is greedy. "
+                "Export a run that has them, and do not pass --decoder greedy."
+            )
+        spell = self.normalizer()
+        found = normalize_hotwords(read_hotwords(named), normalize=spell, tokenizer=tokenizer)
+        for phrase in found.refused:
+            what = f"the hotword {printable(phrase[:100])} is left out"
+            print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
+        if not found.phrases:
+            raise SbkitError(
+                "`--hotwords` must name phrases in the letters of the model's language, but "
+                f"{named[:100]} has none. Correct the list."
+            )
+        if not self.config.has_words:
+            print(
+                f"note: a hotword counts from one space to the next, which {self.config.language} "
+                "does not write between words: only one that stands alone is expected.",
+                file=sys.stderr,
+            )
+        decoder = self.decoder.with_hotwords(found.phrases)
+        return replace(self, decoder=decoder, refused_hotwords=found.refused)
+
+    def normalizer(self) -> Callable[[str], str]:
+        """Return what writes a text as the model's transcripts were written when it was trained.
+
+        Where that was by rules of another version than this sbkit has, standard error says so.
+        """
+        version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
+        if not SAME_RULES <= version <= NORMALIZER_VERSION:
+            print(
+                f"note: the model's transcripts were normalized by version {version} of the rules, "
+                f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",
+                file=sys.stderr,
+            )
+        return partial(normalize, language=self.config.language or "und", table=table)
+
+    def require_asr(self) -> Tokenizer:
+        """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
+        if not self.config.is_asr or self.tokenizer is None:
+            raise SbkitError(
+                "`sbkit transcribe` must have a bundle of a model that writes text, but this one "
+                "tells labels apart. Use: sbkit classify BUNDLE FILE"
+            )
+        return self.tokenizer
+
+    def require_labels(self) -> tuple[str, ...]:
+        """Return the labels; raises SbkitError for a model that is no classifier."""
+        if self.config.is_asr or self.config.labels is None:
+            raise SbkitError(
+                "`sbkit classify` must have a bundle of a classifier, but this one writes text. "
+                "Use: sbkit transcribe BUNDLE FILE"
+            )
+        return self.config.labels
+
+
+def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
+    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
+
+    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
+    """
+    read = read_bundle(folder, WEIGHTS)
+    return replace(read.bundle, model=load_torch(read, folder, own=own))
+
+
+@dataclass(frozen=True)
+class ReadBundle:
+    """A bundle without its model, and the bytes of its weights where they were read, too."""
+
+    bundle: Bundle
+    weights: bytes
+
+
+def read_bundle(folder: Path, *names: str) -> ReadBundle:
+    """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
+
+    Raises SbkitError when a file is missing or damaged.
+    """
+    _require_folder(folder)
+    contents = {CONFIG: _read(folder, CONFIG)}
+    config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
+    contents |= {name: _read(folder, name) for name in names}
+    if config.tokenizer is not None:
+        contents[TOKENIZER] = _read(folder, TOKENIZER)
+    if config.decoder is not None:
+        contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
+    refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
+    tokenizer = _load_tokenizer(config, contents, folder)
+    decoder = _load_decoder(config, tokenizer, contents, folder)
+    lm = _words_of(config, decoder, folder)
+    return ReadBundle(Bundle(config, None, tokenizer, decoder, lm), contents.get(WEIGHTS, b""))
+
+
+def load_torch(
+    read: ReadBundle,
+    folder: Path,
+    *,
+    own: frozenset[str] = frozenset(),
+    placement: "Placement | None" = None,
+    compilation: "Compilation | None" = None,
+) -> "TorchModel":
+    """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
+    from sbkit.inference.runtime.torch_model import CPU, load_model
+
+    tokenizer, config = read.bundle.tokenizer, read.bundle.config
+    model = load_model(
+        config,
+        read.weights,
+        folder=folder,
+        file=folder / WEIGHTS,
+        vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+        own=own,
+        placement=placement or CPU,
+        compilation=compilation,
+    )
+    if config.is_asr:
+        config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
+    return model
+
+
+def language_of(model: Path) -> str:
+    """Return the language of a bundle or a run, whose normalizer made its transcripts.
+
+    Raises SbkitError where what says it cannot be read; a folder of neither says "und".
+    """
+    if (model / CONFIG).is_file():
+        return parse_config(_read(model, CONFIG), of=str(model / CONFIG)).language or "und"
+    file = model / RESOLVED
+    return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
+
+
+def _require_folder(folder: Path) -> None:
+    there = (folder / CONFIG).is_symlink() or (folder / CONFIG).exists()
+    if not folder.is_dir() or not there:
+        raise SbkitError(
+            f"A bundle must be a folder with {CONFIG} and {CHECKSUMS}, but {folder} is none. Make "
+            "one of a run: sbkit export RUN --out BUNDLE"
+        )
+
+
+def _read(folder: Path, name: str) -> bytes:
+    return read_regular(folder / name, largest=LARGEST[name], what=f"A bundle's {name}")
+
+
+def _load_tokenizer(
+    config: BundleConfig, contents: Mapping[str, bytes], folder: Path
+) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    if hashlib.sha256(contents[TOKENIZER]).hexdigest() != config.tokenizer:
+        raise SbkitError(
+            f"{folder / TOKENIZER} must be the one that the model was trained with, but its "
+            f"SHA-256 is not the one in {CONFIG}. Export it again."
+        )
+    tokenizer = Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
+    if config.vocabulary not in (None, tuple(tokenizer.pieces())):
+        raise SbkitError(
+            f"`vocabulary` must be the tokens of {TOKENIZER}, but {folder / CONFIG} has others. "
+            "Export it again."
+        )
+    return tokenizer
+
+
+def _load_decoder(
+    config: BundleConfig,
+    tokenizer: Tokenizer | None,
+    contents: Mapping[str, bytes],
+    folder: Path,
+) -> BeamDecoder | None:
+    if config.decoder is None or tokenizer is None:
+        return None
+    file = folder / LANGUAGE_MODELS
+    return BeamDecoder(
+        tokenizer=tokenizer,
+        language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
+        beam_size=config.decoder["beam_size"],
+        weights=config.decoder["weights"],
+        attention=config.decoder.get("attention"),
+        kind=config.decoder.get("kind", KINDS[0]),
+    )
+
+
+def _words_of(config: BundleConfig, decoder: BeamDecoder | None, folder: Path) -> NgramModel | None:
+    """Return the language model of words; refuse confidences that ask for one without it."""
+    words = None if decoder is None else decoder.language_models.words
+    if words is None and any(each.needs_language_model for each in config.confidence.values()):
+        raise SbkitError(
+            f"`confidence` in {folder / CONFIG} must be of what the bundle has, but asks for a "
+            "language model of words, which is not there. Export it again."
+        )
+    return words

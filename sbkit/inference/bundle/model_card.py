@@ -1,0 +1,234 @@
+"""The card of a bundle, README.md: what the model is, its data, its results and its licence.
+
+Its head is YAML as model hubs read it. All is taken from what training wrote into the run folder;
+what is not known there is said to be unknown.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.regular import read_regular
+from sbkit.evaluate.run_results import DATA_REPORT
+from sbkit.inference.bundle.config import MODEL_CLASSES
+from sbkit.logs.text_log import TEXT_LOG
+from sbkit.train.cost import SUMMARY
+
+LARGEST = 1 << 28  # bytes of one of them
+RATES = ("WER", "CER", "accuracy")
+LICENCE_UNKNOWN = "unknown"
+FORMATS = {  # how each is loaded, and what of
+    "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
+    "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
+    "in the metadata.",
+    "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
+    "that you trust.",
+    "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
+    'tokens="tokens.txt")` computes the features that the model was trained with. '
+    "`from_wenet_ctc(model.wenet_ctc.onnx)` and `from_zipformer_ctc(model.zipformer2_ctc.onnx)` "
+    "compute others: filters up to 7600 Hz in place of half the sample rate, and windows that "
+    "begin 120 samples earlier; below is what that does to the transcripts. Where `HLG.fst` is, "
+    "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, as "
+    '`ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
+    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
+    "hub": "a copy of the bundle to upload.",
+}
+
+
+def model_card(
+    run: Path,
+    config: Mapping[str, Any],
+    certificates: Mapping[str, Mapping[str, Any]],
+    *,
+    licence: str = LICENCE_UNKNOWN,
+) -> str:
+    """Write the card of a run's bundle, with the certificates of its formats.
+
+    Raises SbkitError where the run folder holds something else than training wrote.
+    """
+    try:
+        summary, report = _read_json(run / SUMMARY), _read_json(run / DATA_REPORT)
+        sections = [
+            _head(config, summary, licence),
+            _about(config, summary),
+            _use(config),
+            _data(report),
+            _results(summary, config),
+            _making(run, summary),
+            _licences(licence),
+            _formats(certificates),
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SbkitError(
+            f"{SUMMARY}, {DATA_REPORT} and {TEXT_LOG} must be what training wrote, but in {run} "
+            f"one of them is not ({type(error).__name__}: {str(error)[:100]}). Remove it."
+        ) from error
+    return "\n".join(section for section in sections if section)
+
+
+def _head(config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -> str:
+    language = str(config.get("language") or "und")
+    task = "automatic-speech-recognition" if _is_asr(config) else "audio-classification"
+    lines = ["---", f"language: {json.dumps(language)}", f"license: {json.dumps(licence)}"]
+    lines += ["library_name: sbkit", f"pipeline_tag: {task}", f"tags: [speech, {task}]"]
+    results = [
+        f"  - task: {{type: {task}}}\n    dataset: {{name: {json.dumps(name)}, type: test}}\n"
+        f"    metrics: [{{type: {key.lower()}, value: {figures[key]:.4f}}}]"
+        for name, figures in summary.get("test", {}).items()
+        for key in RATES
+        if key in figures
+    ]
+    if results:
+        lines += ["model-index:", "- name: sbkit", "  results:", *results]
+    return "\n".join([*lines, "---", ""])
+
+
+def _about(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    what = "A speech recognizer" if _is_asr(config) else "A classifier of speech"
+    parts = ", ".join(
+        f"`{printable(str(part.get('new')))}`" for part in config["parts"].values() if part
+    )
+    count = summary.get("parameters")
+    size = f", {count:,} parameters" if count else ""
+    return (
+        f"# {what}: language {config.get('language') or 'unknown'}\n\n"
+        f"{what} trained with sbkit: audio of {config['sample_rate']} Hz{size}, made of {parts}.\n"
+    )
+
+
+def _use(config: Mapping[str, Any]) -> str:
+    command = "transcribe" if _is_asr(config) else "classify"
+    return f"## Use\n\n    sbkit {command} FOLDER talk.wav\n"
+
+
+def _data(report: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {printable(name)} | {split['utterances']} | {split['hours']:.2f} | "
+        f"{split.get('speakers') or 'unknown'} |"
+        for name, split in report.get("splits", {}).items()
+    ]
+    if not rows:
+        return "## Data\n\nUnknown: the run folder has no report of its data.\n"
+    head = ["| split | utterances | hours | speakers |", "|---|---|---|---|"]
+    return "\n".join(["## Data", "", *head, *rows, ""])
+
+
+def _results(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {printable(name)} | {decoder} | {key} | {100 * figures[key]:.2f} % | "
+        f"{_interval(figures.get(f'{key}_interval'))} |"
+        for name, result in summary.get("test", {}).items()
+        for decoder, figures in _by_decoder(result, config)
+        for key in RATES
+        if key in figures
+    ]
+    if not rows:
+        return "## Results\n\nUnknown: the run was not tested.\n"
+    head = ["| test set | decoder | rate | value | 95 % interval |", "|---|---|---|---|---|"]
+    return "\n".join(["## Results", "", *head, *rows, ""])
+
+
+def _by_decoder(
+    result: Mapping[str, Any], config: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    decoder = result.get("decoder", "beam" if config.get("decoder") else "greedy")
+    yield (decoder if _is_asr(config) else "", result)
+    if "greedy" in result:
+        yield "greedy", result["greedy"]
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    if not found or found.get("low") is None:
+        return "unknown"
+    return (
+        f"{100 * found['low']:.2f} to {100 * found['high']:.2f} "
+        f"({found['unit_count']} {printable(str(found['unit']))}s)"
+    )
+
+
+def _making(run: Path, summary: Mapping[str, Any]) -> str:
+    lines = ["## How it was made", "", f"    {_command(run)}", ""]
+    for key, name in (("git_commit", "commit"), ("machine", "machine"), ("versions", "versions")):
+        value = summary.get(key)
+        if isinstance(value, dict):
+            value = ", ".join(f"{one} {two}" for one, two in value.items() if two is not None)
+        lines.append(f"- {name}: {printable(str(value or 'unknown'))}")
+    return "\n".join([*lines, ""])
+
+
+def _command(run: Path) -> str:
+    """Find the command that began the run: its log begins with date, time and command."""
+    file = run / TEXT_LOG
+    if not file.is_file():
+        return "(unknown: the run folder has no log)"
+    log = read_regular(file, largest=LARGEST, what="The run's log").decode(errors="replace")
+    words = log.partition("\n")[0].split(" ", 2)
+    return printable(words[2]) if len(words) == 3 else "(unknown)"
+
+
+def _licences(licence: str) -> str:
+    model = "not stated; fill it in before you publish" if licence == LICENCE_UNKNOWN else licence
+    return (
+        "## Licences\n\n"
+        f"- model: {printable(model)}\n"
+        "- data: that of the corpus above, which may ask for a notice here\n"
+        "- code: Apache-2.0 (sbkit)\n"
+    )
+
+
+def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe each format beside the trained model."""
+    if not certificates:
+        return ""
+    head = ["| format | largest difference | other tokens | held-out clips |", "|---|---|---|---|"]
+    rows = [
+        f"| {name} {precision} | {_agreement(found)}"
+        for name, several in certificates.items()
+        for precision, found in several.items()
+    ]
+    note = (
+        "Differences are those of log-probabilities from the trained model's, over batches, "
+        "lengths and paddings; `parity.json` of each folder has all of it."
+    )
+    uses = [f"- {name}: {FORMATS[name]}" for name in certificates]
+    return "\n".join(["## Formats", "", *uses, "", *head, *rows, "", note, ""])
+
+
+def _agreement(found: Mapping[str, Any]) -> str:
+    if "grid" not in found:
+        return f"not written: {printable(found['reasons'][0])} | |"
+    grid, clips = found["grid"], found["held_out"]
+    tokens = f"{grid['utterances_with_other_tokens']} of {grid['utterances']} utterances"
+    difference = f"{grid['largest_difference']:.1e}" + ("" if found["written"] else ", not written")
+    return f"{difference} | {tokens} | {_words(clips)} |"
+
+
+def _words(clips: Mapping[str, Any]) -> str:
+    if "error_rates" not in clips:
+        return "not compared: they are not there"
+    trained = clips["error_rates_of_the_trained_model"]
+    rates = ", ".join(
+        f"{rate} {100 * figures[rate]:.2f} % ({decoder}; trained model "
+        f"{100 * trained[decoder][rate]:.2f} %)"
+        for decoder, figures in clips["error_rates"].items()
+        for rate in ["WER" if "WER" in figures else "CER"]
+    )
+    return (
+        f"{rates}; other words in {clips['transcripts_with_other_words']} of {clips['utterances']}"
+    )
+
+
+def _is_asr(config: Mapping[str, Any]) -> bool:
+    return bool(config["model_class"] == MODEL_CLASSES[0])
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    said = json.loads(read_regular(file, largest=LARGEST, what="A file of the run"))
+    if not isinstance(said, dict):
+        raise ValueError(f"{file.name} is no mapping")
+    return said

@@ -1,0 +1,136 @@
+"""What is here to run models with: versions, devices, providers, compiler, threads; and a bundle.
+
+What a bundle runs on is not predicted: what sbkit runs is loaded, and asked. Of the other formats
+it tells whether their files are whole, and whether the package that runs them is installed.
+"""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+import torch
+
+from sbkit.base.cores import usable_cores
+from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.provenance import versions
+from sbkit.base.thread_waiting import describe_waiting
+from sbkit.base.version import __version__
+from sbkit.checkpoint.integrity import find_damage
+from sbkit.distributed.device import SUPPORTED, count_here
+from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER
+from sbkit.inference.runtime.runtimes import WHEELS, Wanted, open_model, why_no_cuda
+from sbkit.train.compiling import CXX, find_compiler
+
+PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
+CONSUMERS = {  # of the formats that `sbkit transcribe` does not run: the packages that do
+    **{name: name for name in ("torch", "sherpa-onnx", "speechbrain")},
+    "hub": "sbkit",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report; ``is_well`` is false for what cannot be used though it is there."""
+
+    subject: str
+    text: str
+    is_well: bool = True
+
+    def __str__(self) -> str:
+        """Write it as a line."""
+        return printable(f"{self.subject}: {self.text}")
+
+
+def print_findings(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print what is found, and return the exit code."""
+    code = 0
+    for finding in examine(folder, own=own):
+        print(finding, flush=True)
+        code = code if finding.is_well else BAD_INPUT
+    return code
+
+
+def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Finding]:
+    """Yield what is found, a line for each subject; ``folder`` is a bundle to be tried."""
+    yield Finding("sbkit", f"{__version__}, Python {platform.python_version()}")
+    yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    found = versions(PACKAGES)
+    for name in PACKAGES:
+        yield Finding(name, found[name] or "not installed")
+    yield Finding("libsndfile", soundfile.__libsndfile_version__)
+    yield Finding("devices", ", ".join(_devices()))
+    for runtime in ("torch", "onnx"):
+        cause = why_no_cuda(runtime)
+        yield Finding(f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}")
+    yield Finding("onnxruntime's providers", ", ".join(_providers()) or "none")
+    yield Finding("compiler", _compiler() or "none, so that --compile cannot be used")
+    yield Finding("threads", _threads())
+    if folder is not None:
+        yield from _formats(folder, own)
+
+
+def _devices() -> Iterator[str]:
+    yield f"cpu with {usable_cores()} cores"
+    for kind in SUPPORTED:
+        for number in range(count_here(kind) if kind != "cpu" else 0):
+            named = torch.cuda.get_device_name(number) if kind == "cuda" else ""
+            yield f"{kind}:{number} {named}".strip()
+
+
+def _providers() -> list[str]:
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    providers: list[str] = onnxruntime.get_available_providers()
+    return providers
+
+
+def _compiler() -> str | None:
+    found = find_compiler(*CXX)
+    if found is None:
+        return None
+    command = [found, "--version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.partition("\n")[0]
+
+
+def _threads() -> str:
+    settings = [f"{key}={value}" for key, value in os.environ.items() if key.startswith("OMP_")]
+    return ", ".join([describe_waiting(torch.get_num_threads()), *settings])
+
+
+def _formats(folder: Path, own: frozenset[str]) -> Iterator[Finding]:
+    """Load each format that is in a bundle, and tell what it runs on or why it does not."""
+    tried = [Wanted(runtime="torch")]
+    tried += [
+        Wanted(runtime="onnx", precision=precision)
+        for precision, file in FILES.items()
+        if (folder / FOLDER / file).exists()
+    ]
+    for wanted in tried:
+        subject = f"{folder}, {wanted.runtime} {wanted.precision}"
+        try:
+            model = open_model(folder, wanted, own=own).model
+        except SbkitError as error:
+            yield Finding(subject, str(error), is_well=False)
+        else:
+            yield Finding(subject, f"runs on {model.effective}")
+            model.close()
+    for name, package in CONSUMERS.items():
+        if (folder / name).is_dir():
+            yield _for_others(folder / name, package)
+
+
+def _for_others(folder: Path, package: str) -> Finding:
+    """Describe a format that sbkit does not run: loading some of them runs what they hold."""
+    damage, found = find_damage(folder), versions([package])[package]
+    if damage is not None:
+        return Finding(str(folder), f"is not what was written: {damage}", is_well=False)
+    there = f"{package} {found}" if found else f"{package}, which is not installed"
+    return Finding(str(folder), f"is whole, and is run by {there}")

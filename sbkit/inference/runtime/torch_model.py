@@ -1,0 +1,300 @@
+"""A bundle's model in torch, on the device and in the precision that were asked for.
+
+Legend: B clips, S samples, U frames, V tokens or labels.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from sbkit.audio.io import Samples
+from sbkit.audio.rate import require_rate
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
+from sbkit.decoding.attend import score_tokens
+from sbkit.decoding.attention import Counts, Floats
+from sbkit.distributed.device import DTYPES, Placement
+from sbkit.inference.bundle.budget import within_budget
+from sbkit.inference.bundle.config import FEATURES, MODEL_CLASSES, BundleConfig
+from sbkit.inference.bundle.module_spec import LARGEST_NUMBER, build, refuse_unlisted
+from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
+from sbkit.inference.runtime.model import (
+    Batch,
+    Effective,
+    Heard,
+    fitting,
+    require_effective,
+    run_batches,
+)
+from sbkit.text.vocabulary import Vocabulary
+
+CPU = Placement(torch.device("cpu"), "fp32")
+PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
+MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision of the products
+
+
+class TorchModel:
+    """A model on its device, which is given clips and gives arrays.
+
+    network: an AsrModel or an UtteranceClassifier; features: its part that computes them.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        *,
+        features: nn.Module,
+        sample_rate: int,
+        placement: Placement = CPU,
+        compilation: Compilation | None = None,
+    ) -> None:
+        """Move the model to its device, run it, and read back where and how it ran.
+
+        With a ``compilation`` it is compiled, and warmed up.
+
+        Raises:
+            SbkitError: that is not what was asked for.
+        """
+        self.network = network
+        self._placement, self._rate = placement, sample_rate
+        self._counts = getattr(network, "samples_per_frame", None)
+        for part in (network.model, features):
+            part.to(placement.device)
+        self._blocks: CompiledBlocks | None = None
+        with fitting("a second of silence"):
+            found = self._read_back()
+            if compilation is not None:
+                self._blocks = CompiledBlocks(network.model, compilation, placement.device)
+                self._blocks.warm_up(self._run_silence)
+                found = replace(found, compiled=compilation.mode)
+        self.effective = require_effective(
+            found, device=str(placement.device), precision=placement.precision
+        )
+
+    @cached_property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        with self._uncompiled():
+            count: int = self.network.samples_per_frame(self._rate)
+        return count
+
+    @property
+    def fallbacks(self) -> int:
+        """How many batches were run uncompiled, since nothing was compiled for their shape."""
+        return 0 if self._blocks is None else self._blocks.fallbacks
+
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
+        blocks = self._blocks
+        if blocks is None:
+            return self._score(*self._as_batch(clips))
+        found: list[Heard] = []
+        for start in range(0, len(clips), blocks.most_clips):
+            few = clips[start : start + blocks.most_clips]
+            batch = self._as_batch(few, blocks)
+            found += blocks.call(partial(self._score, *batch))[: len(few)]
+        return found
+
+    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+        """Run the encoder on several batches; on the CPU at once, each in a thread.
+
+        Not where it is compiled, which one thread has to run.
+        """
+        on_cpu = self._placement.device.type == "cpu"
+        threads = torch.get_num_threads() if on_cpu and self._blocks is None else 1
+        prepare = partial(torch.set_num_threads, 1)
+        try:
+            return run_batches(self.hear, batches, threads=threads, prepare=prepare)
+        finally:  # threads to come begin with what was set last in any
+            torch.set_num_threads(torch.get_num_threads())
+
+    @torch.inference_mode()
+    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Heard]:
+        """Run the encoder on a padded batch: (B, S), (B,)."""
+        with self._placement.autocast():
+            features, frames = self.network.features(audio, audio_lengths)
+            states, frames = self.network.encode(features, frames)
+            rows: Tensor = self.network.ctc_log_probs(states).cpu()
+        if self._blocks is not None:
+            states = states.clone()  # CUDA graphs write the next batch's to the same place
+        found = zip(rows, states, frames.tolist(), strict=True)
+        return [Heard(row[:count].numpy(), state[:count]) for row, state, count in found]
+
+    @torch.inference_mode()
+    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
+        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
+        with self._uncompiled():
+            return score_tokens(self.network, states, tokens)
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
+
+    def _run_silence(self, clips: int, seconds: float) -> None:
+        self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)
+
+    @torch.inference_mode()
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
+        with self._placement.autocast():
+            log_probs: Tensor = self.network.log_probs(*self._as_batch(clips))
+        return log_probs.float().exp().cpu().numpy()
+
+    def _as_batch(
+        self, clips: Sequence[Samples], blocks: CompiledBlocks | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Pad clips to one length, in the scale of int16: (S,) each -> (B, S), (B,).
+
+        For compiled blocks to a shape of theirs: rows that are added are silent.
+        """
+        shape = (len(clips), max(map(len, clips)))
+        if blocks is not None:
+            shape = blocks.padded(*shape, self._rate)
+        audio, lengths = torch.zeros(shape), torch.full(shape[:1], shape[1])
+        for place, clip in enumerate(clips):
+            audio[place, : len(clip)] = torch.from_numpy(np.asarray(clip, np.float32))
+            lengths[place] = len(clip)
+        return audio.to(self._placement.device), lengths
+
+    def _read_back(self) -> Effective:
+        """Run a second of silence, and note on what and in which types it is computed."""
+        types: set[torch.dtype] = set()
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                types.add(output.dtype)
+
+        silence = [np.zeros(self._rate, np.int16)]
+        with ExitStack() as hooks:
+            for each in self.network.model.modules():
+                if isinstance(each, MATRICES):
+                    hooks.enter_context(each.register_forward_hook(note))
+            if self._counts is None:
+                self.probabilities(silence)
+            else:
+                self._score(*self._as_batch(silence))
+        tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
+        places = {each.device for each in tensors}
+        devices = sorted("mps" if each.type == "mps" else str(each) for each in places)
+        precisions = sorted({PRECISIONS.get(each, str(each)) for each in types})
+        return Effective(
+            runtime="torch",
+            device=" and ".join(devices) or str(self._placement.device),
+            precision=" and ".join(precisions) or self._placement.precision,
+        )
+
+
+def load_model(
+    config: BundleConfig,
+    content: bytes,
+    *,
+    folder: Path,
+    file: Path,
+    vocabulary: Vocabulary | None,
+    own: frozenset[str] = frozenset(),
+    placement: Placement = CPU,
+    compilation: Compilation | None = None,
+) -> TorchModel:
+    """Build the model of a bundle from its configuration and the bytes of its weights.
+
+    Raises:
+        SbkitError: a part is not on the list, or the weights are damaged or of another model.
+    """
+    weights = _parse_weights(content, file)
+    for part in config.parts.values():
+        refuse_unlisted(part, own=own, imports=config.imports)
+    largest = max((size for each in weights.values() for size in each.shape), default=0)
+    with within_budget(weights):
+        model, features = build_model(config, vocabulary, own=own, largest=largest)
+    modules: nn.ModuleList = model.model
+    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    names = {name for name, _ in modules.named_parameters()}
+    refuse_unusable(weights, of=str(file), parameters=names)
+    _load_state(modules, weights, folder)
+    return TorchModel(
+        model,
+        features=features,
+        sample_rate=config.sample_rate,
+        placement=placement,
+        compilation=compilation,
+    )
+
+
+def build_model(
+    config: BundleConfig,
+    vocabulary: Vocabulary | None,
+    *,
+    own: frozenset[str] = frozenset(),
+    largest: int = LARGEST_NUMBER,
+) -> tuple[Any, nn.Module]:
+    """Build the parts that a config describes, with fresh weights: the model, and its features.
+
+    The parts go to the model's class by their names, with what else it asks for.
+    """
+    made = model_class(config.model_class)
+    parts = {name: build(each, own=own, largest=largest) for name, each in config.parts.items()}
+    strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
+    if strange:
+        raise SbkitError(
+            f"Every part must be a torch.nn.Module, but `{strange[0]}` is a "
+            f"{type(parts[strange[0]]).__name__}. Export it again."
+        )
+    model = nn.ModuleList(parts[name] for name in config.model).eval()
+    parts[FEATURES].eval()
+    require_rate(parts, config.sample_rate)
+    more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
+    wanted = inspect.signature(made).parameters
+    more = {name: value for name, value in more.items() if name in wanted}
+    try:
+        return made(model=model, **parts, **more), parts[FEATURES]
+    except SbkitError:
+        raise
+    except Exception as error:  # parts of others, which fit no other part
+        raise SbkitError(
+            f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
+            f"({str(error)[:200]}). Export it again."
+        ) from error
+
+
+def model_class(name: str) -> Any:
+    """Import one of MODEL_CLASSES; raises SbkitError when this version of sbkit has no such."""
+    home, _, last = name.rpartition(".")
+    if name not in MODEL_CLASSES or find_spec(home) is None:
+        raise SbkitError(
+            f"A bundle's model must be one that this sbkit has, but {name} is not here. Install a "
+            "newer sbkit."
+        )
+    return getattr(import_module(home), last)
+
+
+def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"{file} must be a safetensors file, but cannot be read ({str(error)[:200]}). Export "
+            "it again."
+        ) from error
+
+
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        modules.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        raise SbkitError(
+            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"({str(error)[:200]}). Export it again."
+        ) from error

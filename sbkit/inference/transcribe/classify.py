@@ -1,0 +1,61 @@
+"""From audio files to labels, with an exported bundle.
+
+Legend: V labels.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sbkit.audio.io import stream_audio
+from sbkit.base.errors import SbkitError
+from sbkit.base.printable import printable
+from sbkit.base.units import samples_to_seconds
+from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.runtime.model import fitting
+from sbkit.inference.transcribe.pieces import Cutter
+
+SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Which label a file has, and how probable it is to the model (0 to 1)."""
+
+    file: Path
+    label: str
+    probability: float
+    seconds: float
+
+    def __str__(self) -> str:
+        """Write the label and its probability."""
+        return f"{self.label}\t{self.probability:.4f}"
+
+
+def classify_files(
+    bundle: Path, files: Sequence[Path], *, own: frozenset[str] = frozenset()
+) -> Iterator[Classification | SbkitError]:
+    """Classify one file after the other; one that is no audio gives its error and no more."""
+    loaded = load_bundle(bundle, own=own)
+    loaded.require_labels()
+    for file in files:
+        try:
+            yield _classify(loaded, file)
+        except SbkitError as error:
+            yield error
+
+
+def _classify(bundle: Bundle, file: Path) -> Classification:
+    """Return the most probable label of the pieces of a file, each weighted by its length."""
+    labels, rate = bundle.require_labels(), bundle.config.sample_rate
+    total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
+    for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
+        with fitting(file):
+            (probabilities,) = bundle.classify([piece.samples])  # (V,)
+        total += len(piece.samples) * probabilities
+        samples += len(piece.samples)
+        seconds = samples_to_seconds(piece.start + len(piece.samples), rate)
+    best = int(total.argmax())
+    return Classification(file, printable(labels[best]), float(total[best] / samples), seconds)

@@ -1,0 +1,222 @@
+"""Rows become tensors, and nothing is lost or added on the way."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sbkit.audio.augment import SpeedGroup
+from sbkit.base.errors import SbkitError
+from sbkit.data.batches.batch import TextBatch, TextCollate, UtteranceDataset, make_loader
+from sbkit.data.batches.plan import Example
+from sbkit.data.batches.sampler import EvalSampler, TrainSampler
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.vocabulary import Vocabulary
+from tests.stores import Utterance, make_store
+
+TEXTS = ["one two", "three", "", "four five six", "seven"]
+SAMPLES = [16_000, 8_000, 100, 32_000, 1]
+
+
+def clip(row: int) -> np.ndarray:
+    """Make the audio of a row, extremes included."""
+    audio = np.random.default_rng(row).integers(-32_768, 32_768, SAMPLES[row]).astype("<i2")
+    audio[0] = -32_768
+    return audio
+
+
+@pytest.fixture
+def store() -> datasets.Dataset:
+    """Write five utterances."""
+    rows = (
+        Utterance(f"clip{n}", text, text, "ann", SAMPLES[n], clip(n).tobytes())
+        for n, text in enumerate(TEXTS)
+    )
+    return make_store(rows)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    """Train characters on the texts."""
+    file = tmp_path / "tokenizer.model"
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: TEXTS)
+
+
+def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
+    """Read rows and put them side by side."""
+    examples = [Example((row,), SAMPLES[row]) for row in rows]
+    return TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
+
+
+def test_a_loader_that_torch_plans_reads_rows(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    loader = DataLoader(UtteranceDataset(store), batch_size=2, collate_fn=TextCollate(tokenizer))
+    assert [batch.ids for batch in loader] == [["clip0", "clip1"], ["clip2", "clip3"], ["clip4"]]
+
+
+def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+    batch = collate(store, tokenizer, [3, 1, 2])
+    assert (batch.ids, batch.texts) == (["clip3", "clip1", "clip2"], [TEXTS[3], TEXTS[1], ""])
+    assert len(batch) == 3
+    assert batch.audio.shape == (3, 32_000)
+    assert batch.audio.dtype == torch.int16
+    assert batch.audio_lengths.tolist() == [32_000, 8_000, 100]
+    for row, clip_row in zip(batch.audio, (3, 1, 2), strict=True):
+        assert np.array_equal(row[: SAMPLES[clip_row]], clip(clip_row))
+        assert not row[SAMPLES[clip_row] :].any()
+    assert batch.token_lengths.tolist() == [13, 5, 0]
+    assert batch.tokens[1, :5].tolist() == tokenizer.encode("three")
+    assert (batch.tokens[1, 5:] == tokenizer.vocabulary.blank).all()
+    assert batch.weights.tolist() == [1, 1, 1]
+    assert batch.seconds == 40_100 / 16_000
+    types = {
+        batch.audio_lengths.dtype,
+        batch.tokens.dtype,
+        batch.token_lengths.dtype,
+        batch.weights.dtype,
+    }
+    assert types == {torch.int64}
+
+
+def test_a_placeholder_is_a_row_without_weight(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    batch = TextCollate(tokenizer)(
+        UtteranceDataset(store).__getitems__([Example((0,), SAMPLES[0], weight=0)])
+    )
+    assert batch.weights.tolist() == [0]
+    assert batch.ids == ["clip0"]
+    assert np.array_equal(batch.audio[0], clip(0))
+    assert batch.seconds == 0.0
+
+
+def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
+    rows = UtteranceDataset(store)
+    assert len(rows) == 5
+    heard = {name: store[4][name] for name in store.column_names}
+    assert rows[4] == {**heard, "percent": 100, "weight": 1}
+
+
+def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+    assert collate(store, tokenizer, [2]).tokens.shape == (1, 0)
+
+
+def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+    row = {**UtteranceDataset(store)[1], "text": "thrée"}
+    assert tokenizer.vocabulary.unk in TextCollate(tokenizer)([row]).tokens
+
+
+def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path: Path) -> None:
+    texts = ["今天", "回家了"]
+    file = tmp_path / "tokenizer.model"
+    tokenizer = ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+    rows = (Utterance(f"clip{n}", text, text, "ann", 4, b"\0" * 8) for n, text in enumerate(texts))
+    joined = UtteranceDataset(make_store(rows)).__getitems__([Example((0, 1), 8)])
+    batch = TextCollate(tokenizer)(joined)
+    assert batch.tokens.tolist() == [tokenizer.encode("今天回家了")]
+    assert tokenizer.vocabulary.unk not in batch.tokens
+
+
+def test_an_id_outside_the_labels_is_refused(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+    tokenizer.vocabulary = Vocabulary(size=6)
+    with pytest.raises(SbkitError, match=r"from 0 to 5 .* but clip3 holds \d+"):
+        collate(store, tokenizer, [3])
+
+
+def test_a_batch_moves_but_for_its_lengths(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
+    batch = collate(store, tokenizer, [0, 1])
+    moved = batch.to(torch.device("meta"))
+    tensors = {"audio", "tokens", "weights"}
+    assert {name for name in vars(moved) if getattr(moved, name) is not getattr(batch, name)} == (
+        tensors
+    )
+    assert all(getattr(moved, name).device.type == "meta" for name in tensors)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_follows_the_sampler(
+    store: datasets.Dataset, tokenizer: Tokenizer, num_workers: int
+) -> None:
+    train = TrainSampler(samples=SAMPLES, batch_seconds=2.0, seed=0, world_size=2)
+    for sampler in (train, EvalSampler(samples=SAMPLES, batch_seconds=2.0)):
+        loader = make_loader(
+            store,
+            sampler=sampler,
+            collate=TextCollate(tokenizer),
+            num_workers=num_workers,
+            pin_memory=False,
+        )
+        batches = list(loader)
+        assert len(batches) == len(loader) == len(sampler)
+        for examples, batch in zip(sampler, batches, strict=True):
+            assert batch.ids == [f"clip{each.rows[0]}" for each in examples]
+            assert batch.weights.tolist() == [each.weight for each in examples]
+            for each, audio in zip(examples, batch.audio, strict=True):
+                original = clip(each.rows[0])
+                assert np.array_equal(audio[: len(original)], original)
+
+
+READING = """
+import sys
+import datasets
+from sbkit.data.batches.batch import TextCollate, make_loader
+from sbkit.data.batches.sampler import EvalSampler
+from sbkit.text.tokenizer import Tokenizer
+
+store = datasets.load_from_disk(sys.argv[1])
+sampler = EvalSampler(samples=[1] * 5, batch_seconds=1e-4)
+tokenizer = Tokenizer(model_file=sys.argv[2])
+batches = iter(make_loader(
+    store, sampler=sampler, collate=TextCollate(tokenizer), num_workers=2, pin_memory=False
+))
+next(batches)
+sys.exit(75)
+"""
+
+
+def test_a_process_that_leaves_in_mid_epoch_leaves_no_worker_and_does_not_wait_for_one(
+    store: datasets.Dataset, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    store.save_to_disk(tmp_path / "store")
+    command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(tokenizer.model_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_joined_rows_are_heard_one_after_the_other_in_the_order_of_speeds(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    examples = [Example((0, 2, 1), 24_100), Example((3,), 35_555, 90), Example((1,), 8_888, 90)]
+    batch = TextCollate(tokenizer)(UtteranceDataset(store).__getitems__(examples))
+    assert batch.ids == ["clip3", "clip1", "clip0+clip2+clip1"]
+    assert batch.texts[2] == "one two  three"
+    heard = batch.audio[2, : batch.audio_lengths[2]]
+    assert np.array_equal(heard, np.concatenate([clip(0), clip(2), clip(1)]))
+    assert batch.speed_groups == (SpeedGroup(90, 2, 32_000), SpeedGroup(100, 1, 24_100))
+    assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
+
+
+def test_some_utterances_of_a_batch_are_the_batch_of_them_alone(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
+    rows = UtteranceDataset(store).__getitems__(examples)
+    batch = TextCollate(tokenizer)(rows)
+    for first, last in ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)):
+        some = slice(first, last)
+        assert_same(batch.take(some), TextCollate(tokenizer)(rows[some]))
+
+
+def assert_same(one: TextBatch, other: TextBatch) -> None:
+    """Compare every field, and the shapes and types of tensors."""
+    for name, value in vars(other).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(one, name), value, rtol=0, atol=0)
+        else:
+            assert getattr(one, name) == value, name

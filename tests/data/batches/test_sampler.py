@@ -1,0 +1,269 @@
+"""Plans of batches: every row once, whatever the hardware."""
+
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.batches.plan import Example, MicroBatch, cut_runs
+from sbkit.data.batches.sampler import (
+    LONG_ENOUGH,
+    EvalSampler,
+    TrainSampler,
+    split_batch,
+    to_percents,
+)
+
+SECOND = 16_000
+
+
+def lengths(seed: int) -> list[int]:
+    """Draw the lengths of 1 to 300 clips, of 0 to 30 s, some of them equal."""
+    random = np.random.default_rng(seed)
+    count = int(random.choice([1, 2, 3, 5, 40, 300]))
+    longest = int(random.choice([1, SECOND, 30 * SECOND]))
+    return [int(each) for each in random.integers(0, longest + 1, count)]
+
+
+def micro_batches(
+    samples: list[int],
+    *,
+    world_size: int = 1,
+    accumulation: int = 1,
+    epoch: int = 1,
+    seed: int = 7,
+    **augmentation: Any,
+) -> list[list[MicroBatch]]:
+    """Give every rank's micro-batches of an epoch."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = TrainSampler(
+            samples=samples,
+            batch_seconds=40.0,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            accumulation=accumulation,
+            **augmentation,
+        )
+        sampler.set_epoch(epoch)
+        ranks.append(list(sampler))
+        assert len(sampler) == len(ranks[-1])
+    return ranks
+
+
+def steps(ranks: list[list[MicroBatch]], accumulation: int) -> list[set[Example]]:
+    """Put together the real examples of each optimizer step, over all ranks."""
+    count = len(ranks[0]) // accumulation
+    return [
+        {
+            each
+            for rank in ranks
+            for batch in rank[step * accumulation : (step + 1) * accumulation]
+            for each in batch
+            if each.weight
+        }
+        for step in range(count)
+    ]
+
+
+def padded(batch: MicroBatch) -> int:
+    """Count the samples of a batch, padding included."""
+    return len(batch) * max(each.samples for each in batch)
+
+
+HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), HARDWARE)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_row_once_and_the_same_steps_on_any_hardware(
+    seed: int, world_size: int, accumulation: int
+) -> None:
+    samples = lengths(seed)
+    how: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
+    ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **how)
+    real = (each for rank in ranks for batch in rank for each in batch if each.weight)
+    rows = Counter(row for each in real for row in each.rows)
+    assert rows == Counter(range(len(samples)))
+    assert len({len(rank) for rank in ranks}) == 1
+    assert len(ranks[0]) % accumulation == 0
+    assert all(batch for rank in ranks for batch in rank)
+    assert steps(ranks, accumulation) == steps(micro_batches(samples, **how), 1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
+    samples = lengths(seed)
+    for speeds in ([1.0], [0.5, 2.0]):
+        (batches,) = micro_batches(samples, concat_prob=0.5, speeds=speeds)
+        assert max(map(padded, batches)) <= 40 * SECOND
+
+
+@pytest.mark.parametrize("batch_seconds", [32.0, 120.0])
+def test_padding_is_little(batch_seconds: float) -> None:
+    """Lengths as Common Voice has them: 5 s in the middle, at most 20."""
+    drawn = np.random.default_rng(0).lognormal(np.log(5.0), 0.33, 5000).clip(1.2, 20.0)
+    sampler = TrainSampler(
+        samples=(drawn * SECOND).astype(int), batch_seconds=batch_seconds, seed=7
+    )
+    batches = list(sampler)
+    heard = sum(each.samples for batch in batches for each in batch)
+    assert heard / sum(map(padded, batches)) > 0.96
+
+
+@pytest.mark.parametrize("concat_prob", [0.0, 0.5])
+def test_padding_is_little_in_a_small_corpus(concat_prob: float) -> None:
+    """The 419 lengths of the default corpus, by their quantiles: 18 minutes."""
+    shares, seconds = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 1], [0.6, 0.7, 0.9, 1.4, 2.8, 7.3, 31.1]
+    drawn = np.interp(np.linspace(0, 1, 419) ** 1.05, shares, seconds)
+    sampler = TrainSampler(
+        samples=(drawn * SECOND).astype(int),
+        batch_seconds=32.0,
+        seed=7,
+        concat_prob=concat_prob,
+        speeds=[0.9, 1.0, 1.1],
+    )
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        heard = sum(each.samples for batch in batches for each in batch)
+        assert heard / sum(map(padded, batches)) >= 0.96
+
+
+def test_the_shares_of_a_step_are_alike() -> None:
+    samples = [(row % 17 + 1) * SECOND // 2 for row in range(300)]
+    ranks = micro_batches(samples, world_size=3, accumulation=2)
+    for micro in zip(*ranks, strict=True):
+        counts = [len(batch) for batch in micro]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_placeholder_stands_in_where_there_are_fewer_rows_than_ranks() -> None:
+    ranks = micro_batches([3 * SECOND, SECOND], world_size=3, accumulation=1)
+    long, short = Example((0,), 3 * SECOND), Example((1,), SECOND)
+    assert ranks == [[[long]], [[short]], [[replace(short, weight=0)]]]
+    filler = replace(long, weight=0)
+    assert split_batch([long], 3) == [[long], [filler], [filler]]
+
+
+def test_epochs_differ_and_the_same_seed_gives_the_same_plan() -> None:
+    samples = lengths(5) * 3
+    first = micro_batches(samples, epoch=1)
+    assert first == micro_batches(samples, epoch=1)
+    assert first != micro_batches(samples, epoch=2)
+    assert first != micro_batches(samples, epoch=1, seed=8)
+    contents = [set(map(frozenset, micro_batches(samples, epoch=epoch)[0])) for epoch in (1, 2)]
+    assert contents[0] != contents[1]  # other neighbours, not just another order
+
+
+def test_start_skips_what_was_seen() -> None:
+    sampler = TrainSampler(samples=lengths(5) * 9, batch_seconds=40.0, seed=7, accumulation=2)
+    sampler.set_epoch(3)
+    everything, count = list(sampler), len(sampler)
+    sampler.set_epoch(3, start=4)
+    assert list(sampler) == everything[4:]
+    assert len(sampler) == count
+    sampler.set_epoch(3, start=count)
+    assert list(sampler) == []
+
+
+def test_batch_seconds_below_the_longest_utterance_is_refused() -> None:
+    samples = [SECOND, 31 * SECOND, 2 * SECOND]
+    with pytest.raises(SbkitError, match=r"longest utterance \(31\.0 s, row 1\), but is 30\."):
+        TrainSampler(samples=samples, batch_seconds=30.0, seed=0)
+    TrainSampler(samples=samples, batch_seconds=31.0, seed=0)
+
+
+def test_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(SbkitError, match="at least one utterance"):
+        TrainSampler(samples=[], batch_seconds=30.0, seed=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(6))
+def test_evaluation_shares_whole_batches_without_duplicates(seed: int, world_size: int) -> None:
+    samples = lengths(seed)
+    alone = list(EvalSampler(samples=samples, batch_seconds=20.0))
+    shares = [
+        EvalSampler(samples=samples, batch_seconds=20.0, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert [len(share) for share in shares] == [len(list(share)) for share in shares]
+    together = [batch for share in shares for batch in share]
+    assert Counter(map(tuple, together)) == Counter(map(tuple, alone))
+    assert sorted(each.rows for batch in together for each in batch) == [
+        (row,) for row in range(len(samples))
+    ]
+    assert {(each.percent, each.weight) for batch in alone for each in batch} == {(100, 1)}
+    assert max(map(padded, alone)) <= max(20 * SECOND, *samples)
+
+
+def test_evaluation_takes_an_utterance_longer_than_its_batches() -> None:
+    sampler = EvalSampler(samples=[99 * SECOND, SECOND], batch_seconds=20.0)
+    assert list(sampler) == [[Example((1,), SECOND)], [Example((0,), 99 * SECOND)]]
+    assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
+
+
+def test_batches_of_an_evaluation_are_made_as_they_are_read() -> None:
+    """As objects those of two million rows took 380 MB, on every rank."""
+    tracemalloc.start()
+    sampler = EvalSampler(samples=np.full(50_000, SECOND), batch_seconds=20.0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(sampler) == 2500
+    assert held < 50 * 50_000  # bytes
+
+
+def test_a_run_is_cut_where_the_next_row_would_be_too_much() -> None:
+    assert cut_runs([4, 4, 4, 5, 1, 20, 1], capacity=12) == [3, 5, 6, 7]
+    assert cut_runs([], capacity=12) == []
+
+
+def test_utterances_are_joined_until_they_are_long_enough() -> None:
+    samples = [SECOND] * 999
+    (batches,) = micro_batches(samples, concat_prob=0.5)
+    counts = Counter(len(each.rows) for batch in batches for each in batch)
+    assert counts[1] == pytest.approx(250, abs=50)  # neither joined nor followed
+    assert counts[2] == pytest.approx(125, abs=40)
+    assert max(len(each.rows) for batch in batches for each in batch) <= 10
+    assert all(each.samples == len(each.rows) * SECOND for batch in batches for each in batch)
+    (everything,) = micro_batches(samples, concat_prob=1.0)
+    assert {each.samples for batch in everything for each in batch} == {
+        LONG_ENOUGH * SECOND,
+        9 * SECOND,
+    }
+    (apart,) = micro_batches(samples, concat_prob=0.0)
+    assert {len(each.rows) for batch in apart for each in batch} == {1}
+
+
+def test_every_utterance_has_a_speed_of_its_own() -> None:
+    (batches,) = micro_batches([SECOND] * 300, concat_prob=0.3, speeds=[0.9, 1.1])
+    counts = Counter(each.percent for batch in batches for each in batch)
+    assert set(counts) == {90, 110}
+    assert counts[90] == pytest.approx(counts[110], rel=0.4)
+    assert any(len({each.percent for each in batch}) == 2 for batch in batches)
+    for batch in batches:
+        for each in batch:
+            assert each.samples == len(each.rows) * (SECOND * 100 // each.percent)
+
+
+def test_what_a_batch_would_not_hold_at_its_speed_is_played_at_its_own() -> None:
+    (batches,) = micro_batches([39 * SECOND, SECOND], speeds=[0.9])
+    assert {(each.rows, each.percent) for batch in batches for each in batch} == {
+        ((0,), 100),
+        ((1,), 90),
+    }
+
+
+NO_SPEEDS = ([], [0.0], [1.0, -0.9], [1.005], [float("inf")], ["fast"], [None], "fast", 1.0, None)
+
+
+@pytest.mark.parametrize("speeds", NO_SPEEDS, ids=str)
+def test_speeds_that_cannot_be_kept_are_refused(speeds: Any) -> None:
+    with pytest.raises(SbkitError, match="`speeds` must be"):
+        to_percents(speeds)

@@ -1,0 +1,189 @@
+"""TSVs of releases as they come, and as they should not."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import BadRow, Manifest, check_locale
+from sbkit.data.corpora.release import read_release
+from sbkit.data.corpora.tables import read_table
+
+
+def read_manifest(file: Path) -> Manifest:
+    return read_release(file, "en")
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    """Write a manifest as it stands."""
+    file = folder / "train.tsv"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def test_rows_keep_their_order_and_their_quotes(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        'client_id\tpath\tsentence\tage\nann\tb.mp3\t"Well," she said.\t\nbob\ta.mp3\t"Open\t\n',
+    )
+    clips = tmp_path / "clips"
+
+    def columns(speaker: str) -> dict[str, str]:
+        return {"speaker": speaker, "age": "", "language": "en"}
+
+    assert read_manifest(file).clips == (
+        Clip("b", clips / "b.mp3", '"Well," she said.', columns("ann")),
+        Clip("a", clips / "a.mp3", '"Open', columns("bob")),
+    )
+
+
+WAYS = {
+    "plain": "path\tsentence\na.mp3\tÉté\n",
+    "carriage returns": "path\tsentence\r\na.mp3\tÉté\r\n",
+    "byte order mark": "\ufeffpath\tsentence\na.mp3\tÉté\n",
+    "no newline at the end": "path\tsentence\na.mp3\tÉté",
+    "blank lines": "path\tsentence\n\na.mp3\tÉté\n\n",
+    "other order": "sentence\tpath\nÉté\ta.mp3\n",
+    "tabs at the end": "path\tsentence\t\na.mp3\tÉté\t\n",
+    "tabs at the end of rows": "path\tsentence\na.mp3\tÉté\t\t\n",
+    "capitals and spaces": "Path \tSentence\na.mp3\tÉté\n",
+    "a folder before the name": "path\tsentence\nclips/a.mp3\tÉté\n",
+    "the whole path": "path\tsentence\nFOLDER/clips/a.mp3\tÉté\n",
+    "commas": "path,sentence\na.mp3,Été\n",
+    "semicolons and quotes": 'sentence;path\n"Été";a.mp3\n',
+    "no extension": "path\tsentence\na\tÉté\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_write_one_row(tmp_path: Path, way: str) -> None:
+    manifest = read_manifest(write(tmp_path, WAYS[way].replace("FOLDER", str(tmp_path))))
+    assert manifest.clips == (Clip("a", tmp_path / "clips" / "a.mp3", "Été", {"language": "en"}),)
+    assert manifest.bad_rows == ()
+
+
+def test_a_release_without_transcripts_is_read_where_that_is_declared(tmp_path: Path) -> None:
+    for rows in ("path\tage\na.mp3\t30\n", "path\tage\na.mp3\t30\n\t31\n"):  # a bad row, too
+        file = write(tmp_path, rows)
+        (clip,) = read_release(file, "en", {"text_column": False}).clips
+        assert clip == Clip("a", tmp_path / "clips/a.mp3", "", {"age": "30", "language": "en"})
+        with pytest.raises(SbkitError, match="pass --text_column=False"):
+            read_release(file, "en")
+
+
+BAD_ROWS = [
+    ("a.mp3", "wrong number of fields", "1 instead of 2"),
+    ("a.mp3\thi\tthere", "wrong number of fields", "3 instead of 2"),
+    ("\thi", "no path", "the field path is empty"),
+    ("../../etc/passwd\thi", "path outside the clips folder", "../../etc/passwd"),
+    ("/etc/passwd\thi", "path outside the clips folder", "/etc/passwd"),
+    ("x/../../a.mp3\thi", "path outside the clips folder", "x/../../a.mp3"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason", "detail"), BAD_ROWS)
+def test_a_bad_row_is_noted_and_the_others_stay(
+    tmp_path: Path, row: str, reason: str, detail: str
+) -> None:
+    manifest = read_manifest(write(tmp_path, f"path\tsentence\na.mp3\tyes\n{row}\nb.mp3\tno\n"))
+    assert [clip.id for clip in manifest.clips] == ["a", "b"]
+    assert manifest.bad_rows == (BadRow("line 3", reason, detail),)
+
+
+def test_an_object_without_a_path_is_a_bad_row(tmp_path: Path) -> None:
+    rows = '{"path": "a.mp3", "sentence": "yes"}\n{"sentence": "no"}\n'
+    manifest = read_manifest(write(tmp_path, rows))
+    assert [clip.id for clip in manifest.clips] == ["a"]
+    assert manifest.bad_rows == (BadRow("line 2", "no path", "the field path is empty"),)
+
+
+REFUSED: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "is empty"),
+    "an empty spreadsheet": (",,\n,,\n", "is empty"),
+    "only a header": ("path\tsentence\n", "at least one clip"),
+    "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
+    "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "age comes twice. Rename"),
+    "no transcript": ("path\tsentence\na.mp3\t \n", r"`sentence` of .* is empty in all"),
+    "Latin-1": (
+        "path\tsentence\na.mp3\tété\n".encode("latin-1"),
+        r"line 2 holds the byte 0xE9 \('é' in Latin-1\).*iconv -f LATIN1",
+    ),
+    "UTF-16": ("path\tsentence\na.mp3\thi\n".encode("utf-16"), "it is UTF-16.*iconv -f UTF-16"),
+    "binary": (b"\x00\xff\xfe" * 99, "line 1 holds a zero byte"),
+    "an open quote": ('path,sentence\na.mp3,"hi\n', "line 2 cannot be read .* quotes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, case: str) -> None:
+    content, words = REFUSED[case]
+    with pytest.raises(SbkitError, match=words) as caught:
+        read_manifest(write(tmp_path, content))
+    assert str(tmp_path / "train.tsv") in str(caught.value)
+
+
+def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match="is missing"):
+        read_manifest(tmp_path / "train.tsv")
+
+
+def test_the_file_tells_the_extension_that_a_name_lacks(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.flac").touch()
+    clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\n")).clips
+    assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3"]
+
+
+def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> None:
+    rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
+    manifest = read_manifest(write(tmp_path, rows))
+    assert [clip.id for clip in manifest.clips] == ["a.wav", "a.flac", "b"]
+    assert manifest.bad_rows == (
+        BadRow("line 5", "clip listed twice", "a.wav is in line 2 already"),
+    )
+
+
+def test_columns_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
+    row = "path\tsentence\ttext\tclient_id\tweight\na.wav\thi\tHI\tann\t61 kg\n"
+    (clip,) = read_manifest(write(tmp_path, row)).clips
+    kept = {"manifest_text": "HI", "speaker": "ann", "manifest_weight": "61 kg"}
+    assert clip.columns == {**kept, "language": "en"}
+
+
+def locales(*tags: str) -> Manifest:
+    clips = (Clip(str(n), Path(str(n)), "hi", {"locale": tag}) for n, tag in enumerate(tags))
+    return Manifest(tuple(clips), ())
+
+
+def test_the_language_is_held_against_the_locale_column() -> None:
+    assert check_locale(locales("de", "de-AT", ""), "de") is None
+    assert check_locale(locales("", ""), "en") is None
+    note = check_locale(locales("sv-SE", "sv-SE", "fi"), "sv")
+    assert note == "1 row has another locale than sv (of 3; most often fi)"
+    with pytest.raises(SbkitError, match=r"is en where 2 of 3 rows have the locale de\. Pass --l"):
+        check_locale(locales("de", "de", "en"), "en")
+
+
+BAD_OBJECTS = {
+    '{"path": "a.wav", "text": "a", "text": "b"}': "a key is there twice",
+    '{"path": "a.wav", "text": "a", "text ": "b"}': "a key is there twice",
+    '{"path": "\\ud800.wav", "text": "a"}': "surrogates not allowed",
+    '{"path": "\\u0000.wav", "text": "a"}': "a text holds a zero byte",
+    '["a.wav", "a"]': "it is ['a.wav', 'a']",
+}
+
+
+@pytest.mark.parametrize("line", BAD_OBJECTS)
+def test_an_object_that_cannot_be_kept_is_a_bad_row(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(f'{{"path": "b.wav", "text": "b"}}\n{line}\n')
+    (_, bad) = read_table(file).rows
+    assert isinstance(bad, BadRow) and BAD_OBJECTS[line] in bad.detail
+
+
+def test_objects_of_too_many_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(f'{{"path": "b.wav", "k{n}": "b"}}\n' for n in range(1001)))
+    with pytest.raises(SbkitError, match="at most 1000 different keys"):
+        read_table(file)

@@ -1,0 +1,184 @@
+"""A release is read straight from its archive, which is unpacked whole or not at all."""
+
+import io
+import os
+import tarfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from recipes.corpora import corpus_of
+from sbkit.base.errors import SbkitError
+from sbkit.data.corpora.corpus import read_listed
+from sbkit.data.storage.archive import unpack
+from sbkit.data.storage.cache import find_prunable, list_entries
+from tests.recipes.test_common_voice import make_release, prepare
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SBKIT_CACHE", str(folder))
+    return folder
+
+
+def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
+    """Pack a release of Italian as Common Voice does."""
+    release = make_release(tmp_path / "cv-corpus-1.0" / "it")
+    archive = tmp_path / f"cv{suffix}"
+    with tarfile.open(archive, f"w:{suffix.rpartition('.')[2].replace('tar', '')}") as tar:
+        tar.add(release.parent, "cv-corpus-1.0")
+    return archive
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz"])
+def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path, suffix)
+    folder = tmp_path / "cv-corpus-1.0"
+    packed, plain = (
+        prepare(data_folder=each, language="it", cache_folder=cache) for each in (archive, folder)
+    )
+    assert packed.fingerprints == plain.fingerprints
+    assert len(packed.train) == 3
+    named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
+    assert len(read_listed(corpus_of(named), named, "train").clips) == 3
+    again = unpack(archive)
+    assert again == unpack(archive)
+    (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
+    assert not find_prunable([entry], older_than=None, unused=True)
+    archive.unlink()
+    assert find_prunable([entry], older_than=None, unused=True)
+
+
+def test_using_what_was_unpacked_counts_as_use(tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path)
+    unpack(archive)
+    (entry,) = list_entries(cache)
+    month_ago = time.time() - 31 * 86_400
+    for path in (entry.folder / "corpus.json", entry.folder):
+        os.utime(path, (month_ago, month_ago))
+    assert find_prunable(list_entries(cache), older_than=30, unused=False)
+    unpack(archive)
+    assert not find_prunable(list_entries(cache), older_than=30, unused=False)
+
+
+def test_a_changed_archive_is_unpacked_anew(tmp_path: Path) -> None:
+    archive = pack(tmp_path)
+    before = unpack(archive)
+    os.utime(archive, ns=(0, 0))
+    assert unpack(archive) != before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_an_archive_that_is_cut_short_is_one_sentence(
+    share: float, tmp_path: Path, cache: Path
+) -> None:
+    archive = pack(tmp_path)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(SbkitError, match="must be a whole tar file.* Download it again"):
+        corpus_of({"data_folder": archive})
+    assert not [*cache.rglob("*.tsv")]
+
+
+@pytest.mark.parametrize("place", [0.5, 0.99, -6])
+def test_a_damaged_archive_is_one_sentence(place: float, tmp_path: Path) -> None:
+    """Within its content, at its end, and in its checksum."""
+    archive = pack(tmp_path)
+    content = bytearray(archive.read_bytes())
+    content[int(place * len(content)) if place > 0 else int(place)] ^= 0xFF
+    archive.write_bytes(content)
+    with pytest.raises(SbkitError, match="must be a whole tar file") as raised:
+        unpack(archive)
+    assert "None" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../outside.tsv", "a/../../outside.tsv", "/tmp/outside.tsv"])
+def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> None:
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"evil"))
+    with pytest.raises(SbkitError, match="must hold files of its own folder"):
+        unpack(archive)
+    assert not [*tmp_path.rglob("outside.tsv")]
+
+
+def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
+    archive = tmp_path / "links.tar"
+    with tarfile.open(archive, "w") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            info = tarfile.TarInfo(f"entry-{kind.decode()}")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+        info = tarfile.TarInfo("train.tsv")
+        tar.addfile(info, io.BytesIO())
+    assert [each.name for each in unpack(archive).iterdir() if each.suffix == ".tsv"] == [
+        "train.tsv"
+    ]
+    assert not [each for each in unpack(archive).iterdir() if each.name.startswith("entry")]
+
+
+def test_what_is_unpacked_is_not_remembered(tmp_path: Path) -> None:
+    """Of two million clips the list of them would take 0.9 GB."""
+    archive = packed(tmp_path / "many.tar.gz", *[("clips", 0, tarfile.DIRTYPE)] * 3000)
+    tracemalloc.start()
+    unpack(archive)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = pack(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(SbkitError, match="must be room to unpack .* SBKIT_CACHE"):
+        unpack(archive)
+
+
+def packed(file: Path, *members: tuple[str, int, bytes]) -> Path:
+    """Write members of so many zeros each, and of a kind."""
+    with tarfile.open(file, "w:gz") as tar:
+        for name, size, kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = size, kind
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    return file
+
+
+BOMBS = {
+    "a file": [("a.wav", 1 << 21, tarfile.REGTYPE)],
+    "attributes": [("a.wav", 1 << 25, tarfile.XHDTYPE)],
+    "a long name": [("a.wav", 1 << 25, tarfile.GNUTYPE_LONGNAME)],
+    "what is skipped": [("a.wav", 1 << 21, tarfile.DIRTYPE), ("b.wav", 1, tarfile.REGTYPE)],
+}
+
+
+@pytest.mark.parametrize("members", BOMBS.values(), ids=BOMBS.keys())
+def test_zeros_without_end_are_not_unpacked(
+    members: list[tuple[str, int, bytes]],
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sbkit.data.storage.archive.LEAST_LIMIT", 1 << 20)
+    with pytest.raises(SbkitError, match="unpacks to more than a corpus can"):
+        unpack(packed(tmp_path / "a.tar.gz", *members))
+    assert not [each for each in cache.rglob("*") if each.is_file()]
+
+
+def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("a.wav")
+    info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40)}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(SbkitError, match="a file in it has holes, or less"):
+        unpack(tmp_path / "a.tar")
+    assert tmp_path.joinpath("a.tar").stat().st_size < 1 << 20

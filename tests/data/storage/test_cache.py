@@ -1,0 +1,159 @@
+"""What lies in the cache is listed, and only what is chosen is removed, and only there."""
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.test_prepare import assert_holds, make_clips, prepare
+
+from sbkit import cli
+from sbkit.base.errors import SbkitError
+from sbkit.data.storage.audio_cache import default_cache
+from sbkit.data.storage.cache import Entry, list_entries, remove
+from sbkit.data.storage.shard import write_sealed
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prepare two corpora, one of which is gone by now, beside files of an unknown one."""
+    folder = tmp_path / "cache"
+    for name, count in (("here", 40), ("gone", 3)):
+        prepare(tmp_path, make_clips(tmp_path / name, count))
+    shutil.rmtree(tmp_path / "gone")
+    unknown = folder / "embedded" / "talks-0123456789ab"
+    unknown.mkdir(parents=True)
+    (unknown / "a.wav").write_bytes(bytes(1_000_000))
+    (folder / "asterisk-prompts").mkdir()
+    monkeypatch.setenv("SBKIT_CACHE", str(folder))
+    return folder
+
+
+def of(cache: Path, name: str) -> Path:
+    """Find the folder of one corpus."""
+    (entry,) = [each for each in list_entries(cache) if name in str(each.corpus or each.folder)]
+    return entry.folder
+
+
+@pytest.mark.parametrize("command", [["cache"], ["cache", "list"]])
+def test_what_is_there_is_listed(
+    cache: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert cli.run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    (here,) = [line for line in lines if line.endswith(str(cache.parent / "here"))]
+    assert here.split()[1:6] == ["0.3", "MB", "40", "0.00", "16000"]
+    (gone,) = [line for line in lines if line.endswith(f"{cache.parent / 'gone'} (gone)")]
+    assert gone.split()[3] == "3"
+    (unknown,) = [line for line in lines if "unknown (" in line]
+    assert unknown.split()[1:4] == ["1.0", "MB", "unknown"]
+    assert lines[-1].endswith(f"in 3 folders of {cache}")
+
+
+@pytest.mark.parametrize("seconds", [1e15, -1e15])
+def test_a_time_that_no_calendar_has_is_listed(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("sbkit.data.storage.cache._last_used", lambda folder, known: seconds)
+    assert cli.run(["cache"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_an_empty_cache_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
+    cli.run(["cache"])
+    cli.run(["cache", "prune"])
+    words = f"{tmp_path} holds no prepared audio.\n0.0 MB freed, 0 folders\n"
+    assert capsys.readouterr().out == words
+
+
+def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, gone, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
+    cli.run(["cache", "prune", "--dry-run"])
+    assert capsys.readouterr().out.count("would remove") == 1
+    assert all(folder.is_dir() for folder in (here, gone, unknown))
+    cli.run(["cache", "prune", "--unused"])
+    out = capsys.readouterr().out
+    assert f"{cache.parent / 'gone'} is gone" in out
+    assert out.splitlines()[-1].endswith("freed, 1 folder")
+    assert [folder.is_dir() for folder in (here, gone, unknown)] == [True, False, True]
+    assert (cache / "asterisk-prompts").is_dir()
+
+
+def test_what_was_not_used_for_long_is_removed_and_using_it_counts(cache: Path) -> None:
+    here = of(cache, "here")
+    month_ago = time.time() - 31 * 86_400
+    os.utime(here / "corpus.json", (month_ago, month_ago))
+    clips = make_clips(cache.parent / "here", 40)
+    assert_holds(prepare(cache.parent, clips), clips)
+    cli.run(["cache", "prune", "--older-than", "30"])
+    assert here.is_dir()
+    os.utime(here / "corpus.json", (month_ago, month_ago))
+    cli.run(["cache", "prune", "--older-than", "30"])
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("facts", [[1], "x", {"folder": 1}, {"folder": [1]}, {"sample_rate": "x"}])
+def test_what_somebody_else_noted_is_listed_as_unknown(cache: Path, facts: Any) -> None:
+    for name in ("here", "talks"):
+        write_sealed(of(cache, name) / "corpus.json", facts)
+    assert [entry.corpus for entry in list_entries(cache)].count(None) == 2
+
+
+def test_a_corpus_that_may_not_be_seen_is_not_gone(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    cli.run(["cache"])
+    cli.run(["cache", "prune"])
+    assert "0.0 MB freed, 0 folders" in capsys.readouterr().out
+
+
+def test_what_is_being_prepared_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = of(cache, "gone")
+    lock = os.open(gone, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    cli.run(["cache", "prune"])
+    os.close(lock)
+    assert gone.is_dir()
+    assert f"kept {gone}" in capsys.readouterr().out
+
+
+def test_nothing_outside_the_cache_is_removed(cache: Path) -> None:
+    outside = cache.parent / "thesis"
+    outside.mkdir()
+    (outside / "corpus.json").touch()
+    (cache / "audio" / "link").symlink_to(outside)
+    cli.run(["cache", "prune", "--older-than", "0"])
+    assert (outside / "corpus.json").is_file()
+    for folder in (outside, cache, cache / "audio" / "link"):
+        entry = Entry(folder, None, None, None, None, 0, 0.0)
+        with pytest.raises(SbkitError, match="may be removed"):
+            remove(entry, cache)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SBKIT_CACHE": "/s", "XDG_CACHE_HOME": "/x"}, "/s"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/sbkit"),
+        ({}, "/home/ann/.cache/sbkit"),
+    ],
+)
+def test_default_cache(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("SBKIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ann", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert default_cache() == Path(expected)

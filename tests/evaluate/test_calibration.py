@@ -1,0 +1,67 @@
+"""Figures of confidences: as by definition, and good only for those that say what is so."""
+
+import numpy as np
+import pytest
+
+from sbkit.evaluate.calibration import Calibration, measure_calibration
+
+
+def measured(said: list[float], right: list[bool]) -> Calibration:
+    calibration = measure_calibration(said, right)
+    assert calibration is not None
+    return calibration
+
+
+def draw(count: int = 20_000) -> tuple[list[float], list[bool]]:
+    """Draw words that are right as often as is said of them."""
+    random = np.random.default_rng(0)
+    said = random.uniform(0.02, 0.98, count)
+    return said.tolist(), (random.random(count) < said).tolist()
+
+
+def test_probabilities_that_are_so_are_calibrated() -> None:
+    said, right = draw()
+    calibration = measured(said, right)
+    assert calibration.ECE < 0.015
+    assert pytest.approx(0.27, abs=0.02) == calibration.NCE  # 1 - mean entropy, of p uniform
+    assert pytest.approx(0.82, abs=0.02) == calibration.AUC
+    assert calibration.words == len(said)
+    assert calibration.right == sum(right)
+
+
+def test_the_same_order_with_other_numbers_is_not() -> None:
+    """Who says "certain" of everything has negative information, whatever the order is worth."""
+    said, right = draw()
+    overconfident = measured([0.9 + each / 10.1 for each in said], right)
+    assert overconfident.AUC == measured(said, right).AUC
+    assert overconfident.NCE is not None
+    assert overconfident.NCE < -0.5
+    assert pytest.approx(0.45, abs=0.02) == overconfident.ECE
+
+
+def test_saying_the_share_of_right_words_tells_nothing() -> None:
+    calibration = measured([0.75] * 4, [True, True, True, False])
+    assert calibration.AUC == 0.5
+    assert pytest.approx(0) == calibration.NCE
+    assert pytest.approx(0) == calibration.ECE
+
+
+def test_figures_of_four_words_by_hand() -> None:
+    """H is 4 bits, of which what is said of the words is subtracted."""
+    calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
+    bits = np.log2(0.8) + np.log2(0.2) + np.log2(0.6) + np.log2(0.2)
+    assert pytest.approx((4 + bits) / 4) == calibration.NCE
+    assert pytest.approx((1 + 0.5 + 0 + 0) / 4) == calibration.AUC
+    assert pytest.approx((abs(1.6 - 1) + 0.8 + 0.4) / 4) == calibration.ECE
+    assert str(calibration) == "AUC 0.38, NCE -0.43, ECE 0.45 (2 right / 4 words)"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_words_that_are_all_alike_cannot_be_told_apart(right: bool) -> None:
+    calibration = measured([0.9, 0.7], [right, right])
+    assert (calibration.AUC, calibration.NCE) == (None, None)
+    assert pytest.approx(0.2 if right else 0.8) == calibration.ECE
+
+
+def test_no_words_have_no_figures() -> None:
+    assert measure_calibration([], []) is None

@@ -1,0 +1,118 @@
+"""Intervals that hold the true rate as often as they say."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from sbkit.evaluate.interval import Interval, Units, rate_interval, units_of
+
+SPEAKERS = Units(name="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
+
+
+def clips(count: int) -> Units:
+    """Let every utterance be a unit of its own."""
+    return Units(name="clip", groups=tuple(map(str, range(count))))
+
+
+def simulate(random: np.random.Generator, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the errors and words of 60 speakers, each with a rate of their own."""
+    rates = random.beta(20 * mean, 20 * (1 - mean), 60)
+    totals = random.integers(3, 15, (60, 8))
+    return random.binomial(totals, rates[:, None]).ravel(), totals.ravel()
+
+
+def holds(interval: Interval, value: float) -> bool:
+    assert interval.low is not None
+    assert interval.high is not None
+    return interval.low <= value <= interval.high
+
+
+def test_an_interval_over_speakers_holds_the_true_rate_in_95_percent() -> None:
+    random, by_speaker, by_clip = np.random.default_rng(0), 0, 0
+    for seed in range(1000):
+        errors, totals = simulate(random, mean=0.2)
+        by_speaker += holds(rate_interval(errors, totals, SPEAKERS, draws=500, seed=seed), 0.2)
+        by_clip += holds(rate_interval(errors, totals, clips(480), draws=100, seed=seed), 0.2)
+    assert 930 <= by_speaker <= 970
+    assert by_clip < 900  # clips of one speaker are no independent evidence
+
+
+def test_an_interval_of_a_difference_holds_the_true_one() -> None:
+    random, held = np.random.default_rng(1), 0
+    for seed in range(500):
+        (a, totals), hard = simulate(random, mean=0.2), random.random(480) < 0.5
+        b = np.where(hard, a, random.binomial(a, 0.8))  # a tenth fewer errors, in the same places
+        interval = rate_interval(a - b, totals, SPEAKERS, draws=500, seed=seed)
+        held += holds(interval, 0.02)
+    assert 0.93 * 500 <= held <= 0.97 * 500
+
+
+def test_what_is_hard_for_both_cancels_out() -> None:
+    errors, totals = simulate(np.random.default_rng(2), mean=0.2)
+    better = errors - (np.arange(480) % 10 == 0) * (errors > 0)
+    alone = rate_interval(errors, totals, SPEAKERS)
+    paired = rate_interval(errors - better, totals, SPEAKERS)
+    assert alone.low is not None and alone.high is not None
+    assert paired.low is not None and paired.high is not None
+    assert paired.high - paired.low < (alone.high - alone.low) / 4
+    assert paired.low > 0
+    swapped = rate_interval(better - errors, totals, SPEAKERS)
+    assert (swapped.low, swapped.high) == pytest.approx((-paired.high, -paired.low))
+
+
+def test_the_same_clips_in_another_order_have_the_same_interval() -> None:
+    errors, totals = simulate(np.random.default_rng(3), mean=0.2)
+    order = np.random.default_rng(4).permutation(480)
+    shuffled = Units(name="speaker", groups=tuple(SPEAKERS.groups[each] for each in order))
+    first = rate_interval(errors, totals, SPEAKERS)
+    assert rate_interval(errors[order], totals[order], shuffled) == first
+    assert rate_interval(errors, totals, SPEAKERS, seed=1) != first
+    assert (first.unit, first.unit_count) == ("speaker", 60)
+
+
+@pytest.mark.parametrize(
+    ("errors", "totals", "units", "reason"),
+    [
+        ([1, 2], [5, 5], Units(name="speaker", groups=("ann", "ann")), "is 1 speaker"),
+        ([1], [5], clips(1), "but there is 1 clip"),
+        ([], [], clips(0), "but there is 0 clip"),
+        ([0, 1], [0, 0], clips(2), "references are empty"),
+    ],
+)
+def test_where_nothing_can_be_drawn_there_is_no_interval(
+    errors: list[int], totals: list[int], units: Units, reason: str
+) -> None:
+    found = rate_interval(np.array(errors, int), np.array(totals, int), units)
+    assert (found.low, found.high, found.unit) == (None, None, units.name)
+    assert reason in found.reason
+
+
+def test_a_draw_of_empty_references_is_finite() -> None:
+    found = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
+    assert (found.low, found.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate` has it
+
+
+def test_many_clips_need_little_memory() -> None:
+    errors, totals, units = np.ones(20_000, int), np.full(20_000, 5), clips(20_000)
+    tracemalloc.start()
+    rate_interval(errors, totals, units, draws=500)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6  # all draws at once would take 80 MB for the choice alone
+
+
+@pytest.mark.parametrize(
+    ("speakers", "name", "count"),
+    [
+        (["ann", "bob", "ann"], "speaker", 2),
+        (["ann", "ann", "ann"], "clip", 3),  # nothing is known of other speakers
+        (["", "", ""], "clip", 3),
+        (["ann", "", "ann"], "speaker or clip", 2),
+    ],
+)
+def test_speakers_are_drawn_where_they_are_known(
+    speakers: list[str], name: str, count: int
+) -> None:
+    units = units_of(["1", "2", "3"], speakers)
+    assert (units.name, len({*units.groups})) == (name, count)

@@ -1,0 +1,100 @@
+"""The matched-pair sentence-segment word error test, beside NIST's sc_stats."""
+
+import csv
+import random
+from pathlib import Path
+
+import pytest
+
+from sbkit.evaluate.mapsswe import mapsswe, segment_differences
+
+DATA = Path(__file__).parent / "data" / "mapsswe"
+SENTENCES = (Path(__file__).parents[1] / "lm/data/sentences.txt").read_text().splitlines()
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (DATA / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t"))
+
+
+@pytest.mark.parametrize("printed", table("sc_stats"), ids=lambda printed: printed["pair"])
+def test_it_says_what_sc_stats_says(printed: dict[str, str]) -> None:
+    references, a, b = zip(
+        *((row["reference"], row["a"], row["b"]) for row in table(printed["pair"])), strict=True
+    )
+    found = mapsswe(references, a, b)
+    assert found.segment_count == int(printed["segments"])
+    assert f"{found.mean:.3f}" == printed["mean"]
+    assert f"{found.z:.3f}" == printed["Z"]
+    swapped = mapsswe(references, b, a)
+    assert found.z is not None
+    assert (swapped.z, swapped.p) == (pytest.approx(-found.z), pytest.approx(found.p))
+
+
+def mishear(seed: int, rate: float) -> list[str]:
+    """Change, drop or double some words of every sentence."""
+    draw = random.Random(seed)
+    heard = []
+    for sentence in SENTENCES:
+        words = []
+        for word in sentence.split():
+            kind = draw.random() / rate
+            words += [word] if kind > 1 else [[f"{word}s"], [], [word, "uh"]][int(kind * 3)]
+        heard.append(" ".join(words))
+    return heard
+
+
+# Printed by sc_stats as those of `data/mapsswe`: seeds and rates of both; segments, mean and Z.
+@pytest.mark.parametrize(
+    ("a", "b", "segments", "mean", "z"),
+    [
+        ((1, 0.1), (2, 0.25), 60, "-0.717", "-4.062"),
+        ((3, 0.3), (4, 0.3), 71, "-0.099", "-0.546"),
+        ((5, 0.05), (6, 0.15), 44, "-0.818", "-4.651"),
+        ((7, 0.5), (8, 0.4), 67, "0.522", "2.740"),
+    ],
+)
+def test_it_says_so_of_real_sentences(
+    a: tuple[int, float], b: tuple[int, float], segments: int, mean: str, z: str
+) -> None:
+    found = mapsswe(SENTENCES, mishear(*a), mishear(*b))
+    assert (found.segment_count, f"{found.mean:.3f}", f"{found.z:.3f}") == (segments, mean, z)
+
+
+@pytest.mark.parametrize(
+    ("reference", "a", "b", "differences"),
+    [
+        ("a b c d", "a b c d", "a b c d", []),
+        ("a b c d", "x b c d", "a b c y", [1, -1]),  # two words apart: two segments
+        ("a b c", "x b c", "a b y", [0]),  # one word apart: one segment
+        ("a b c d", "a b x c d", "a b c d", [1]),
+        ("a b c d e f", "x b z c d e f", "a b c d y f", [2, -1]),
+        ("a b c d", "x b z c d", "a b c y", [1]),  # an insertion starts the count of words again
+        ("a b", "a b", "a b x y", [-2]),
+        ("", "a", "", [1]),
+        ("a b", "", "a b", [2]),
+        ("  a \t b ", "a b", "a  c", [-1]),  # any white space is one
+    ],
+)
+def test_segments_are_cut_at_two_words_that_both_have(
+    reference: str, a: str, b: str, differences: list[int]
+) -> None:
+    assert segment_differences(reference, a, b) == differences
+
+
+def test_what_cannot_be_tested_has_a_reason() -> None:
+    same = mapsswe(["a b"] * 9, ["a b"] * 9, ["a b"] * 9)
+    assert (same.segment_count, same.z, same.p) == (0, None, None)
+    assert "at least 2 segments with errors, but there are 0" in same.reason
+    alike = mapsswe(["a b"] * 9, ["a c"] * 9, ["a b"] * 9)
+    assert (alike.segment_count, alike.mean, alike.p) == (9, 1.0, None)
+    assert "all 9 have the same difference, +1" in alike.reason
+    lecture = " ".join(map(str, range(12_000)))  # its alignment would take 0.6 GB
+    long = mapsswe([lecture], [lecture], [f"{lecture} uh"])
+    assert (long.segment_count, long.z) == (0, None)
+    assert "134,217,728 pairs of words, but one has 144,012,000" in long.reason
+
+
+def test_the_same_number_of_errors_everywhere_is_no_difference() -> None:
+    found = mapsswe(["a b"] * 9, ["a c"] * 9, ["a d"] * 9)
+    assert (found.segment_count, found.z, found.p) == (9, 0.0, 1.0)

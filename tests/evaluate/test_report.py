@@ -1,0 +1,207 @@
+"""The page of a report, before any browser: what is in it, how large it is, and that it is safe."""
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.evaluate import report
+from sbkit.evaluate.accuracy_report import ACCURACY
+from sbkit.evaluate.report import ERROR_RATES, write_report
+from sbkit.evaluate.report_rows import choose, compare_utterances, confusions, unknown_words
+from sbkit.evaluate.run_results import RunResults, read_clips, read_results
+from sbkit.evaluate.wer import pair_words, score
+from sbkit.evaluate.wer_report import slice_error_rates
+from sbkit.logs.curves import encode_panel, overlay, run_panels
+from sbkit.logs.metric import Metric
+from tests.logs.reports import HOSTILE, RECORDS, results, tone, write_example
+
+
+class Tags(HTMLParser):
+    """Collect the tags of a page, its links and the content of its scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: set[str] = set()
+        self.code: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs)
+        self.links |= {str(value)[:5] for name, value in attrs if name in ("src", "href")}
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] in ("script", "style") and data.strip():
+            self.code.append(data)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_page_is_safe(tmp_path: Path, runs: int) -> None:
+    page = write_example(tmp_path, runs=runs).read_text("utf-8")
+    found = Tags()
+    found.feed(page)
+    assert found.tags.count("script") == 2
+    assert not {"iframe", "object"} & {*found.tags}
+    assert {link for link in found.links if not link.startswith("#")} == {"data:"}
+    assert re.findall(r"https?://", page) == []
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', page)
+    style, _, code = found.code[:3]
+    for name, content in (("style-src", style), ("script-src", code)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{name} &#39;sha256-{digest}&#39;" in policy
+    assert policy.startswith("default-src &#39;none&#39;;")
+
+
+def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+    first = write_example(tmp_path).read_bytes()
+    assert write_example(tmp_path).read_bytes() == first
+
+
+def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
+    page = " ".join(write_example(tmp_path, runs=2).read_text("utf-8").split())
+    assert "42.9 %" in page  # WER of A: 3 errors in 7 words
+    assert "+28.6 points" in page  # A - B: 2 errors
+    page = " ".join(write_example(tmp_path).read_text("utf-8").split())
+    assert "5 words of the references are not among the words of the training transcripts" in page
+    assert "best 50" in page  # the curve of validation
+
+
+def test_a_page_has_six_megabytes_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "ROW_BYTES", 20_000)
+    monkeypatch.setattr(report, "ALL_BYTES", 100_000)
+    scored = [score(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)]
+    asked: list[tuple[int, int]] = []
+
+    def clips(name: str, ids: list[str], most: int) -> dict[str, str]:
+        asked.append((len(ids), most))
+        return dict.fromkeys(ids, "A" * 400)
+
+    page = tmp_path / "report.html"
+    write_report(page, [results("a", scored)], clips=clips)
+    ((count, most),) = asked
+    assert 50 < count < 200  # as many as have rows
+    assert 80_000 <= most < 81_000
+    static = len(write_example(tmp_path / "..").read_bytes()) - len(tone())
+    assert page.stat().st_size < static + 20_000 + 400 * count
+
+
+def test_of_many_speakers_those_with_most_utterances_are_shown(tmp_path: Path) -> None:
+    figures = {**slice_error_rates([score("a", "a b", "a c")]), "utterances": 1}
+    values = {f"speaker {n:05}": figures for n in range(20_000)}
+    values["speaker 19999"] = {**figures, "utterances": 9}
+    test = {"test": {"report_by": {"speaker": values, "length": {"short": figures}}}}
+    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
+    write_report(tmp_path / "report.html", [run], clips=no_clips)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert len(page) < 500_000
+    shown = [f"speaker {n:05}" for n in (0, 198, 19_999)]
+    assert all(f"<td>{each}<" in page for each in shown)
+    assert "speaker 00199" not in page
+    assert "The 200 of 20000 values of speaker with most utterances" in page
+
+
+def test_the_worst_and_typical_ones_are_chosen() -> None:
+    scored = [score(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)]
+    utterances = compare_utterances([scored])
+    chosen = choose(utterances)
+    assert sorted(each.id for each in chosen) == sorted(each.id for each in utterances)
+    worst = sorted(utterances, key=lambda each: (-each.errors, each.id))[:50]
+    assert {each.id for each in worst} <= {each.id for each in chosen[:100]}
+    typical = [each.errors for each in chosen[:100] if each not in worst]
+    assert set(typical) == {3, 4, 5}
+    assert 3.0 < sum(typical) / len(typical) < 4.5
+    assert [each.id for each in choose(utterances[::-1])] == [each.id for each in chosen]
+
+
+def pairs(reference: str, hypothesis: str) -> list[tuple[str, str]]:
+    return pair_words(reference.split(), hypothesis.split())
+
+
+def test_errors_are_counted_for_each_run() -> None:
+    a = [pairs("hold the line", "told the line"), pairs("hold on", "told on now")]
+    b = [pairs("hold the line", "hold line"), pairs("hold on", "told on")]
+    found = confusions([a, b])
+    assert [(each.reference, each.hypothesis, each.counts) for each in found] == [
+        ("hold", "told", (2, 1)),
+        ("", "now", (1, 0)),
+        ("the", "", (0, 1)),
+    ]
+
+
+def test_unknown_words_are_those_that_were_never_seen() -> None:
+    said = [pairs("grey mare", "grey mayor"), pairs("mare", "mare"), pairs("mare", "")]
+    (found,) = unknown_words(said, {"grey"})
+    assert (found.word, found.count, found.right, found.instead) == ("mare", 3, 1, ("mayor",))
+
+
+def test_the_curves_of_one_run_or_of_two_are_pictures() -> None:
+    panels = run_panels([each.as_record() for each in RECORDS], ERROR_RATES)
+    for panel in (*panels, overlay(panels[2], panels[2]), *run_panels([], ERROR_RATES)):
+        assert base64.b64decode(encode_panel(panel)).startswith(b"\x89PNG")
+    both = overlay(panels[2], panels[2]).curves
+    assert [each.label for each in both] == [
+        f"{run} {each.label}" for run in "AB" for each in panels[2].curves
+    ]
+    assert {each.color for each in both} == {0, 1}
+
+
+def test_the_clips_of_a_page_are_read_again(tmp_path: Path) -> None:
+    page = write_example(tmp_path)
+    assert read_clips(page) == {"test": {"c": tone()}}
+    assert read_clips(tmp_path / "none.html") == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b'<script type="application/json" id="data">{"sets": []}</script>',
+        b'<script type="application/json" id="data">{"sets": {"a": [{"id": 1}]}}</script>',
+        b'<script type="application/json" id="data">'
+        b'{"sets": {"a": [{"id": "b", "clip": "<b>"}]}}</script>',
+    ],
+)
+def test_another_page_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "report.html").write_bytes(content)
+    with pytest.raises(SbkitError, match="must be the page that sbkit wrote, whose clips"):
+        read_clips(tmp_path / "report.html")
+
+
+def no_clips(name: str, ids: list[str], most: int) -> dict[str, str]:
+    return {}
+
+
+def test_a_classifier_has_a_page_without_utterances(tmp_path: Path) -> None:
+    interval = {"low": 0.5, "high": 0.9, "unit": "clip", "unit_count": 9}
+    figures = {"accuracy": 0.7, "right": 7, "utterances": 10, "accuracy_interval": interval}
+    run = RunResults(name="x", test={"test": figures}, utterances={}, log=[], data=None)
+    write_report(tmp_path / "report.html", [run], clips=no_clips, metrics=ACCURACY)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "70.0 %" in page
+    assert "50.0 to 90.0" in page
+    assert 'id="table"' not in page
+
+
+def test_metrics_of_ones_own_have_a_page(tmp_path: Path) -> None:
+    test = {"a": {"loss": 2.5, "report_by": {"speaker": {"ann": {"utterances": 2, "loss": 3.25}}}}}
+    run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
+    metrics = {"loss": Metric(is_fraction=False)}
+    write_report(tmp_path / "report.html", [run], clips=no_clips, metrics=metrics)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert ">2.5" in page
+    assert ">3.25" in page
+    untested = RunResults(name="x", test={}, utterances={}, log=[], data=None)
+    write_report(tmp_path / "report.html", [untested], clips=no_clips)
+    assert "Nothing was tested." in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_data_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data_report.json").write_text(f'["{HOSTILE[:5]}"]')
+    with pytest.raises(SbkitError, match=r"data_report.json must be what sbkit wrote about the"):
+        read_results(tmp_path, {})

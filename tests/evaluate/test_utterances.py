@@ -1,0 +1,99 @@
+"""The utterances of a test set as lines that programs read."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.evaluate.utterances import hash_references, read_utterances, write_utterances
+from sbkit.evaluate.wer import score
+from sbkit.text.word import Word
+
+SET = [
+    score(
+        "b",
+        "hold the line",
+        "told line",
+        speaker="ann",
+        seconds=1.25,
+        words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
+    ),
+    score("a", "naïve\u2028 «да»", "", by_words=False),
+]
+
+
+def with_word(word: str) -> bytes:
+    return f'{{"id": "a", "reference": "a", "hypothesis": "a", "words": [{word}]}}'.encode()
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_utterances(tmp_path / "utterances_test.jsonl", SET)
+    lines = (tmp_path / "utterances_test.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
+    assert json.loads(lines[1]) == {
+        "id": "b",
+        "reference": "hold the line",
+        "hypothesis": "told line",
+        "by_words": True,
+        "reference_words": 3,
+        "word_errors": {"substitutions": 1, "deletions": 1, "insertions": 0},
+        "reference_characters": 13,
+        "character_errors": {"substitutions": 1, "deletions": 4, "insertions": 0},
+        "seconds": 1.25,
+        "speaker": "ann",
+        "words": [
+            {"text": "told", "start": 0.04, "end": 0.4, "confidence": 0.312},
+            {"text": "line", "start": 0.48, "end": 1.0},
+        ],
+    }
+    first = json.loads(lines[0])
+    assert (first["seconds"], first["speaker"], first["by_words"]) == (None, None, False)
+    assert not {"reference_words", "word_errors"} & first.keys()
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
+
+
+def test_an_empty_set_is_an_empty_file(tmp_path: Path) -> None:
+    write_utterances(tmp_path / "utterances_test.jsonl", [])
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "Expecting property name"),
+        (b'{"id": "a"}', "'reference'"),
+        (b'{"id": 1, "reference": "a", "hypothesis": "a"}', "'1' is not made of texts"),
+        (b"[1]", "list indices"),
+        (with_word('{"text": "a"}'), "'start'"),
+        (with_word('{"text": 1, "start": 0, "end": 1}'), "has no text, start and end"),
+        (with_word('{"text": "a", "start": "0", "end": 1}'), "has no text, start and end"),
+        (
+            with_word('{"text": "a", "start": 0, "end": 1, "confidence": 7}'),
+            "the confidence 7 is not between 0 and 1",
+        ),
+        (b"\xff", "decode byte 0xff"),
+        (b'{"id": "a", "reference": "\\ud800", "hypothesis": ""}', "surrogates not allowed"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_what_is_no_utterance_is_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "broken.jsonl").write_bytes(content)
+    with pytest.raises(SbkitError, match=rf"broken.jsonl must have .*{re.escape(says)}"):
+        read_utterances(tmp_path / "broken.jsonl")
+
+
+def test_the_hash_is_of_ids_and_references_alone() -> None:
+    expected = hash_references(SET)
+    assert len(expected) == 64
+    assert hash_references(SET[::-1]) == expected
+    assert hash_references([SET[0], score("a", SET[1].reference, "other")]) == expected
+    assert hash_references([SET[0], score("a", "naïve да", "")]) != expected
+    assert hash_references([SET[0], score("c", SET[1].reference, "")]) != expected
+
+
+def test_a_text_that_takes_hours_to_align_is_refused(tmp_path: Path) -> None:
+    row = {"id": "a", "reference": "x" * (1 << 18), "hypothesis": "y" * (1 + (1 << 18))}
+    (tmp_path / "utterances_a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(SbkitError, match="'a' has more than 262144 characters"):
+        read_utterances(tmp_path / "utterances_a.jsonl")

@@ -1,0 +1,147 @@
+"""Error rates agree with a Levenshtein written from its definition, and add up over a split."""
+
+import random
+from dataclasses import astuple
+
+import pytest
+from rich.cells import cell_len
+
+from sbkit.evaluate.wer import (
+    ErrorCounts,
+    Scores,
+    align,
+    count_errors,
+    right_words,
+    score,
+    total_scores,
+)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "words", "characters"),
+    [  # substitutions, deletions, insertions, total
+        ("", "", (0, 0, 0, 0), (0, 0, 0, 0)),
+        ("a b", "", (0, 2, 0, 2), (0, 3, 0, 3)),
+        ("", "a b", (0, 0, 2, 0), (0, 0, 3, 0)),
+        ("a b c", "a b c", (0, 0, 0, 3), (0, 0, 0, 5)),
+        ("a b c", "a x c", (1, 0, 0, 3), (1, 0, 0, 5)),
+        ("a b", "ab", (1, 1, 0, 2), (0, 1, 0, 3)),
+        ("the cat", "the cat sat", (0, 0, 1, 2), (0, 0, 4, 7)),
+        ("  a \t b\n", "a b", (0, 0, 0, 2), (0, 0, 0, 3)),
+        ("a\u00a0b", "a b", (0, 0, 0, 2), (0, 0, 0, 3)),
+        ("über", "uber", (1, 0, 0, 1), (1, 0, 0, 4)),
+        ("日本語", "日本", (1, 0, 0, 1), (0, 1, 0, 3)),
+        ("Yes", "yes", (1, 0, 0, 1), (1, 0, 0, 3)),
+    ],
+)
+def test_counts_of_one_utterance(
+    reference: str, hypothesis: str, words: tuple[int, ...], characters: tuple[int, ...]
+) -> None:
+    scores = count_errors(reference, hypothesis)
+    assert astuple(scores.words) == words
+    assert astuple(scores.characters) == characters
+    assert scores.utterances == 1
+
+
+def test_errors_are_the_edit_distance() -> None:
+    random_numbers = random.Random(0)
+    for _ in range(300):
+        reference, hypothesis = (_random_text(random_numbers) for _ in range(2))
+        scores = count_errors(reference, hypothesis)
+        assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
+        assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
+        assert scores.words.total == len(reference.split())
+        right = right_words(reference.split(), hypothesis.split())
+        hits = len(reference.split()) - scores.words.substitutions - scores.words.deletions
+        assert (len(right), sum(right)) == (len(hypothesis.split()), hits)
+        for counts, lengths in (
+            (scores.words, (len(reference.split()), len(hypothesis.split()))),
+            (scores.characters, (len(reference), len(hypothesis))),
+        ):
+            assert lengths[0] - counts.deletions + counts.insertions == lengths[1]
+
+
+def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
+    split = [score("long", "a b c d e f g h i", "a b c d e f g h i"), score("short", "a", "b")]
+    total = total_scores(split)
+    assert total.wer == 1 / 10
+    assert total.cer == 1 / 18
+    assert total.utterances == 2
+    assert total.wer != sum(one.scores.wer for one in split) / 2
+
+
+def test_nothing_scored_is_zero_errors() -> None:
+    assert total_scores([]) == Scores()
+    assert (Scores().wer, Scores().cer) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rate"),
+    [
+        (ErrorCounts(), 0.0),
+        (ErrorCounts(insertions=3), 3.0),
+        (ErrorCounts(insertions=3, total=2), 1.5),
+        (ErrorCounts(substitutions=1, deletions=1, total=8), 0.25),
+    ],
+)
+def test_rate(counts: ErrorCounts, rate: float) -> None:
+    assert counts.rate == rate
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "lines"),
+    [
+        ("", "", ("", "", "")),
+        ("a b", "a b", ("a b", "a b", "")),
+        ("one two", "", ("one two", "*** ***", "D   D")),
+        ("", "one", ("***", "one", "I")),
+        (
+            "the big cat sat here",
+            "the cat sits here now",
+            ("the big cat sat  here ***", "the *** cat sits here now", "    D       S         I"),
+        ),
+        ("日本 go", "go", ("日本 go", "**** go", "D")),
+        ("日本 go", "日 no", ("日本 go", "日   no", "S    S")),
+        ("re\u0301sume\u0301 ok", "resume no", ("re\u0301sume\u0301 ok", "resume no", "S      S")),
+    ],
+)
+def test_alignment(reference: str, hypothesis: str, lines: tuple[str, str, str]) -> None:
+    assert align(reference, hypothesis) == lines
+
+
+def test_without_words_characters_are_aligned() -> None:
+    """A space is a character that can be seen, as it counts for the CER."""
+    assert align("今 天气", "今天气好", by_words=False) == ("今␣天气**", "今*天气好", "  D    I")
+
+
+def test_alignment_loses_no_word_and_marks_every_error() -> None:
+    random_numbers = random.Random(1)
+    for _ in range(100):
+        reference, hypothesis = (_random_text(random_numbers, "abи日e\u0301") for _ in range(2))
+        lines = align(reference, hypothesis)
+        assert [word for word in lines.reference.split() if "*" not in word] == reference.split()
+        assert [word for word in lines.hypothesis.split() if "*" not in word] == hypothesis.split()
+        assert len(lines.marks.split()) == count_errors(reference, hypothesis).words.errors
+        assert _starts(lines.reference) == _starts(lines.hypothesis)
+        assert {*_starts(lines.marks)} <= {*_starts(lines.reference)}
+
+
+def _random_text(random_numbers: random.Random, alphabet: str = "abc") -> str:
+    lengths = [random_numbers.randint(1, 3) for _ in range(random_numbers.randint(0, 6))]
+    return " ".join("".join(random_numbers.choices(alphabet, k=length)) for length in lengths)
+
+
+def _edit_distance(reference: list[str], hypothesis: list[str]) -> int:
+    above = list(range(len(hypothesis) + 1))
+    for i, said in enumerate(reference, start=1):
+        row = [i]
+        for j, heard in enumerate(hypothesis, start=1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (said != heard)))
+        above = row
+    return above[-1]
+
+
+def _starts(line: str) -> list[int]:
+    """List the terminal columns at which the words of a line begin."""
+    places = [i for i, mark in enumerate(line) if mark != " " and line[i - 1 : i] in ("", " ")]
+    return [cell_len(line[:place]) for place in places]

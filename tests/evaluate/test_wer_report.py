@@ -1,0 +1,177 @@
+"""The written report: worst utterances first, figures as valid JSON."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.evaluate.summary import write_summary
+from sbkit.evaluate.wer import Scores, score, total_scores
+from sbkit.evaluate.wer_report import (
+    describe_results,
+    error_figures,
+    report_errors,
+    result_figures,
+    slice_error_rates,
+    write_wer,
+)
+from sbkit.text.word import Word
+
+SPLIT = [
+    score("c_right", "all is well", "all is well"),
+    score("b_long", "please hold the line", "please told line"),
+    score("a_short", "hello there", "yellow chair"),
+    score("d_silent", "", "oh"),
+]
+
+REPORT = """\
+WER 55.56 % (5 errors / 9 words: 3 S, 1 D, 1 I)
+CER 30.95 % (13 errors / 42 characters: 4 S, 5 D, 4 I)
+
+Utterances: 4, the worst first. S: substituted, D: deleted, I: inserted, *: no counterpart.
+
+a_short: WER 100.00 % (2 / 2), CER 54.55 % (6 / 11)
+  reference   hello  there
+  hypothesis  yellow chair
+              S      S
+
+b_long: WER 50.00 % (2 / 4), CER 25.00 % (5 / 20)
+  reference   please hold the line
+  hypothesis  please told *** line
+                     S    D
+
+d_silent: WER 100.00 % (1 / 0), CER 200.00 % (2 / 0)
+  reference   **
+  hypothesis  oh
+              I
+
+c_right: WER 0.00 % (0 / 3), CER 0.00 % (0 / 11)
+  reference   all is well
+  hypothesis  all is well
+"""
+
+
+def test_wer_report(tmp_path: Path) -> None:
+    write_wer(tmp_path / "wer_test.txt", iter(SPLIT))
+    assert (tmp_path / "wer_test.txt").read_text() == REPORT
+
+
+def test_an_id_forges_no_line_and_moves_no_cursor(tmp_path: Path) -> None:
+    write_wer(tmp_path / "wer_test.txt", [score("a: WER 0 %\nb\x1b[2J", "all \u202e is", "all")])
+    text = (tmp_path / "wer_test.txt").read_text()
+    assert "\na: WER 0 %\\nb\\x1b[2J: WER" in text
+    assert "\u202e" not in text
+
+
+def test_confidences_are_compared_with_what_was_said() -> None:
+    """Words that have none do not count; greedy decoding has figures of its own."""
+    sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
+    beam = score("a", "please hold the line", "please told line", words=sure)
+    greedy = score("a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),))
+    figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
+    assert figures["confidence"] == {
+        "AUC": 1.0,
+        "NCE": pytest.approx(1 + (np.log2(0.9) + np.log2(0.8)) / 2),
+        "ECE": pytest.approx((0.1 + 0.2) / 2),
+        "words": 2,
+        "right": 1,
+    }
+    assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
+    assert figures["greedy"]["WER_interval"]["unit"] == "clip"
+    assert describe_results([beam]).endswith(
+        "; confidence AUC 1.00, NCE 0.76, ECE 0.15 (1 right / 2 words)"
+    )
+    assert "confidence" not in result_figures(SPLIT)
+
+
+def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
+    """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
+    texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
+    scored = [score(*each, by_words=False) for each in texts]
+    scored = [replace(each, greedy=each) for each in scored]
+    assert "; greedily CER " in describe_results(scored)
+    figures = report_errors(tmp_path, "test", scored)
+    parts = slice_error_rates(scored)
+    said = json.dumps([describe_results(scored), figures, parts])
+    assert "WER" not in said
+    assert "word" not in said
+    assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
+    assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
+    assert (
+        (tmp_path / "wer_test.txt").read_text()
+        == """\
+CER 42.86 % (3 errors / 7 characters: 1 S, 1 D, 1 I)
+
+Utterances: 2, the worst first. S: substituted, D: deleted, I: inserted, *: no counterpart.
+
+b: CER 100.00 % (2 / 2)
+  reference   你好**
+  hypothesis  您好吗
+              S   I
+
+a: CER 20.00 % (1 / 5)
+  reference   今天天气好
+  hypothesis  今天**气好
+                  D
+"""
+    )
+
+
+def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:
+    same = [score("z", "a b", "a c"), score("y", "a b", "a c"), score("x", "a b c", "a b d")]
+    write_wer(tmp_path / "wer_test.txt", same)
+    lines = (tmp_path / "wer_test.txt").read_text().splitlines()
+    assert [line[0] for line in lines if "WER" in line[1:]] == ["y", "z", "x"]
+
+
+def test_an_empty_split_is_reported(tmp_path: Path) -> None:
+    write_wer(tmp_path / "wer_test.txt", [])
+    assert "WER 0.00 % (0 errors / 0 words" in (tmp_path / "wer_test.txt").read_text()
+
+
+def test_summary(tmp_path: Path) -> None:
+    summary = _summarize(tmp_path, total_scores(SPLIT), train_seconds=100.0)
+    assert summary["test"]["clean"] == {
+        "WER": 5 / 9,
+        "CER": 13 / 42,
+        "utterances": 4,
+        "words": 9,
+        "characters": 42,
+        "word_errors": {"substitutions": 3, "deletions": 1, "insertions": 1},
+        "character_errors": {"substitutions": 4, "deletions": 5, "insertions": 4},
+    }
+    assert (summary["parameters"], summary["train_seconds"]) == (2_000_000, 100.0)
+    assert (summary["audio_seconds"], summary["rtfx"]) == (25_000.0, 250.0)
+    assert {"python", "torch", "torchaudio", "speechbrain", "sbkit"} <= {*summary["versions"]}
+    assert "git_commit" in summary
+    assert {*summary["machine"]} == {"cpu", "cores", "device", "accelerator"}
+    assert summary["machine"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("train_seconds", "null"), [(0.0, "rtfx"), (float("nan"), "train_seconds")]
+)
+def test_a_run_without_figures_still_gives_valid_json(
+    tmp_path: Path, train_seconds: float, null: str
+) -> None:
+    summary = _summarize(tmp_path, Scores(), train_seconds=train_seconds)
+    assert summary[null] is None
+
+
+def _summarize(folder: Path, test: Scores, *, train_seconds: float) -> dict[str, Any]:
+    path = folder / "summary.json"
+    write_summary(
+        path,
+        test={"clean": error_figures(test)},
+        parameters=2_000_000,
+        train_seconds=train_seconds,
+        audio_seconds=25_000.0,
+        device=torch.device("cpu"),
+        cost={},
+    )
+    summary: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)
+    return summary

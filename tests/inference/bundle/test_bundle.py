@@ -1,0 +1,277 @@
+"""A bundle is data: what is read is what was checked, and it is taken only as it says it is."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from sbkit.audio.fbank import Fbank
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.decoder import BeamDecoder, best_tokens
+from sbkit.decoding.language_models import LanguageModels
+from sbkit.decoding.word_reader import WordReader
+from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import bundle as bundles
+from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.transcribe.classify import classify_files
+from tests.inference.bundles import edit_config, edit_weights, make_bundle
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def bundle(healthy: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(healthy, tmp_path / "bundle"))
+
+
+def test_a_bundle_says_what_its_tokens_and_frames_are(bundle: Path) -> None:
+    loaded, config = load_bundle(bundle), json.loads((bundle / "config.json").read_text())
+    assert config["vocabulary"] == list(loaded.require_asr().pieces())
+    assert config["samples_per_frame"] == loaded.model.samples_per_frame == 640
+
+
+def test_a_bundle_that_is_as_it_says_is_loaded(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    assert isinstance(loaded.transcribe([np.zeros(8000, np.int16)])[0], str)
+    with pytest.raises(SbkitError, match="must have a bundle of a classifier"):
+        loaded.require_labels()
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_what_hotwords_cannot_do_without_spaces_is_said(
+    bundle: Path, language: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_config(bundle, lambda all_: all_.update(language=language))
+    loaded = load_bundle(bundle)
+    models = LanguageModels(words=None, tokens=None)
+    decoder = BeamDecoder(tokenizer=loaded.require_asr(), language_models=models)
+    replace(loaded, decoder=decoder).with_hotwords("fox")
+    said = "which ja does not write between words" in capsys.readouterr().err
+    assert said == (language == "ja")
+
+
+def confidence(**greedy: float) -> dict[str, Any]:
+    return {"confidence": {"greedy": {"weights": greedy}}}
+
+
+def test_texts_are_written_as_when_the_model_was_trained(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the table that the checkpoint had, whatever this sbkit has for the language."""
+    assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
+    older = {"letters": "abcdefghijklmnopqrstuvwxyzé", "joiners": "'", "rewrite": {"&": " et "}}
+    edit_config(bundle, lambda all_: all_.update(normalizer={"version": 2, **older}))
+    assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
+    assert capsys.readouterr().err == ""
+    edit_config(bundle, lambda all_: all_["normalizer"].update(version=1))
+    assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
+    assert "were normalized by version 1 of the rules" in capsys.readouterr().err
+    edit_config(bundle, lambda all_: all_["normalizer"].update(letters=0))
+    with pytest.raises(SbkitError, match=r"`normalizer` in .* must be a version and a text table"):
+        load_bundle(bundle)
+
+
+def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
+    """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
+    weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
+    edit_config(bundle, lambda all_: all_.update(confidence(**weights)))
+    loaded = load_bundle(bundle)
+    clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
+    (recognized,) = loaded.recognize([clip], times=True)
+    (heard,), tokenizer = loaded.model.hear([clip]), loaded.require_asr()
+    tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
+    reader = WordReader(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        confidence=Confidence.of(weights),
+    )
+    assert recognized.words == reader.read(heard.log_probs, tokens, samples=len(clip))
+    assert recognized.text.split() == [word.text for word in recognized.words]
+    assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
+    assert recognized.words
+    (without,) = load_bundle(bundle).recognize([clip])
+    assert without.words == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (confidence(entropy=1.0), "`confidence` in .*must be a mapping of decoders to weights"),
+        (confidence(bias=0.0, lm=1.0), "`confidence` in .*asks for a language model of words"),
+        (
+            {"sample_rate": 1},
+            "`sample_rate` in .* must be a whole number from 4000 .* but is 1",
+        ),
+        ({"sample_rate": 8000}, "has 8000 and 16000"),  # the features are of 16000
+        ({"samples_per_frame": 320}, "has 320 for a model with 640"),
+        ({"samples_per_frame": True}, "must be a number from 1 to .* but is True"),
+        ({"vocabulary": ["a", "b"]}, "`vocabulary` must be the tokens of tokenizer.model"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(
+    bundle: Path, change: dict[str, Any], says: str
+) -> None:
+    edit_config(bundle, lambda all_: all_.update(change))
+    with pytest.raises(SbkitError, match=says):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model"])
+def test_what_is_parsed_is_what_was_hashed(
+    bundle: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swap a file as soon as it was read: every second one was loaded in its new form."""
+    read, seen = bundles.read_regular, []
+
+    def swapping(path: Path, **more: Any) -> bytes:
+        content = read(path, **more)
+        seen.append(path.name)
+        if path.name == name:
+            path.write_bytes(b"other")
+        return content
+
+    monkeypatch.setattr(bundles, "read_regular", swapping)
+    load_bundle(bundle)
+    assert sorted(seen) == sorted({*seen})
+
+
+def first(weights: dict[str, Tensor], value: float) -> None:
+    weights["3.weight"].view(-1)[0] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda all_: first(all_, torch.nan), "3.weight holds numbers that are not finite"),
+        (lambda all_: first(all_, torch.inf), "holds numbers that are not finite"),
+        (lambda all_: {name: each.int() for name, each in all_.items()}, "int32 saved"),
+        (
+            lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()},
+            "complex saved",
+        ),
+        (lambda all_: all_.update(more=torch.zeros(1)), "1 tensor differs"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(
+    bundle: Path, change: Callable[[dict[str, Tensor]], Any], words: str
+) -> None:
+    edit_weights(bundle, lambda all_: change(all_) or all_)
+    with pytest.raises(SbkitError, match=words):
+        load_bundle(bundle)
+
+
+def test_weights_in_half_precision_are_taken(bundle: Path) -> None:
+    edit_weights(
+        bundle,
+        lambda all_: {k: v.half() if v.is_floating_point() else v for k, v in all_.items()},
+    )
+    load_bundle(bundle)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("key", "argument", "number"),
+    [
+        ("Transformer", "d_model", 60_000),
+        ("Transformer", "num_encoder_layers", 60_000),
+        ("compute_features", "n_mels", 10**6),
+    ],
+)
+def test_a_model_larger_than_its_weights_is_not_built(
+    bundle: Path, key: str, argument: str, number: int
+) -> None:
+    edit_config(bundle, lambda all_: all_["parts"][key]["arguments"].update({argument: number}))
+    with pytest.raises(SbkitError, match="of the size of its weights|a number beyond"):
+        load_bundle(bundle)
+
+
+def test_the_tokenizer_is_the_one_that_the_configuration_names(bundle: Path) -> None:
+    content = bytearray((bundle / "tokenizer.model").read_bytes())
+    content[-1] ^= 1
+    (bundle / "tokenizer.model").write_bytes(content)
+    write_checksums(bundle)
+    with pytest.raises(SbkitError, match="must be the one that the model was trained with"):
+        load_bundle(bundle)
+
+
+def test_a_refusal_names_the_import_that_was_used(bundle: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["imports"] = ["my_parts"]
+        config["parts"]["seq_lin"] = {"new": "my_parts.Head", "arguments": {}}
+
+    edit_config(bundle, change)
+    with pytest.raises(SbkitError, match="exported with `--import my_parts`"):
+        load_bundle(bundle)
+
+
+class Classifier:
+    """Stands for the model of utterance classification."""
+
+    def __init__(self, labels: int) -> None:
+        self.labels = labels
+
+    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+        loud = [int(np.abs(clip.astype(float)).mean() > 100) for clip in clips]
+        return (0.25 + 0.5 * np.eye(self.labels)[loud]).astype(np.float32)
+
+
+def classifier(outputs: int = 2) -> Bundle:
+    config = BundleConfig(
+        model_class="sbkit.models.classifier.UtteranceClassifier",
+        sample_rate=16_000,
+        model=(),
+        parts={},
+        tokenizer=None,
+        labels=("quiet\x1b[2J", "loud"),
+        imports=(),
+    )
+    return Bundle(config, Classifier(outputs), None)
+
+
+def test_a_classifier_names_a_label_and_its_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soundfile
+
+    monkeypatch.setattr(
+        "sbkit.inference.transcribe.classify.load_bundle", lambda *_, **__: classifier()
+    )
+    soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
+    soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
+    files = [tmp_path / name for name in ("quiet.wav", "gone.wav", "loud.wav")]
+    quiet, gone, loud = classify_files(tmp_path, files)
+    assert str(quiet) == "quiet\\x1b[2J\t0.7500"
+    assert isinstance(gone, SbkitError)
+    assert str(loud) == "loud\t0.7500"
+    with pytest.raises(SbkitError, match="tells labels apart"):
+        classifier().require_asr()
+    monkeypatch.setattr(
+        "sbkit.inference.transcribe.classify.load_bundle", lambda *_, **__: classifier(3)
+    )
+    assert "must score its 2 labels" in str(next(classify_files(tmp_path, files)))
+    bundle = classifier()
+    bundle.model.probabilities = lambda clips: np.full((len(clips), 2), np.nan)
+    name = "sbkit.inference.transcribe.classify.load_bundle"
+    monkeypatch.setattr(name, lambda *_, **__: bundle)
+    assert "must give probabilities, but gives NaN" in str(next(classify_files(tmp_path, files)))
+
+
+def test_a_bundle_names_the_class_of_its_features(bundle: Path) -> None:
+    assert json.loads((bundle / "config.json").read_text())["parts"]["compute_features"]["new"] == (
+        f"{Fbank.__module__}.{Fbank.__qualname__}"
+    )

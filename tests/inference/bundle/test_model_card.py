@@ -1,0 +1,87 @@
+"""A card says what training wrote into the run folder, and no more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.bundle.model_card import FORMATS, model_card
+from sbkit.inference.bundle.place import FOLDERS
+
+CONFIG: dict[str, Any] = {
+    "model_class": "sbkit.models.asr.AsrModel",
+    "sample_rate": 16000,
+    "language": "no",  # false, where YAML 1.1 reads it bare
+    "decoder": {"beam_size": 8},
+    "parts": {"ctc_lin": {"new": "torch.nn.Linear", "arguments": {}}},
+}
+INTERVAL = {"low": 0.19, "high": 0.341, "unit": "clip", "unit_count": 65}
+SUMMARY: dict[str, Any] = {
+    "parameters": 2404288,
+    "git_commit": "c6bb4af8",
+    "test": {"test": {"WER": 0.2575, "WER_interval": INTERVAL, "greedy": {"WER": 0.395}}},
+}
+REPORT = {"splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    (tmp_path / "data_report.json").write_text(json.dumps(REPORT))
+    (tmp_path / "train.log").write_text("2026-11-21 08:23:38 train.py hparams/ctc.yaml\nmore\n")
+    return tmp_path
+
+
+def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
+    card = model_card(run, CONFIG, {}, licence="cc-by-4.0")
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["language"] == "no" and head["license"] == "cc-by-4.0"
+    assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
+    for line in (
+        "| train | 419 | 0.30 | 1 |",
+        "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
+        "| test | greedy | WER | 39.50 % | unknown |",
+        "    train.py hparams/ctc.yaml",
+        "- model: cc-by-4.0",
+        "- commit: c6bb4af8",
+    ):
+        assert f"\n{line}\n" in card
+
+
+def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+    card = model_card(tmp_path, CONFIG, {})
+    assert 'license: "unknown"' in card and "fill it in before you publish" in card
+    assert "Unknown: the run was not tested." in card and "no report of its data" in card
+
+
+def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
+    grid = {"largest_difference": 3e-5, "utterances": 8, "utterances_with_other_tokens": 0}
+    rates = {"greedy": {"WER": 0.395}}
+    clips = {
+        "utterances": 65,
+        "transcripts_with_other_words": 2,
+        "error_rates": {"greedy": {"WER": 0.4}},
+        "error_rates_of_the_trained_model": rates,
+    }
+    refused = {"written": False, "reasons": ["no package"]}
+    found = {"written": True, "reasons": [], "grid": grid, "held_out": clips}
+    card = model_card(run, CONFIG, {"onnx": {"fp32": found}, "torch": {"all": refused}})
+    assert (
+        "| onnx fp32 | 3.0e-05 | 0 of 8 utterances | WER 40.00 % (greedy; trained model 39.50 %); "
+        "other words in 2 of 65 |" in card
+    )
+    assert "| torch all | not written: no package | |\n" in card
+
+
+def test_a_card_knows_how_every_format_is_loaded() -> None:
+    assert tuple(FORMATS) == FOLDERS
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"test": 3}', '{"test": {"test": 3}}'])
+def test_what_training_did_not_write_is_refused(run: Path, content: str) -> None:
+    (run / "summary.json").write_text(content)
+    with pytest.raises(SbkitError, match="must be what training wrote"):
+        model_card(run, CONFIG, {})

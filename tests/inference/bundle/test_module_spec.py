@@ -1,0 +1,138 @@
+"""Objects become plain data and come back; nothing but modules is built from it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from torch import nn
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.bundle.module_spec import build, refuse_unlisted, to_plain
+from sbkit.inference.bundle.own_parts import import_own
+
+
+class Sizes:
+    vocab_size = 7
+
+
+def plain_of(text: str) -> Any:
+    root = YAML().load(text)
+    return to_plain(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
+
+
+def test_a_tree_of_modules_comes_back() -> None:
+    plain = plain_of(
+        """
+tokenizer: &t !new:some.Tokenizer {file: x}
+part: !new:torch.nn.Sequential
+    - !new:torch.nn.Linear {in_features: 3, out_features: !apply:getattr [*t, vocab_size]}
+    - !new:torch.nn.ReLU
+    - !new:torch.nn.AvgPool2d
+        kernel_size: (2, 3)
+"""
+    )
+    model = build(plain)
+    assert isinstance(model, nn.Sequential)
+    assert model[0].out_features == 7
+    assert isinstance(model[1], nn.ReLU)
+    assert model[2].kernel_size == (2, 3)
+
+
+def test_a_name_stays_a_class_or_becomes_a_partial() -> None:
+    assert build(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
+    made = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
+    assert made()(torch.tensor(-1.0)).item() == -0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("part: !apply:os.getcwd []", "!apply:os.getcwd"),
+        ("part: !new:torch.nn.Linear {in_features: !apply:os.getpid []}", "!apply:os.getpid"),
+        ("part: !!python/object/apply:os.getcwd []", "python/object/apply"),
+    ],
+)
+def test_what_only_running_code_could_tell_is_refused(text: str, word: str) -> None:
+    with pytest.raises(SbkitError) as error:
+        plain_of(text)
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "speechbrain.core.os.system",
+        "torch.nn.modules.module.torch.os.system",
+        "speechbrain.nnet.linear.logging.os.system",
+        "subprocess.run",
+        "builtins.eval",
+        "pydoc.locate",
+        "torch.load",
+        "no.such.thing",
+        "",
+    ],
+)
+@pytest.mark.parametrize("kind", ["new", "name"])
+def test_nothing_but_modules_is_built(kind: str, name: str, tmp_path: Path) -> None:
+    canary = tmp_path / "touched"
+    with pytest.raises(SbkitError):
+        build({kind: name, "arguments": [f"touch {canary}"]})
+    assert not canary.exists()
+
+
+def test_a_module_of_ones_own_is_built_once_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_layers.py").write_text(
+        "import os\nfrom torch import nn\n\nclass Layer(nn.Module):\n    pass\n\n"
+        "def leave():\n    os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = {"new": "my_own_layers.Layer", "arguments": {}}
+    with pytest.raises(SbkitError, match="pass --import and the name of its module"):
+        build(plain)
+    with pytest.raises(SbkitError, match="pass the same"):
+        refuse_unlisted(plain, imports=("my_own_layers",))
+    assert "my_own_layers" not in sys.modules
+    own = import_own(["my_own_layers"])
+    assert type(build(plain, own=own)).__name__ == "Layer"
+    for name in ("leave", "os.system", "nn.Module"):
+        for kind in ("new", "name"):
+            with pytest.raises(SbkitError, match="list"):
+                build({kind: f"my_own_layers.{name}", "arguments": []}, own=own)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("os", "Python's own"), ("no_such_module", "can be imported")]
+)
+def test_what_cannot_be_imported_is_said(name: str, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        import_own([name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"in_features": 10**6, "out_features": 1}, "beyond 65536"),
+        ({"in_features": 1}, "TypeError"),
+        ({"in_features": "a", "out_features": 1}, "raised TypeError"),
+        ({"in_features": 1, "out_features": 1, "more": 1}, "unexpected keyword"),
+        ("text", "neither a list nor a mapping"),
+        (None, "neither a list nor a mapping"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_said(arguments: Any, words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        build({"new": "torch.nn.Linear", "arguments": arguments})
+
+
+@pytest.mark.timeout(20)
+def test_an_alias_that_repeats_itself_does_not_grow() -> None:
+    levels = "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
+    with pytest.raises(SbkitError, match="repeats itself"):
+        plain_of(f"a0: &a0 [x]\n{levels}\npart: !new:torch.nn.Identity {{a: *a39}}")

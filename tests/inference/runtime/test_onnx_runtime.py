@@ -1,0 +1,186 @@
+"""onnxruntime runs where it was asked to, and needs nothing of torch."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from sbkit.base.errors import SbkitError
+from sbkit.inference.runtime.onnx_runtime import OnnxModel
+from tests import processes
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def content() -> bytes:
+    """Make a model of one product: (B, S), (B,) -> (B, S), (B,)."""
+    audio = helper.make_tensor_value_info("audio", TensorProto.FLOAT, ["B", "S"])
+    lengths = helper.make_tensor_value_info("audio_lengths", TensorProto.INT64, ["B"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S"])
+    n = helper.make_tensor_value_info("n", TensorProto.INT64, ["B"])
+    weight = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["audio", "w"], ["y"]),
+        helper.make_node("Identity", ["audio_lengths"], ["n"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [audio, lengths], [y, n], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, {"min_samples": "4"})
+    return bytes(model.SerializeToString())
+
+
+def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
+    model = OnnxModel(content())
+    samples = np.array([[16384, -32768, 8192]], np.int16)
+    expected = [[0.5, -1.0, 0.25, 0.0]]
+    for audio in (samples, samples.astype(np.float32) / 32768):
+        found = model.log_probs(audio, np.array([3]))
+        assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
+
+
+def test_the_placement_is_read_back() -> None:
+    assert OnnxModel(content()).placement == {CPU: 2}
+
+
+def test_a_provider_that_is_not_here_is_refused() -> None:
+    with pytest.raises(SbkitError, match=r"must be one that this onnxruntime has \(cpu"):
+        OnnxModel(content(), device="cuda")
+
+
+class FallenBack(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """The GPU package on a machine without CUDA: it is listed, and all runs on the CPU."""
+
+    def __init__(self, content: bytes, options: object, **more: object) -> None:
+        super().__init__(content, options, providers=[CPU])
+
+
+def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
+    with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
+        OnnxModel(content(), device="cuda")
+
+
+def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The libraries of CUDA's wheels are found by torch alone, which this runtime does without."""
+    asked: list[Any] = []
+
+    def refuse(content: bytes, options: object, **more: Any) -> None:
+        asked.extend(more["providers"])
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(SbkitError, match="no GPU"):
+        OnnxModel(content(), device="cuda:1")
+    assert asked == [(CUDA, {"device_id": "1", "use_tf32": "0"})]
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "loaded\n")
+
+
+class Moving(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """As onnxruntime does over an error of a GPU: the next run is by another provider."""
+
+    moved = False
+
+    def run(self, *inputs: object) -> list[np.ndarray]:
+        self.moved = True
+        outputs: list[np.ndarray] = super().run(*inputs)
+        return outputs
+
+    def get_providers(self) -> list[str]:
+        return ["OtherExecutionProvider"] if self.moved else [CPU]
+
+
+def test_a_fallback_after_an_error_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Moving)
+    model = OnnxModel(content())
+    with pytest.raises(SbkitError, match="has moved it to OtherExecutionProvider"):
+        model.log_probs(np.zeros((1, 4), np.int16), np.array([4]))
+
+
+class Silent(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """As of an onnxruntime that does not tell where its nodes run."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "get_provider_graph_assignment_info":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_an_onnxruntime_that_does_not_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Silent)
+    with pytest.raises(SbkitError, match="too old for that"):
+        OnnxModel(content())
+
+
+class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Has one product on the GPU, and one that was fused with what follows on the CPU."""
+
+    def __init__(self, content: bytes, options: object, **more: object) -> None:
+        super().__init__(content, options, providers=[CPU])
+
+    def get_provider_graph_assignment_info(self) -> list[object]:
+        def on(provider: str, kind: str) -> object:
+            return SimpleNamespace(
+                ep_name=provider, get_nodes=lambda: [SimpleNamespace(op_type=kind)]
+            )
+
+        return [on(CUDA, "MatMul"), on(CPU, "FusedConv")]
+
+
+def test_a_fused_node_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fusing)
+    with pytest.raises(SbkitError, match=r"of 2 it has 1 \(1 by CPUExecutionProvider\)"):
+        OnnxModel(content(), device="cuda")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(SbkitError, match="must be one that onnxruntime loads"):
+        OnnxModel(b"no model")
+
+
+BOUNDED = """
+import numpy as np
+import onnx
+from tests.inference.test_onnx_runtime import content
+from sbkit.base.errors import SbkitError
+from sbkit.inference.runtime import onnx_runtime
+
+onnx_runtime.available_memory = lambda: 200 << 20
+model = onnx.load_from_string(content())
+model.graph.node[0].output[0] = "before"
+size = onnx.numpy_helper.from_array(np.array([5 << 20, 1, 1]), "size")
+model.graph.initializer.append(size)
+model.graph.node.append(onnx.helper.make_node("Expand", ["before", "size"], ["y"]))
+for rows, content in ((1, content()), (5, model.SerializeToString())):
+    loaded = onnx_runtime.OnnxModel(content)
+    try:
+        print(loaded.log_probs(np.zeros((rows, 4), np.float32), np.array([4])).log_probs.shape)
+    except SbkitError as error:
+        print(error)
+"""
+
+
+def test_a_graph_that_asks_for_more_memory_than_there_is_is_refused() -> None:
+    said = processes.run(["-c", BOUNDED], timeout=60).stdout.splitlines()
+    assert said[0] == "(1, 4)"
+    assert said[1].startswith("An ONNX model must compute within 50% of the memory that was free")
+
+
+def test_nothing_of_torch_is_imported() -> None:
+    code = (
+        "import sys, sbkit.inference.runtime.onnx_runtime, onnxruntime;"
+        "sys.exit(len({'torch', 'speechbrain', 'datasets', 'onnx'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,278 @@
+"""Asked for CUDA and not getting it is an error that names the cause; what is there is told."""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.base import provenance
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.cli import run
+from sbkit.inference.runtime import onnx_runtime, runtimes
+from sbkit.inference.runtime.runtimes import OnnxClips, Wanted, open_model
+from tests.inference.bundles import edit_weights, make_bundle
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+FRAME = 640  # samples
+
+
+TOKENS = 22  # 18 characters and four special ones
+GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # their nodes
+
+
+class StandInSession:
+    """A session as the wheel for GPUs makes it without a driver: it runs, and on the CPU."""
+
+    ran_by, gpu, tokens, value = CPU, "", TOKENS, 0.0
+
+    def __init__(self, content: bytes, options: object, providers: Any, **_: object) -> None:
+        self.kinds = GRAPHS[content]
+        ((self.asked, self.options),) = providers
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {self.asked: {"device_id": self.gpu or self.options.get("device_id", "0")}}
+
+    def get_providers(self) -> list[str]:
+        return [self.asked]
+
+    def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
+        nodes = [SimpleNamespace(op_type=kind) for kind in self.kinds]
+        return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
+
+    def get_modelmeta(self) -> SimpleNamespace:
+        return SimpleNamespace(custom_metadata_map={"samples_per_frame": str(FRAME)})
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="audio"), SimpleNamespace(name="audio_lengths")]
+
+    def run(self, names: object, inputs: dict[str, Any]) -> tuple[Any, Any]:
+        lengths = inputs["audio_lengths"] // FRAME
+        shape = (len(lengths), lengths.max(), self.tokens)
+        return np.full(shape, self.value, np.float32), lengths
+
+
+class SessionOptions:
+    """Options that are taken and do nothing."""
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Take an entry."""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    made = make_bundle(tmp_path)
+    (made / "onnx").mkdir()
+    (made / "onnx/model.onnx").write_bytes(b"graph")
+    (made / "onnx/model.int8.onnx").write_bytes(b"int8")
+    write_checksums(made / "onnx")
+    return made
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    providers: Sequence[str] = (CUDA, CPU),
+    wheels: Sequence[str] = ("onnxruntime-gpu",),
+    driver: bool = True,
+) -> None:
+    """Put an onnxruntime in the place of the real one."""
+    module: Any = SimpleNamespace(
+        get_available_providers=lambda: [*providers],
+        SessionOptions=SessionOptions,
+        InferenceSession=StandInSession,
+        preload_dlls=lambda: None,
+        __spec__=SimpleNamespace(),
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(onnx_runtime, "bound_memory", lambda: None)
+    monkeypatch.setattr(provenance, "version", partial(version_with, wheels))
+    monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
+
+
+def version_with(wheels: Sequence[str], name: str) -> str:
+    """Say that these of the two wheels are installed."""
+    if name not in runtimes.WHEELS:
+        return version(name)
+    if name not in wheels:
+        raise PackageNotFoundError
+    return "1.0"
+
+
+def effective(bundle: Path, **wanted: str) -> Any:
+    model = open_model(bundle, Wanted(runtime="onnx", **wanted)).model
+    model.close()
+    return model.effective
+
+
+def test_a_provider_that_is_listed_and_does_not_run_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=f"{CUDA} must run .* but of 2 it has 0"):
+        effective(bundle, device="cuda")
+    with pytest.raises(SbkitError, match=f"{CUDA} must run"):  # auto saw a driver
+        effective(bundle)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    assert dict(effective(bundle).nodes) == {CUDA: 2}
+
+
+def test_the_gpu_of_that_number_runs_it_or_it_is_an_error(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    for device, found in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert effective(bundle, device=device).device == found
+    monkeypatch.setattr(StandInSession, "gpu", "0")
+    with pytest.raises(SbkitError, match="cuda:1 was asked for and it runs with cuda:0"):
+        effective(bundle, device="cuda:1")
+
+
+def test_the_precision_is_that_of_the_nodes_and_not_of_the_name(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    found = [effective(bundle, device="cpu", precision=each).precision for each in ("fp32", "int8")]
+    assert found == ["fp32", "int8 and fp32"]
+    (bundle / "onnx/model.onnx").write_bytes(b"int8")
+    (bundle / "onnx/model.int8.onnx").write_bytes(b"graph")
+    write_checksums(bundle / "onnx")
+    for asked, came in (("fp32", "int8 and fp32"), ("int8", "fp32")):
+        with pytest.raises(SbkitError, match=f"{asked} was asked for and it runs with {came}"):
+            effective(bundle, device="cpu", precision=asked)
+
+
+@pytest.mark.parametrize(
+    ("here", "cause"),
+    [
+        ({"driver": False}, "there is no NVIDIA driver"),
+        ({"providers": [CPU]}, "is a wheel without CUDA"),
+        ({"wheels": ["onnxruntime", "onnxruntime-gpu"]}, "both onnxruntime and onnxruntime-gpu"),
+    ],
+)
+def test_the_cause_is_named_and_auto_takes_the_cpu(
+    here: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, **here)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(SbkitError, match=f"--device {device}. must be .*{cause}"):
+            effective(bundle, device=device)
+    found = effective(bundle)
+    assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
+
+
+@pytest.mark.parametrize("said", [{}, {"samples_per_frame": "-1"}, {"samples_per_frame": "9" * 99}])
+def test_an_onnx_model_must_say_how_long_a_frame_is(said: dict[str, str]) -> None:
+    model: Any = SimpleNamespace(metadata=said, placement={CPU: 1})
+    with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
+        OnnxClips(model, vocab_size=5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_torch_without_a_gpu_names_the_cause_too(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "has_driver", lambda: False)
+    with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
+        open_model(bundle, Wanted(device="cuda"))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(SbkitError, match="wheel without CUDA"):
+        open_model(bundle, Wanted(device="cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"precision": "bf16"}, "must be fp32 or int8"),
+        ({"compile": "default"}, "compiles nothing"),
+        ({"on_recompile": "never"}, "must be one of error, fallback"),
+    ],
+)
+def test_what_onnx_cannot_be_asked_for(
+    wanted: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(SbkitError, match=says):
+        effective(bundle, **wanted)
+
+
+def test_clips_of_several_lengths_go_through_one_batch(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    model = open_model(bundle, Wanted(runtime="onnx", device="cpu", precision="int8")).model
+    rows = model.hear([np.zeros(count, np.int16) for count in (6400, 1300)])
+    assert [each.log_probs.shape for each in rows] == [(10, TOKENS), (2, TOKENS)]
+    assert model.samples_per_frame == FRAME
+    assert model.effective.precision == "int8 and fp32"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tokens", 5, f"log-probabilities of {TOKENS} tokens"),
+        ("value", np.nan, "gives NaN"),
+        ("value", 1.0, "at most 0"),
+    ],
+)
+def test_an_onnx_model_must_give_log_probabilities(
+    name: str, value: float, says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(StandInSession, name, value)
+    model = open_model(bundle, Wanted(runtime="onnx", device="cpu")).model
+    with pytest.raises(SbkitError, match=says):
+        model.hear([np.zeros(6400, np.int16)])
+    model.close()
+
+
+def test_an_onnx_model_of_other_weights_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    digest = json.loads((bundle / "checksums.json").read_text())["model.safetensors"]
+    said = {"samples_per_frame": str(FRAME), "weights": digest}
+    metadata = SimpleNamespace(custom_metadata_map=said)
+    monkeypatch.setattr(StandInSession, "get_modelmeta", lambda self: metadata)
+    assert effective(bundle, device="cpu").device == "cpu"
+    edit_weights(bundle, lambda all_: {name: each + 1 for name, each in all_.items()})
+    with pytest.raises(SbkitError, match="made of the weights of its bundle"):
+        effective(bundle, device="cpu")
+
+
+def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, driver=False)
+    for name in ("speechbrain", "sherpa-onnx"):
+        (bundle / name).mkdir()
+        (bundle / name / "model").write_bytes(b"weights")
+        write_checksums(bundle / name)
+    assert run(["doctor", str(bundle)]) == 0
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["torch"].startswith("2.")
+    assert told["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
+    assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
+    assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
+    assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
+    assert told[f"{bundle}/speechbrain"] == "is whole, and is run by speechbrain 1.1.2"
+    assert told[f"{bundle}/sherpa-onnx"].startswith("is whole, and is run by sherpa-onnx")
+    assert f"{bundle}/torch" not in told
+    (bundle / "onnx/model.onnx").write_bytes(b"other")
+    assert run(["doctor", str(bundle)]) == 2
+    assert "is not what was written" in capsys.readouterr().out
+    (bundle / "onnx/model.onnx").write_bytes(b"graph")
+    (bundle / "speechbrain/model").write_bytes(b"other")
+    assert run(["doctor", str(bundle)]) == 2
+    assert f"{bundle}/speechbrain: is not what was written" in capsys.readouterr().out

@@ -1,0 +1,203 @@
+"""What is said in long audio is what is said in its sentences, and one bad file stops no other."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.inference.runtime.model import Heard
+from sbkit.inference.score import describe_decoding
+from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
+from tests.inference.bundles import make_bundle
+from tests.inference.tones import RATE, ToneModel, silence, speak, tone_transcriber
+
+SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+def say(seconds: float, *, seed: int = 0) -> str:
+    """Make a text that lasts so long; words may be there twice in a row."""
+    random = np.random.default_rng(seed)
+    text = ""
+    while len(text) * 0.12 < seconds:
+        text += f" {random.choice(WORDS)}"
+    return text.strip()
+
+
+@pytest.mark.parametrize("pause", [0.6, 1.0, 3.0, 40.0])
+def test_sentences_with_pauses_are_joined_as_they_were_said(pause: float, tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = [speak(tokenizer, each) for each in SENTENCES]
+    audio = np.concatenate([each for one in spoken for each in (one, silence(pause))])
+    alone = [transcriber.transcribe(each, RATE).text for each in spoken]
+    assert alone == [*SENTENCES]
+    joined = transcriber.transcribe(audio, RATE)
+    assert joined.text == " ".join(SENTENCES)
+    assert joined.seconds == pytest.approx(len(audio) / RATE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_speech_without_a_pause_loses_no_word_and_has_none_twice(seed: int, tmp_path: Path) -> None:
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    text = say(130, seed=seed)
+    lead = silence(0.24 * seed)  # so that the cuts lie elsewhere
+    heard = transcriber.transcribe(np.concatenate([lead, speak(tokenizer, text)]), RATE)
+    assert sum(map(len, model.batches)) == 5
+    assert heard.text == text
+    assert [each.text for each in heard.words] == text.split()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path) -> None:
+    """Beside the loud one the quiet one is a pause, also where two pieces share it."""
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    text = say(60, seed=seed)
+    loudness = np.full(len(text), 0.15)
+    for first, end in ((218, 223), (232, 237), (250, None)):  # letters of 120 ms
+        loudness[first:end] = 1.6
+    letters = speak(tokenizer, text).reshape(len(text), -1) * loudness[:, None]
+    heard = transcriber.transcribe(letters.ravel().astype(np.int16), RATE)
+    assert heard.text == text
+
+
+def test_a_hotword_that_cannot_be_spelled_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    declared = Declared(source="these", word_order=2, token_order=0)
+    file = tmp_path / "lm.safetensors"
+    ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    bundle = replace(transcriber._bundle, decoder=decoder).with_hotwords("Fox, 日本")
+    assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
+    assert describe_decoding(bundle) == {
+        "decoder": "beam",
+        "hotwords": ("fox",),
+        "refused_hotwords": ("日本",),
+    }
+    expecting = Transcriber(bundle=bundle)
+    heard = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
+    assert heard.text == SENTENCES[1]
+    assert heard.refused_hotwords == heard.plain()["refused_hotwords"] == ("日本",)
+
+
+def test_words_have_the_times_at_which_they_are_said(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    text = say(70)
+    heard = transcriber.transcribe(speak(tokenizer, text), RATE)
+    assert [word.text for word in heard.words] == text.split()
+    place = 0
+    for word in heard.words:
+        begin, end = 0.12 * place, 0.12 * (place + len(word.text))
+        assert begin - 0.05 <= word.start < word.end <= end + 0.05
+        place += len(word.text) + 1
+
+
+def test_batches_are_of_similar_length_and_go_across_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.inference.transcribe.transcriber.usable_cores", lambda: 2)
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
+    heard = transcriber.transcribe_batch([speak(tokenizer, each) for each in texts], RATE)
+    assert [each.text for each in heard] == texts
+    assert len(model.batches) < 25
+    for batch in model.batches:
+        assert len(batch) * max(batch) <= CPU_BATCH_SECONDS
+        assert len(batch) * max(batch) < 2 * sum(batch)
+
+
+def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbkit.inference.transcribe.transcriber.usable_cores", lambda: 64)
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    transcriber.effective = replace(transcriber.effective, device="cuda:0")
+    transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
+    assert [len(batch) for batch in model.batches] == [64]
+
+
+def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    for name in ("one.wav", "two.wav"):
+        soundfile.write(tmp_path / name, speak(tokenizer, "a dog"), RATE)
+    (tmp_path / "no.wav").write_text("no audio")
+    names = ("one.wav", "no.wav", "gone.wav", "two.wav")
+    one, no, gone, two = transcriber.stream(
+        transcriber.file_source(tmp_path / name) for name in names
+    )
+    assert (str(one), str(two)) == ("a dog", "a dog")
+    assert "not recognized as audio" in str(no)
+    assert "is missing" in str(gone)
+
+
+class Fussy(ToneModel):
+    """Fail over loud clips."""
+
+    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+        if any(np.abs(clip).max() > 20_000 for clip in clips):
+            raise RuntimeError("too loud")
+        return super().hear(clips)
+
+
+def test_a_clip_that_the_model_fails_over_does_not_fail_its_batch(tmp_path: Path) -> None:
+    transcriber, tokenizer, model = tone_transcriber(tmp_path)
+    model.__class__ = Fussy
+    soundfile.write(tmp_path / "fine.wav", speak(tokenizer, "a dog"), RATE)
+    soundfile.write(tmp_path / "loud.wav", 3 * speak(tokenizer, "a dog"), RATE)
+    names = ("fine.wav", "loud.wav", "fine.wav")
+    fine, loud, also = transcriber.stream(
+        transcriber.file_source(tmp_path / name) for name in names
+    )
+    assert (str(fine), str(also)) == ("a dog", "a dog")
+    assert isinstance(loud, SbkitError)
+    assert f"with {tmp_path / 'loud.wav'} the model raised RuntimeError (too loud)" in str(loud)
+
+
+@pytest.mark.parametrize(
+    ("array", "rate", "says"),
+    [
+        (np.zeros(100), None, "must come with its sample rate"),
+        (np.zeros(100), 3, "must come with its sample rate"),
+        (np.zeros(0), RATE, "but is float64 of the shape"),
+        (np.zeros((2, 2, 2)), RATE, "of the shape"),
+        (np.zeros(100, np.int64), RATE, "must be of int16"),
+        (np.full(100, np.nan), RATE, "must be finite"),
+        (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
+        (np.array(["a"]), RATE, "must hold numbers"),
+    ],
+)
+def test_an_array_that_is_no_audio_is_refused(
+    array: npt.NDArray[np.generic], rate: int | None, says: str, tmp_path: Path
+) -> None:
+    transcriber, _, _ = tone_transcriber(tmp_path)
+    with pytest.raises(SbkitError, match=says):
+        transcriber.transcribe(array, rate)
+
+
+def test_arrays_of_any_kind_are_heard_alike(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = speak(tokenizer, "a fox")
+    floats = spoken / np.float32(32768)
+    for array in (spoken, floats, np.stack([floats, floats], 1), floats.astype(np.float64)):
+        assert transcriber.transcribe(array, RATE).text == "a fox"
+
+
+def test_a_bundle_says_what_it_runs_on(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    for precision in ("fp32", "bf16"):
+        with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
+            found = transcriber.effective
+            assert (found.runtime, found.device, found.precision) == ("torch", "cpu", precision)
+            assert transcriber.transcribe(silence(1), RATE).effective == found
+    for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
+        with pytest.raises(SbkitError, match="must be"):
+            Transcriber.load(bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]
