@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.filesystem import Storage, sharded_corpus
+from sbkit.data.storage import sharded_corpus
+from sbkit.data.storage.filesystem import Storage
 from sbkit.data.storage.prepare import prepare_split
 from sbkit.data.storage.shard_units import ShardOptions
 from sbkit.data.storage.write_shards import write_shards

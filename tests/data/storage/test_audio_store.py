@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from tests.data.test_prepare import make_clips, shards_of
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.batches.batch import UtteranceDataset
@@ -15,6 +14,7 @@ from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.storage.audio_store import COLUMNS, read_stored, require_store, to_stored
 from sbkit.data.storage.prepare import PreparedSplit, prepare_split
+from tests.data.storage.test_prepare import make_clips, shards_of
 
 
 def prepare(folder: Path, clips: list[Clip], store: str) -> PreparedSplit:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.test_prepare import assert_holds, make_clips, prepare
 
 from sbkit import cli
 from sbkit.base.errors import SbkitError
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.cache import Entry, list_entries, remove
 from sbkit.data.storage.shard import write_sealed
+from tests.data.storage.test_prepare import assert_holds, make_clips, prepare
 
 
 @pytest.fixture

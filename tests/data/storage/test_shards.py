@@ -34,9 +34,10 @@ from sbkit.data.corpora.columns import sample_counts, shard_numbers, take_column
 from sbkit.data.corpora.manifest import BadRow, Manifest, Row
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
+from sbkit.data.storage import audio_store, decode
 from sbkit.data.storage import filesystem as storage
 from sbkit.data.storage.audio_store import read_rows, read_stored
-from sbkit.data.storage.filesystem import ByteRange, Storage, audio_store, decode, read_ranges
+from sbkit.data.storage.filesystem import ByteRange, Storage, read_ranges
 from sbkit.data.storage.shard_units import ShardOptions
 from sbkit.data.storage.sharded_corpus import INDEX, Index
 from sbkit.data.storage.write_shards import NewShard, share, write_shards
@@ -333,7 +334,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sbkit.data.storage.write_shards import NewShard
-from tests.data.test_shards import make_clips, write
+from tests.data.storage.test_shards import make_clips, write
 begin = NewShard.finish
 def finish(shard, *inputs, **options):
     if len(list(Path(sys.argv[2]).glob("train-*.parquet"))) == 2:

@@ -21,8 +21,8 @@ from sbkit.decoding.confidence import Confidence
 from sbkit.decoding.decoder import BeamDecoder, best_tokens
 from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_reader import WordReader
+from sbkit.inference.bundle import bundle as bundles
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
-from sbkit.inference.bundle.bundle import bundle as bundles
 from sbkit.inference.bundle.config import BundleConfig
 from sbkit.inference.transcribe.classify import classify_files
 from tests.inference.bundles import edit_config, edit_weights, make_bundle

@@ -153,7 +153,7 @@ def test_what_is_no_model_is_refused() -> None:
 BOUNDED = """
 import numpy as np
 import onnx
-from tests.inference.test_onnx_runtime import content
+from tests.inference.runtime.test_onnx_runtime import content
 from sbkit.base.errors import SbkitError
 from sbkit.inference.runtime import onnx_runtime
 
