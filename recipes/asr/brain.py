@@ -126,9 +126,10 @@ class AsrBrain(Brain):
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
+        log_probs, frames = predictions.log_probs, predictions.frames
         if self._stage is Stage.TEST:
-            return self.decoding.score(predictions, batch)
-        return self.decoding.score_greedily(predictions, batch)
+            return self.decoding.score(batch, log_probs, frames, predictions.states)
+        return self.decoding.score_greedily(batch, log_probs, frames)
 
     def measure(self, results: Sequence[Scored]) -> Mapping[str, float]:
         """Divide the errors of all utterances by what was said."""

@@ -3,7 +3,7 @@
 log-probabilities of the validation sets -> weights of the search, confidences of words
 log-probabilities of a test set          -> texts, words with times and confidences -> errors
 
-Legend: B utterances, U frames of 40 ms, V vocabulary.
+Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
 """
 
 import os
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from speechbrain import Stage
+from torch import Tensor
 
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
@@ -40,9 +41,6 @@ from sbkit.models.decoding import greedy
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
 from sbkit.train.out_of_memory import BatchSplitter
-
-if TYPE_CHECKING:
-    from recipes.asr.brain import Predictions
 
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
@@ -103,7 +101,10 @@ class RunDecoding:
         with brain.evaluation_ctx:
             predictions = brain.compute_forward(placed, Stage.VALID)
         log_probs = predictions.log_probs.float().cpu().numpy()
-        frames, attention = predictions.frames.tolist(), self._attention(predictions)
+        frames, attention = (
+            predictions.frames.tolist(),
+            self._attention(predictions.states, predictions.frames),
+        )
         return [
             Heard(row[:count].copy(), text, each)  # a view keeps the whole batch
             for text, row, count, each in zip(
@@ -169,17 +170,21 @@ class RunDecoding:
 
     # -- what is decoded of a batch -----------------------------------------------------------
 
-    def score_greedily(self, predictions: "Predictions", batch: TextBatch) -> list[Scored]:
-        """Decode every utterance greedily, and count its errors."""
+    def score_greedily(self, batch: TextBatch, log_probs: Tensor, frames: Tensor) -> list[Scored]:
+        """Decode every utterance greedily, and count its errors: (B, U, V), (B,)."""
         tokenizer = self._hparams.tokenizer
-        best = greedy(predictions.log_probs, predictions.frames, tokenizer.vocabulary.blank)
+        best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
         return self._count([Recognized(tokenizer.decode(each)) for each in best], batch)
 
-    def score(self, predictions: "Predictions", batch: TextBatch) -> list[Scored]:
-        """Decode every utterance greedily and by the search, with the times of its words."""
-        rows = predictions.log_probs.float().cpu().numpy()
-        frames, samples = predictions.frames.tolist(), batch.audio_lengths.tolist()
-        parts = zip(rows, frames, samples, self._attention(predictions), strict=True)
+    def score(
+        self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor
+    ) -> list[Scored]:
+        """Decode every utterance greedily and by the search, with the times of its words.
+
+        (B, U, V), (B,), and for the attention decoder the encoder states (B, U, D).
+        """
+        rows, samples = log_probs.float().cpu().numpy(), batch.audio_lengths.tolist()
+        parts = zip(rows, frames.tolist(), samples, self._attention(states, frames), strict=True)
         clips = [
             HeardClip(log_probs=row[:count], samples=length, attention=attention)
             for row, count, length, attention in parts
@@ -193,11 +198,11 @@ class RunDecoding:
         pairs = zip(scored[self.kind], scored[GREEDY], strict=True)
         return [replace(each, greedy=other) for each, other in pairs]
 
-    def _attention(self, predictions: "Predictions") -> Sequence[AttentionDecoder | None]:
+    def _attention(self, states: Tensor, frames: Tensor) -> Sequence[AttentionDecoder | None]:
         """Return the attention decoder of each utterance, None where the search asks none."""
         if self.search is None or self.search.attention is None:
-            return [None] * len(predictions.frames)
-        return attend(self._model, predictions.states, predictions.frames)
+            return [None] * len(frames)
+        return attend(self._model, states, frames)
 
     def _count(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
         """Count the errors of every utterance in what was decoded of it."""

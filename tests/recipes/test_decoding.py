@@ -36,7 +36,8 @@ def test_a_batch_that_does_not_fit_is_heard_in_halves(capsys: pytest.CaptureFixt
     def compute_forward(batch: TextBatch, stage: Stage) -> SimpleNamespace:
         if len(batch) > 2:
             raise torch.OutOfMemoryError("pretended")
-        return SimpleNamespace(log_probs=torch.zeros(len(batch), 4, 3), frames=batch.audio_lengths)
+        log_probs = torch.zeros(len(batch), 4, 3)
+        return SimpleNamespace(log_probs=log_probs, states=None, frames=batch.audio_lengths)
 
     brain = SimpleNamespace(
         _declared=lambda name, default: SimpleNamespace(current=7),
