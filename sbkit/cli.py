@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises SbkitError for bad input, or a missing package."""
+    """Run one command, return its exit code; raises SbkitError for bad input or no package."""
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
     if more and options.command not in (_check, _prepare):
