@@ -99,7 +99,7 @@ def score_model(
         bundle = opened.with_decoder(options.decoder).with_hotwords(options.hotwords)
         scorer = _scorer_of(bundle, options)
         score = partial(scorer.score, bundle, label=options.label, times=options.out is not None)
-        for name, prepared in _prepare(bundle, model, sources, options, own):
+        for name, prepared in _prepare(bundle, model, sources, options):
             rows = scored[name] = _labelled(prepared, bundle, options)
             results = score_rows(bundle, rows, score)
             entries[name] = _report(name, rows, results, bundle, options)
@@ -177,7 +177,7 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
 
 
 def _prepare(
-    bundle: Bundle, model: Path, sources: Sequence[Path], options: ScoreOptions, own: frozenset[str]
+    bundle: Bundle, model: Path, sources: Sequence[Path], options: ScoreOptions
 ) -> Iterator[tuple[str, datasets.Dataset]]:
     """Yield each source by its name as training prepares it; without any, a run's test sets."""
     if sources:
@@ -189,7 +189,7 @@ def _prepare(
             f"A bundle must be given the data to score it on, but {model} stands alone, and it "
             "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
         )
-    for name, rows in find_held_out(model, own=own).sets.items():
+    for name, rows in find_held_out(model).sets.items():
         _require_columns(rows, options, name)
         yield name, rows
 

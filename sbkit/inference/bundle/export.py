@@ -97,7 +97,7 @@ def export_run(
         certificates: Certificates = {}
         if options.formats:
             certificates = write_formats(
-                Source(bundle, own), beside, options.formats, _held_out(run, own), options.grid
+                Source(bundle, own), beside, options.formats, _held_out(run), options.grid
             )
         card = model_card(run, bundle.task, config, certificates, licence=options.licence)
         _write_into_both(beside, CARD, card)
@@ -175,10 +175,10 @@ def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) ->
     print(f"note: {lacking}: sbkit tune {run}", file=sys.stderr)
 
 
-def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
+def _held_out(run: Path) -> HeldOut | str:
     """Find the run's test sets, or say why they are not there."""
     try:
-        return find_held_out(run, own=own)
+        return find_held_out(run)
     except SbkitError as error:
         return str(error)
 

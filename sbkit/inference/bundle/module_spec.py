@@ -88,7 +88,7 @@ def refuse_unlisted(plain: Plain, *, own: frozenset[str] = frozenset()) -> None:
     Raises SbkitError.
     """
     for kind, name in names_of(plain):
-        reason = refusal(f"!{kind}", str(name), consumer="bundle", own=own)
+        reason = refusal(f"!{kind}", str(name), own=own)
         if reason is not None:
             raise SbkitError(
                 f"A model must be built of modules on sbkit's list, but {name} {reason}. If it is "
