@@ -312,7 +312,8 @@ class _Filling:
                 else:
                     bad.append((key, decoded.audio.reason, str(decoded.audio)))
             storage = Storage(str(self._cache.folder))
-            writer.publish(storage, uuid4().hex, {KEY: keys}, left_out=bad)
+            columns = {KEY: pa.array(keys, pa.string())}
+            writer.publish(storage, uuid4().hex, columns, left_out=bad)
         finally:
             writer.discard()
 
@@ -322,7 +323,8 @@ def _missing(states: Sequence[ClipState | AudioError], listing: Listing) -> list
     rows = [row for row, state in enumerate(states) if isinstance(state, ClipState)]
     keys = pa.array([state.key for state in states if isinstance(state, ClipState)], pa.string())
     known = pa.chunked_array([*listing.keys(), pa.array(listing.unreadable, pa.string())])
-    return np.array(rows)[~pc.is_in(keys, value_set=known).to_numpy(zero_copy_only=False)].tolist()
+    found = pc.is_in(keys, value_set=known).to_pylist()
+    return [row for row, is_there in zip(rows, found, strict=True) if not is_there]
 
 
 def describe_folder(folder: Path, corpus: Path, **facts: object) -> None:

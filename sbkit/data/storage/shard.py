@@ -96,7 +96,8 @@ class ShardWriter:
             self._file.close()
         size = self._path.stat().st_size if self.bytes else 0
         written = ShardFacts(size, **facts)
-        table = pa.table({"samples": self._samples, AUDIO: self._places(), **columns})
+        samples = pa.array(self._samples, pa.int64())
+        table = pa.table({"samples": samples, AUDIO: self._places(), **columns})
         table = table.replace_schema_metadata({FACTS: json.dumps(asdict(written))})
         content = io.BytesIO()
         pq.write_table(table, content, write_page_checksum=True)

@@ -162,7 +162,7 @@ def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
 
 def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str, str]]:
     """Return the files that are not there as they were written, and how they are."""
-    wanted = {f"{shard.name}.arrow": shard.bytes for shard in shards}
+    wanted = {f"{shard.name}.arrow": shard.bytes for shard in shards if shard.bytes}
     wanted |= {f"{shard.name}.parquet": 0 for shard in shards}
     missing = []
     for (name, size), found in zip(wanted.items(), storage.sizes(list(wanted)), strict=True):
