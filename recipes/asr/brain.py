@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from recipes.asr.confidence import fit_readers
 from recipes.asr.decoder_weights import choose_weights, hear
 from sbkit.audio.augment import speed_perturb
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
+from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attend import attend

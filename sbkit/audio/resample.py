@@ -6,12 +6,11 @@ Legend: S samples.
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cache
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-from sbkit.base.look_ahead import with_last
 
 if TYPE_CHECKING:
     from torchaudio.transforms import Resample
@@ -38,7 +37,8 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
     context = (resampler.width // old + 2) * old
     held = np.empty(0, np.float32)
     skipped = 0  # samples at the start of what is held that only lead in
-    for block, is_last in with_last(blocks):
+    for block, following in pairwise(chain(blocks, [None])):
+        is_last = following is None
         held = np.concatenate([held, block]) if held.size else block
         end = len(held) if is_last else (len(held) - context) // old * old
         if end <= skipped:

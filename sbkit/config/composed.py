@@ -19,7 +19,7 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular
 from sbkit.config.document import INCLUDE_TAG, PLACEHOLDER_TAG, REFERENCE_TAGS, no_yaml
 from sbkit.config.references import REFERENCE, key_parts
 from sbkit.config.tuples import TUPLE
@@ -58,7 +58,7 @@ class Scope:
         """Compose the file that an `!include:` names, once."""
         if id(node) not in self.inner:
             name = str(node.tag).removeprefix(INCLUDE_TAG)
-            path = real_path(self.path.parent / name)
+            path = (self.path.parent / name).resolve()
             *_, outermost = self._family()
             if not path.is_relative_to(outermost.parent) or ".." in Path(name).parts:
                 raise UnsafeError("leaves the folder of the YAML")
@@ -128,7 +128,7 @@ class Scope:
         return scope, node
 
     def _family(self) -> Iterator[Path]:
-        yield real_path(self.path)
+        yield self.path.resolve()
         if self.above is not None:
             yield from self.above._family()
 
@@ -249,7 +249,7 @@ def _each(node: Any, seen: set[int]) -> Iterator[Any]:
 
 def _text(path: Path) -> str:
     try:
-        return read_regular(real_path(path), largest=LARGEST, what="Foreign YAML").decode()
+        return read_regular(path.resolve(), largest=LARGEST, what="Foreign YAML").decode()
     except UnicodeDecodeError as error:
         raise SbkitError(
             f"The YAML must be readable, but {path} is not (it is no UTF-8 text). Save it as UTF-8."

@@ -12,7 +12,7 @@ from pathlib import Path
 from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.config.allowed import is_data, refusal
 from sbkit.config.composed import (
     MOST,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
 from sbkit.evaluate.interval import Interval, Units, rate_interval, units_of
 from sbkit.evaluate.intervals import errors_of, interval_of, totals_of
 from sbkit.evaluate.mapsswe import Mapsswe, mapsswe

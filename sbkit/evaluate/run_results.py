@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
 from sbkit.evaluate.utterances import read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
 from sbkit.logs.log import LOG_FILE, Record, read_log

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, to_json, write_text_atomically
 from sbkit.evaluate.wer import ErrorCounts, Scored, score
 from sbkit.text.word import Word
 

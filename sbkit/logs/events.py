@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import make_own_folder, naming
+from sbkit.base.files import naming
 
 VERSION = "brain.Event:2"  # of the file's format
 OPENED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,7 +29,7 @@ class EventFile:
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
         records: Any = import_module("tensorboard.summary.writer.record_writer")
-        make_own_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{STARTED:.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
         with naming(self._path):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.logs.log import heard_by, is_first_rank
 
 TEXT_LOG = "train.log"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
-from sbkit.base.thread_waiting import describe_waiting
-from sbkit.base.words import plural
+from sbkit.base.machine import describe_allocator, describe_waiting
+from sbkit.base.text import plural
 from sbkit.check.check import check_before_training
 from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration

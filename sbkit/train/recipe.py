@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sbkit.base import version
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import Range
 from sbkit.data.batches.loaders import Loaders
@@ -114,7 +113,7 @@ def _is_installed_recipe(module: str) -> bool:
     if parts[0] != "recipes" or not all(part.isidentifier() for part in parts):
         return False
     found = find_spec("recipes")
-    beside = Path(version.__file__).resolve().parents[2] / "recipes"
+    beside = Path(__file__).resolve().parents[2] / "recipes"
     places = found.submodule_search_locations if found else None
     return places is not None and [Path(each).resolve() for each in places] == [beside]
 

@@ -29,8 +29,8 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.exit import exit_code
-from sbkit.base.printable import printable
+from sbkit.base.process import exit_code
+from sbkit.base.text import printable
 from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
 from sbkit.config.build import clean_ruamel

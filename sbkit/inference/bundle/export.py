@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, to_json
+from sbkit.base.text import versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable

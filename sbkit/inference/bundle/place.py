@@ -19,8 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import fsync_tree, naming, try_lock
-from sbkit.base.regular import read_regular
+from sbkit.base.files import fsync_tree, naming, read_regular, try_lock
 from sbkit.checkpoint.integrity import CHECKSUMS, checksum, listed_checksums
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle.bundle import CONFIG, LARGEST, TOKENIZER, WEIGHTS

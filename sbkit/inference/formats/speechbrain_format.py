@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.inference.bundle.config import Plain
 from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate
