@@ -22,19 +22,30 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run ``sbkit`` with the arguments of the process."""
+    """Run ``sbkit`` with the arguments of the process.
+
+    The folder in which sbkit lies is searched last for modules: that of a checkout has `recipes`,
+    which is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[1]))
     with rarely_collected():  # a command imports its parts when it runs
         run_main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises SbkitError for bad input."""
+    """Run one command, return its exit code; raises SbkitError for bad input or no package."""
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
     if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    code: int = options.command(options)
+    try:
+        code: int = options.command(options)
+    except ModuleNotFoundError as error:
+        raise SbkitError(
+            f"`sbkit {arguments[0]}` needs the package {error.name}, which is not installed. "
+            "Install all that sbkit needs: pip install sbkit, without --no-deps."
+        ) from error
     return code
 
 

@@ -119,7 +119,7 @@ def _is_installed_recipe(module: str) -> bool:
 
 
 def search_beside(yaml_file: Path) -> None:
-    """Add the folder of a YAML to the end of the search path of modules."""
-    folder = str(yaml_file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    """Search the folder of a YAML, and then the working folder, last for modules."""
+    for folder in (str(yaml_file.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)
