@@ -59,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
-    check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
@@ -67,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser(
         "replay",
-        help="look again at a batch that was not finite; of foreign YAML only the list is built",
+        help="run a batch that was not finite again, and name where it began",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
     _add_import(replay)
@@ -238,7 +237,6 @@ def _check(options: argparse.Namespace) -> int:
         options.yaml,
         options.overrides,
         target=options.target,
-        untrusted=options.untrusted,
         as_json=options.json,
         strict=options.strict,
     )
@@ -286,7 +284,8 @@ def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
     from sbkit.inference.bundle.own_parts import import_own
 
-    return replay_file(options.file, own=import_own(options.imports))
+    import_own(options.imports)
+    return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -29,7 +29,6 @@ from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
-from sbkit.config.judge import refuse_bomb
 from sbkit.models.encoder_adapter import NAME, token_embedding
 from sbkit.text.labels import LABEL_FILE, ClassLabels
 from sbkit.text.tokenizer import Tokenizer
@@ -166,7 +165,6 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    refuse_bomb(source / RESOLVED)
     if (source / DECLARATION).is_file():
         read_declaration(source)  # whose checkpoints are another run's is refused
     with _reading(source):

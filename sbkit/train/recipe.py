@@ -7,10 +7,9 @@ imported, also from a file beside the YAML.
 """
 
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,8 @@ class Recipe:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe:
+def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names; its own folder is searched last.
-
-    ``beside`` is false for a foreign YAML: of a folder that is searched, whatever is imported from
-    then on, and is not installed, would be run.
 
     Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
@@ -65,8 +61,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it; a "
             "YAML of SpeechBrain's is for the script that it came with, over sbkit.Brain."
         )
-    if beside:
-        search_beside(yaml_file)
+    search_beside(yaml_file)
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute, None)
@@ -87,35 +82,6 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
             f"{'not there' if found is None else type(found).__name__}. Correct the name."
         )
     return found
-
-
-def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = ()) -> None:
-    """Refuse a recipe or corpus of a foreign YAML that is not one of the installed `recipes`.
-
-    Importing a module runs it. ``own`` names the modules that the user vouches for.
-
-    Raises SbkitError: it is another module.
-    """
-    for key in ("recipe", "corpus"):
-        name = knobs.get(key)
-        module = str(name).rpartition(".")[0] if key == "recipe" else str(name)
-        if name is not None and module not in own and not _is_installed_recipe(module):
-            raise SbkitError(
-                f"`{key}` of {yaml_file} must be one of those that come with sbkit, because "
-                f"importing a module runs it, but is {name}. If you trust it, pass --import "
-                f"{module}."
-            )
-
-
-def _is_installed_recipe(module: str) -> bool:
-    """Check whether a module lies in the folder `recipes` beside sbkit's own."""
-    parts = module.split(".")
-    if parts[0] != "recipes" or not all(part.isidentifier() for part in parts):
-        return False
-    found = find_spec("recipes")
-    beside = Path(__file__).resolve().parents[2] / "recipes"
-    places = found.submodule_search_locations if found else None
-    return places is not None and [Path(each).resolve() for each in places] == [beside]
 
 
 def search_beside(yaml_file: Path) -> None:
