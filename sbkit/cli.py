@@ -330,16 +330,15 @@ def _score(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
-    from sbkit.evaluate import compare_report as report
-    from sbkit.evaluate.compare import compare_runs
+    from sbkit.evaluate import compare
 
-    compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    compared = compare.compare_runs(options.a, options.b)
     if options.html is not None:
-        report.write_comparison(options.html, compared, *folders)
+        compare.write_comparison(options.html, compared)
     if options.json:
-        print(printable_json(to_json(report.comparison_figures(compared, *folders), indent=2)))
+        print(printable_json(to_json(compare.comparison_figures(compared), indent=2)))
     else:
-        print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
+        print("\n".join(map(printable, compare.describe_comparison(compared))))
     return 0
 
 
