@@ -292,11 +292,11 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.export import Wanted, export_run
+    from sbkit.inference.bundle.export import ExportOptions, export_run
     from sbkit.inference.bundle.own_parts import import_own
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
-    wanted = Wanted(formats=formats, licence=options.license)
+    wanted = ExportOptions(formats=formats, licence=options.license)
     certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
@@ -311,9 +311,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _score(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.own_parts import import_own
-    from sbkit.inference.score import Wanted, score_model
+    from sbkit.inference.score import ScoreOptions, score_model
 
-    wanted = Wanted(
+    wanted = ScoreOptions(
         out=options.out,
         label=options.label,
         report_by=options.report_by,
