@@ -116,7 +116,7 @@ def test_export_hands_over_both_folders_and_the_formats(
         return {"onnx": {"int8": {"reasons": ["too far"]}}} if wanted.formats else {}
 
     monkeypatch.setattr(module, "export_run", export_run, raising=False)
-    monkeypatch.setattr(module, "Wanted", SimpleNamespace, raising=False)
+    monkeypatch.setattr(module, "ExportOptions", SimpleNamespace, raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.inference.bundle.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     more = ["--formats", "onnx, torch", "--license", "mit"]

@@ -14,14 +14,17 @@ LARGEST = 1 << 22  # bytes
 class ClassLabels:
     """The names of the classes, in the order of their ids.
 
+    ``content`` gives the bytes of the file where they were read, and checked, before.
+
     Raises:
         SbkitError: the file cannot be read, or holds fewer than two names or one twice.
     """
 
-    def __init__(self, *, file: str | Path) -> None:
+    def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
         self.file = Path(file)
         try:
-            content = read_regular(self.file, largest=LARGEST, what="The list of classes")
+            if content is None:
+                content = read_regular(self.file, largest=LARGEST, what="The list of classes")
             self.names = content.decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise SbkitError(

@@ -27,7 +27,7 @@ def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),
         "samples_per_frame": bundle.model.samples_per_frame,
-        "blank": bundle.require_asr().vocabulary.blank,
+        "blank": bundle.tokenizer.vocabulary.blank,
         MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
     }
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])

@@ -43,7 +43,7 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write YAML, weights and tokenizer, and let EncoderASR load them."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
-    bundle, tokenizer = source.bundle, source.bundle.require_asr()
+    bundle, tokenizer = source.bundle, source.bundle.tokenizer
     config = bundle.config
     arguments = {
         "model": list(config.model),

@@ -89,12 +89,12 @@ def write_formats(
     """Write formats into a bundle's folder, each with its certificate.
 
     ``held_out`` may be why the run's test sets are not there.
-    Raises SbkitError for a classifier.
+    Raises SbkitError for a model that does not transcribe.
     """
-    if not source.bundle.config.is_asr:
+    if "transcribe" not in source.bundle.task.commands:
         raise SbkitError(
-            "`--formats` must be of a model that writes text, but this one tells labels apart. "
-            "Leave it out."
+            "`--formats` must be of a model that transcribes, but this one is a "
+            f"{source.bundle.task.model_name}. Leave it out."
         )
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}

@@ -110,7 +110,7 @@ class Transcriber:
         """Take a bundle whose model has a thread of its own."""
         self._bundle, self._reading, self._times = bundle, bundle.reading, times
         self._thread: ModelThread = bundle.model
-        tokenizer = bundle.require_asr()
+        tokenizer = bundle.tokenizer
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
         self._silent = (tokenizer.vocabulary.blank, *spaces)
         self.effective = self._thread.effective
