@@ -35,10 +35,10 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
         return
     convolve = _resampler(old, new)
     context = (_half_width(old, new) // old + 2) * old
-    held = np.empty(0, np.float32)
+    held = end_of_signal = np.empty(0, np.float32)
     skipped = 0  # samples at the start of what is held that only lead in
-    for block, following in pairwise(chain(blocks, [None])):
-        is_last = following is None
+    for block, following in pairwise(chain(blocks, [end_of_signal])):
+        is_last = following is end_of_signal
         held = np.concatenate([held, block]) if held.size else block
         end = len(held) if is_last else (len(held) - context) // old * old
         if end <= skipped:
