@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
-from sbkit.base.printable import printable
+from sbkit.base.text import plural, printable
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.words import plural
 from sbkit.data.storage.audio_cache import AUDIO_FOLDER, CORPUS_FILE, EMBEDDED_FOLDER
 
 DAY = 86_400  # seconds
