@@ -19,11 +19,9 @@ from speechbrain.utils.checkpoints import Checkpoint
 from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, to_json
+from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.words import listed
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited

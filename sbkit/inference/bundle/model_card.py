@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.text import printable
 from sbkit.evaluate.run_results import DATA_REPORT
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG

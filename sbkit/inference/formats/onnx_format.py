@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
 from sbkit.inference.formats.parity import EXACT, QUANTIZED, Candidate

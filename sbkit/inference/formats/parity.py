@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.decoder import best_tokens

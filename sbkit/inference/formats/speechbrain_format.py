@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.inference.bundle.config import Plain
 from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.inference.formats.parity import EXACT, WORD_ERROR_RATE, Candidate

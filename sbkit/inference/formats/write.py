@@ -15,7 +15,7 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
+from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.place import PARITY
