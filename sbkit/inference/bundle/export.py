@@ -89,9 +89,6 @@ def export_run(
             (beside / name).write_bytes(content)
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
-        if hasattr(bundle.model.network, "samples_per_frame"):
-            config["samples_per_frame"] = bundle.model.samples_per_frame
-            _write_into_both(beside, CONFIG, to_json(config, indent=1) + "\n")
         certificates: Certificates = {}
         if options.formats:
             certificates = write_formats(
