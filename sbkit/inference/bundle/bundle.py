@@ -29,13 +29,13 @@ from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.ctc_decoder import CtcDecoder, EncodedClip, Recognized
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.reading import HeardClip, Reading, raise_errors
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.pool import DecoderPool, raise_errors
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Heard
 from sbkit.lm.ngram import NgramModel
@@ -85,11 +85,11 @@ class Bundle:
         self.require_asr()
         pairs = zip(self.model.hear(clips), clips, strict=True)
         heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(self.reading.read(heard, times=times))
+        return raise_errors(self.decoder_pool.decode(heard, times=times))
 
-    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
-        """Make of what the model heard in a clip what `reading` takes."""
-        return HeardClip(
+    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> EncodedClip:
+        """Make of what the model heard in a clip what `decoder_pool` takes."""
+        return EncodedClip(
             log_probs=heard.log_probs,
             samples=samples,
             begin=begin,
@@ -102,11 +102,11 @@ class Bundle:
         Raises:
             SbkitError: a text is longer than its clip can hold.
         """
-        encode, reader = self.require_asr().encode, self.reading.reader.words
-        reader = replace(reader, confidence=None)
+        encode, aligner = self.require_asr().encode, self.decoder_pool.decoder.aligner
+        aligner = replace(aligner, confidence=None)
         rows = zip(clips, self.model.hear(clips), texts, strict=True)
         return [
-            reader.read(heard.log_probs, encode(text), samples=len(clip))
+            aligner.align(heard.log_probs, encode(text), samples=len(clip))
             for clip, heard, text in rows
         ]
 
@@ -118,9 +118,9 @@ class Bundle:
         return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
 
     @cached_property
-    def reading(self) -> Reading:
+    def decoder_pool(self) -> DecoderPool:
         """Make what decodes what the model heard, and times and judges its words."""
-        words = WordReader(
+        aligner = WordAligner(
             tokenizer=self.require_asr(),
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
@@ -129,9 +129,9 @@ class Bundle:
             confidence=self.config.confidence.get(
                 GREEDY if self.decoder is None else self.decoder.kind
             ),
-            unjudged=frozenset() if self.decoder is None else self.decoder.expected,
+            unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return Reading(ClipReader(self.decoder, words), processes=usable_cores())
+        return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
@@ -169,7 +169,7 @@ class Bundle:
                     f"model's were chosen for {self.decoder.kind}. Choose others, and export the "
                     f"run again: sbkit tune RUN --decoder {name}"
                 )
-            self.decoder.require_possible()
+            self.decoder.check_graph()
         return self
 
     def with_hotwords(self, named: str | None) -> "Bundle":
