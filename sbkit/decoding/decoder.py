@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs

@@ -18,11 +18,11 @@ from torch import nn
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.data.storage.shard import write_sealed
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
 from tests.attacks.case import Case, Place
-from tests.attacks.runs import LAUGHS, Call
+from tests.attacks.runs import Call
 
 datasets.disable_progress_bars()
 TRICKS: dict[str, Callable[[Path], Any]] = {
@@ -99,7 +99,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for folder, name in (
             ("bundle", "config.json"),
             ("bundle", "model.safetensors"),
-            ("run", "hyperparams.yaml"),
         )
         for trick, make in TRICKS.items()
     },
@@ -109,12 +108,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for trick, make in TRICKS.items()
     },
     "a pickle that runs": _pickle,
-    "laughs": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"a0: &a0 [x]\n{LAUGHS}")
-    ),
-    "a number of 100 000 digits": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"x: {DIGITS}")
-    ),
     "digits in config.json": partial(
         _instead, "bundle", "config.json", lambda file: file.write_text(f'{{"model": {DIGITS}}}')
     ),
@@ -133,7 +126,9 @@ UNREAD: set[str] = set()
 def _init_from(source: str) -> None:
     """Load into parts of the names that are there."""
     parts = {name: nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
-    initialize_from(Path(source), {**parts, "model": nn.ModuleList(parts.values())})
+    initialize_from(
+        Path(source), {**parts, "model": nn.ModuleList(parts.values())}, SPEECH_RECOGNITION
+    )
 
 
 # -- datasets and manifests -----------------------------------------------------------------------
@@ -281,23 +276,12 @@ def _holding(name: str, make: Callable[[Path], Any]) -> Callable[[Path, Place], 
     return lambda entry, place: make(entry / name)
 
 
-def _sealed(content: Any) -> Callable[[Path, Place], Any]:
-    return lambda entry, place: write_sealed(entry / "corpus.json", content)
-
-
 CACHES: dict[str, Callable[[Path, Place], Any]] = {
     "a link to another folder": _to_the_run,
     "a link within": lambda entry, place: (entry / "a").symlink_to(place.folder),
     "a name that moves the cursor": lambda entry, place: entry.rename(entry.with_name("\x1b[2J")),
     **{f"corpus.json {name}": _holding("corpus.json", make) for name, make in TRICKS.items()},
-    **{f"listing {name}": _holding("a.json", make) for name, make in TRICKS.items()},
-    **{
-        f"sealed {str(content)[:40]}": _sealed(content)
-        for content in (
-            [], {"folder": 1}, {"folder": "\x1b[2J"}, {"folder": "\0"}, {"sample_rate": "x"},
-            {"folder": "/gone", "sample_rate": 0}, {"folder": "/gone", "sample_rate": -1},
-        )
-    },
+    **{f"table {name}": _holding("a.parquet", make) for name, make in TRICKS.items()},
 }  # fmt: skip
 IMPORTS = ("os", "../x", "/etc/passwd", "a.b.c", "", ".", "..x", "x;os", "\x1b[2J", "no such",
            "os.path", "subprocess")  # fmt: skip
