@@ -37,11 +37,10 @@ from sbkit.inference.bundle.config import FEATURES
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
-from sbkit.train.cost import PREDICTION
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
-OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER)
 HEADS = ("ctc_lin", "label_lin")  # of the models that a bundle may hold
 
 
