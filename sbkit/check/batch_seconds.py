@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.memory import available_memory
+from sbkit.base.machine import available_memory
 from sbkit.base.units import at_speed, samples_to_seconds
 from sbkit.check.cost import RealSteps, brain_in_place, peak_memory, reset_peak
 from sbkit.check.model.dry_run import dry_run
