@@ -36,7 +36,7 @@ from sbkit.decoding.language_models import load_language_models
 from sbkit.decoding.reading import HeardClip, Reading, raise_errors
 from sbkit.decoding.word_reader import WordReader
 from sbkit.inference.bundle.config import BundleConfig, parse_config
-from sbkit.inference.runtime.model import Heard
+from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
@@ -89,17 +89,17 @@ class Bundle:
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
         reading = self.reading
-        pairs = zip(self.model.hear(clips), clips, strict=True)
-        heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(reading.read(heard, times=times))
+        pairs = zip(self.model.encode(clips), clips, strict=True)
+        inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
+        return raise_errors(reading.read(inputs, times=times))
 
-    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
-        """Make of what the model heard in a clip what `reading` takes."""
+    def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> HeardClip:
+        """Return the encoder's output of a clip as the decoder takes it."""
         return HeardClip(
-            log_probs=heard.log_probs,
+            log_probs=encoded.log_probs,
             samples=samples,
             begin=begin,
-            attention=self._attention(heard),
+            attention=self._attention(encoded),
         )
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
@@ -110,22 +110,22 @@ class Bundle:
         """
         encode, reader = self.tokenizer.encode, self.reading.reader.words
         reader = replace(reader, confidence=None)
-        rows = zip(clips, self.model.hear(clips), texts, strict=True)
+        rows = zip(clips, self.model.encode(clips), texts, strict=True)
         return [
-            reader.read(heard.log_probs, encode(text), samples=len(clip))
-            for clip, heard, text in rows
+            reader.read(encoded.log_probs, encode(text), samples=len(clip))
+            for clip, encoded, text in rows
         ]
 
-    def _attention(self, heard: Heard) -> AttentionDecoder | None:
+    def _attention(self, encoded: Encoded) -> AttentionDecoder | None:
         """Return the attention decoder of a clip, where it takes part."""
         if self.decoder is None or self.decoder.attention is None:
             return None
-        score = partial(self.model.decoder_log_probs, heard.states)
+        score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def reading(self) -> Reading:
-        """Make what decodes what the model heard, and times and judges its words."""
+        """Make the decoder of the encoder's output, which times and judges words too."""
         words = WordReader(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,

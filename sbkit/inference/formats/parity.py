@@ -24,7 +24,7 @@ from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.traced import Source, trained_log_probs
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.transcribe.whole_clips import WholeClips
 
@@ -196,7 +196,7 @@ def compare(
     trained = partial(trained_log_probs, source.waveform)
     blank, rate = bundle.tokenizer.vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
-        with fitting(case.what):
+        with naming_audio(case.what):
             expected = trained(case.audio, case.lengths)
         for each in compared:
             found = each.run(case.audio, case.lengths, case.what)
@@ -205,7 +205,7 @@ def compare(
     for clips in held_out.batches() if held_out else ():
         audio, lengths = _as_batch(clips)
         what = f"{len(audio)} held-out clips"
-        with fitting(what):
+        with naming_audio(what):
             expected = trained(audio, lengths)
         hypotheses = _texts(bundle, expected)
         for each in compared:
