@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
-from sbkit.base.version import __version__
+from sbkit.base.process import run_main
+from sbkit.base.text import __version__
 from sbkit.cli import run
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     script = tmp_path / "many.py"
     script.write_text(
-        "from sbkit.base.exit import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
+        "from sbkit.base.process import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
     )
     command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
     shell = ["bash", "-o", "pipefail", "-c", command]

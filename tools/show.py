@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
 from sbkit.evaluate.interval import Interval
 from sbkit.text.normalize import normalize

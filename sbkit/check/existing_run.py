@@ -14,7 +14,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.interval import rate_intervals
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances

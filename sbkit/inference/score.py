@@ -15,8 +15,7 @@ import datasets
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, scratch_folder, to_json, write_text_atomically
-from sbkit.base.version import __version__
-from sbkit.base.words import plural
+from sbkit.base.text import __version__, plural
 from sbkit.data.batches.batch import OWN
 from sbkit.data.corpora.columns import filled_rows
 from sbkit.data.corpora.kaldi import is_kaldi

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.logs.events import EventFile
 
 LOG_FILE = "train_log.jsonl"

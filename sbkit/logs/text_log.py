@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.logs.log import is_first_rank, sent_to
 
 TEXT_LOG = "train.log"

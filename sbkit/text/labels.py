@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_text_atomically
-from sbkit.base.regular import read_regular
-from sbkit.base.words import listed
+from sbkit.base.files import read_regular, write_text_atomically
+from sbkit.base.text import listed
 
 LABEL_FILE = "labels.txt"  # of a classifier's run
 LARGEST = 1 << 22  # bytes

@@ -18,8 +18,8 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
-from sbkit.base.words import listed
+from sbkit.base.files import read_regular
+from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration

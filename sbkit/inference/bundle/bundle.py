@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.clip_reader import ClipReader, Recognized

@@ -19,11 +19,9 @@ from speechbrain.utils.checkpoints import Checkpoint
 from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, to_json
+from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.words import listed
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited
@@ -42,7 +40,7 @@ from sbkit.inference.bundle.module_spec import refuse_unlisted, to_plain
 from sbkit.inference.bundle.place import CARD, HUB, replacing, require_free
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
-from sbkit.inference.formats.traced import Source
+from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
@@ -97,7 +95,7 @@ def export_run(
         certificates: Certificates = {}
         if options.formats:
             certificates = write_formats(
-                Source(bundle, own), beside, options.formats, _held_out(run), options.grid
+                TrainedModel(bundle, own), beside, options.formats, _held_out(run), options.grid
             )
         card = model_card(run, bundle.task, config, certificates, licence=options.licence)
         _write_into_both(beside, CARD, card)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
-from sbkit.base.provenance import versions
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle, load_torch, read_bundle

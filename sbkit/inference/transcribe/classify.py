@@ -11,7 +11,7 @@ import numpy as np
 
 from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import naming_audio

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.base import provenance
+from sbkit.base import text
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
@@ -97,7 +97,7 @@ def stand_in(
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
-    monkeypatch.setattr(provenance, "version", partial(version_with, wheels))
+    monkeypatch.setattr(text, "version", partial(version_with, wheels))
     monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
 
 
