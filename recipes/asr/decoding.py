@@ -26,7 +26,7 @@ from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
 from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, label_words
-from sbkit.decoding.ctc_decoder import CtcDecoder, EncodedClip, Recognized
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
 from sbkit.decoding.pool import DecoderPool, raise_errors
@@ -195,7 +195,7 @@ class RunDecoding:
         rows, samples = log_probs.float().cpu().numpy(), batch.audio_lengths.tolist()
         parts = zip(rows, frames.tolist(), samples, self._attention(states, frames), strict=True)
         clips = [
-            EncodedClip(log_probs=row[:count], samples=length, attention=attention)
+            DecoderInput(log_probs=row[:count], samples=length, attention=attention)
             for row, count, length, attention in parts
         ]
         scored = {

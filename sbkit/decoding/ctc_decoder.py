@@ -11,7 +11,7 @@ from sbkit.text.word import Word
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EncodedClip:
+class DecoderInput:
     """The output of a model for a clip.
 
     log_probs: (U, V); samples: of the clip; begin: where it begins in the audio that it is cut
@@ -55,7 +55,7 @@ class CtcDecoder:
         search = self.search
         return isinstance(search, BeamDecoder) and search.kind == "beam" and not search.attention
 
-    def decode(self, clip: EncodedClip, *, times: bool) -> Recognized:
+    def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
         """Decode a clip; times count from the begin of the audio that it is cut from."""
         beam = self.search.nbest(clip.log_probs, clip.attention)
         tokens = list(beam[0].tokens)

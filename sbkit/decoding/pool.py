@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.ctc_decoder import CtcDecoder, EncodedClip, Recognized
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
@@ -37,7 +37,9 @@ class DecoderPool:
         self._processes: ProcessPoolExecutor | None = None
         self._frames = 0
 
-    def decode(self, clips: Sequence[EncodedClip], *, times: bool) -> list[Recognized | SbkitError]:
+    def decode(
+        self, clips: Sequence[DecoderInput], *, times: bool
+    ) -> list[Recognized | SbkitError]:
         """Return the text of each clip, or why it cannot be decoded; ``times``: of its words, too.
 
         Raises:
@@ -108,11 +110,11 @@ def _keep(decoder: CtcDecoder) -> None:
     _own = decoder
 
 
-def _decode(times: bool, clip: EncodedClip) -> Recognized | SbkitError:
+def _decode(times: bool, clip: DecoderInput) -> Recognized | SbkitError:
     return _attempt(_own, times, clip)
 
 
-def _attempt(decoder: CtcDecoder, times: bool, clip: EncodedClip) -> Recognized | SbkitError:
+def _attempt(decoder: CtcDecoder, times: bool, clip: DecoderInput) -> Recognized | SbkitError:
     try:
         return decoder.decode(clip, times=times)
     except SbkitError as error:

@@ -15,7 +15,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import pool
-from sbkit.decoding.ctc_decoder import CtcDecoder, EncodedClip, Recognized
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, LanguageModels, ensure_language_models
 from sbkit.decoding.pool import DecoderPool
@@ -45,10 +45,10 @@ def decoder(tmp_path: Path) -> CtcDecoder:
     return CtcDecoder(search.with_hotwords(["norse"]), words)
 
 
-def clips_of(decoder: CtcDecoder) -> list[EncodedClip]:
+def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
     rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
     return [
-        EncodedClip(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
+        DecoderInput(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
         for place, row in enumerate(rows)
     ]
 
@@ -62,7 +62,7 @@ def test_processes_read_what_one_reads(
     decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = clips_of(decoder)
-    bad = EncodedClip(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
+    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
     many = DecoderPool(decoder, processes=2)
     *found, error = many.decode([*clips, bad], times=True)
     assert many._processes is not None
@@ -154,7 +154,7 @@ def test_a_greedy_reader_needs_no_processes_and_refuses_the_same(
     assert len(greedy.decode(clips_of(decoder), times=True)) == len(TEXTS)
     assert greedy._processes is None
     shape = (3, decoder.aligner.tokenizer.vocab_size)
-    bad = [EncodedClip(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
+    bad = [DecoderInput(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
     for error, beam in zip(
         greedy.decode(bad, times=False),
         DecoderPool(decoder, processes=1).decode(bad, times=False),

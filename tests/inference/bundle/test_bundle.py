@@ -97,7 +97,7 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
     loaded = load_bundle(bundle)
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
     (recognized,) = loaded.recognize([clip], times=True)
-    (heard,), tokenizer = loaded.model.hear([clip]), loaded.tokenizer
+    (heard,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
     tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
     aligner = WordAligner(
         tokenizer=tokenizer,
