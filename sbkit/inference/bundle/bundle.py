@@ -28,8 +28,8 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
