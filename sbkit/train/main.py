@@ -10,8 +10,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.machine import describe_allocator, describe_waiting
 from sbkit.base.text import plural
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
-from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
@@ -89,7 +89,7 @@ def train_run(run: Run, log: TextLog) -> None:
 
 def settle_batches(run: Run) -> Run:
     """Return the run with a number in the place of `batch_seconds: auto`."""
-    overrides = settle(run.yaml_file, run.overrides, recipe=run.recipe)
+    overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
     if overrides == run.overrides:
         return run
     return Run(run.yaml_file, overrides, recipe=run.recipe)
