@@ -15,7 +15,6 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.wer import Scores
 from sbkit.logs.log import say
 from sbkit.train.evaluation import start_validation
-from sbkit.train.out_of_memory import BatchSplitter
 
 
 def choose_weights(brain: Any, decoder: BeamDecoder, heard: Sequence[Heard]) -> BeamDecoder:
@@ -53,11 +52,9 @@ def hear(brain: Any) -> Iterator[Heard]:
     """Compute the log-probabilities of this rank's share of the validation sets."""
     start_validation(brain)
     brain.modules.eval()
-    splitter = BatchSplitter()
     for loader in valid_sets(brain).values():
         for batch in brain.pinging(loader, "decoding"):
-            for heard in splitter.compute(batch, partial(_hear, brain)):
-                yield from heard
+            yield from _hear(brain, batch)
 
 
 def _hear(brain: Any, batch: Any) -> list[Heard]:

@@ -15,6 +15,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.words import listed
+from sbkit.check.cost.prediction import PREDICTION
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
@@ -37,7 +38,6 @@ from sbkit.inference.bundle.config import FEATURES
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
-from sbkit.train.cost import PREDICTION
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks

@@ -124,7 +124,6 @@ CLASSES = {
     "sbkit.decoding.decoder": "BeamDecoder",
     "sbkit.text.labels": "ClassLabels",
     "sbkit.text.tokenizer": "Tokenizer",
-    "sbkit.train.muon": "Muon",
     "sbkit.train.schedule": "WarmupCosine",
     "sentencepiece": "SentencePieceProcessor",
     "speechbrain.augment.augmenter": "Augmenter",

@@ -32,9 +32,9 @@ from sbkit.data.batches.plan import MicroBatch
 from sbkit.data.batches.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
 from sbkit.train.buffers import unchanged
-from sbkit.train.cost import PREDICTION
 from sbkit.train.memory import bytes_of
 
+PREDICTION = "prediction.json"  # in the run folder
 NAME = "prediction"
 OF_OPTIMIZER = 1 << 18  # elements of each parameter that the optimizer is tried on, at most
 BESIDE_KEPT = 2  # checkpoints: the newest, and the one being written

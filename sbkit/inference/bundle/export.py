@@ -39,6 +39,7 @@ from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.inference.bundle.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
 from sbkit.inference.bundle.config import FEATURES, FORMAT, MODEL_CLASSES
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
@@ -52,7 +53,6 @@ from sbkit.inference.runtime.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.text.labels import LABEL_FILE, ClassLabels
 from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
-from sbkit.train.cost import SUMMARY
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
 IN_BUNDLE = (  # of decoder.json

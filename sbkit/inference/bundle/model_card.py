@@ -13,9 +13,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.evaluate.run_results import DATA_REPORT
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.inference.bundle.config import MODEL_CLASSES
 from sbkit.logs.text_log import TEXT_LOG
-from sbkit.train.cost import SUMMARY
 
 LARGEST = 1 << 28  # bytes of one of them
 RATES = ("WER", "CER", "accuracy")
