@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import speechbrain as sb
 import torch
+from sbkit.train.optimizer_step import OptimizerStep
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,7 +22,6 @@ from sbkit.cli import run as command
 from sbkit.data.batches.batch import Batch
 from sbkit.logs.log import read_log
 from sbkit.train.nonfinite import NonFiniteRecorder
-from sbkit.train.optimizer_step import OptimizerStep
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits

@@ -103,7 +103,7 @@ def assign_parameters(
     trainable = {id(p): (n, p) for n, p in named.items() if p.requires_grad}
     left = [name for key, (name, _) in trainable.items() if key not in owner]
     if len(rest) > 1 or (left and not rest):
-        came = f"{listed(left)} are in none" if left else f"{listed(rest)} both have no `parts`"
+        came = f"{listed(rest)} have no `parts`" if rest else f"{listed(left)} are in none"
         raise SbkitError(
             f"`optimizers` must have each parameter in one of them, but {came}. Name parts for "
             "all but one, which has the rest, or freeze what does not learn."

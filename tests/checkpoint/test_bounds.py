@@ -6,15 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sbkit.train.cost import SUMMARY
+from sbkit.train.cost import _read as read_summary
+from sbkit.train.saved_counters import read_counters
 from speechbrain.utils.checkpoints import METAFNAME
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import FILE, read_averaged
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, listed_checksums
 from sbkit.checkpoint.listing import LARGEST_META, describe
-from sbkit.train.cost import SUMMARY
-from sbkit.train.cost import _read as read_summary
-from sbkit.train.saved_counters import read_counters
 
 HOLES = 200 << 20  # bytes
 READERS: dict[str, Callable[[Path], object]] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sbkit.train.saved_counters import check_brain_state
 from speechbrain.utils.epoch_loop import EpochCounter
 
 from sbkit.base.errors import SbkitError
@@ -15,7 +16,6 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.checkpoint.rng import random_state
 from sbkit.checkpoint.staging import reason_of
-from sbkit.train.saved_counters import check_brain_state
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
 

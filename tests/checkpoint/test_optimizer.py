@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from sbkit.train.muon import Muon
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.train.muon import Muon
 
 Make = Callable[[nn.Module], Optimizer]
 
