@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.exit import run_main
-from sbkit.base.garbage import rarely_collected
-from sbkit.base.options import Parser
-from sbkit.base.printable import printable, printable_json
-from sbkit.base.version import __version__
+from sbkit.base.process import Parser, rarely_collected, run_main
+from sbkit.base.text import __version__, printable, printable_json
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
 from sbkit.inference.transcribe.command import transcribe as run_transcribe
 
@@ -25,19 +22,30 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run ``sbkit`` with the arguments of the process."""
+    """Run ``sbkit`` with the arguments of the process.
+
+    The folder in which sbkit lies is searched last for modules: that of a checkout has `recipes`,
+    which is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[1]))
     with rarely_collected():  # a command imports its parts when it runs
         run_main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises SbkitError for bad input."""
+    """Run one command, return its exit code; raises SbkitError for bad input or no package."""
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
     if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    code: int = options.command(options)
+    try:
+        code: int = options.command(options)
+    except ModuleNotFoundError as error:
+        raise SbkitError(
+            f"`sbkit {arguments[0]}` needs the package {error.name}, which is not installed. "
+            "Install all that sbkit needs: pip install sbkit, without --no-deps."
+        ) from error
     return code
 
 
@@ -51,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
-    check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
@@ -59,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser(
         "replay",
-        help="look again at a batch that was not finite; of foreign YAML only the list is built",
+        help="run a batch that was not finite again, and name where it began",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
     _add_import(replay)
@@ -230,7 +237,6 @@ def _check(options: argparse.Namespace) -> int:
         options.yaml,
         options.overrides,
         target=options.target,
-        untrusted=options.untrusted,
         as_json=options.json,
         strict=options.strict,
     )
@@ -278,15 +284,16 @@ def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
     from sbkit.inference.bundle.own_parts import import_own
 
-    return replay_file(options.file, own=import_own(options.imports))
+    import_own(options.imports)
+    return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.export import Wanted, export_run
+    from sbkit.inference.bundle.export import ExportOptions, export_run
     from sbkit.inference.bundle.own_parts import import_own
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
-    wanted = Wanted(formats=formats, licence=options.license)
+    wanted = ExportOptions(formats=formats, licence=options.license)
     certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
@@ -301,9 +308,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _score(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.own_parts import import_own
-    from sbkit.inference.score import Wanted, score_model
+    from sbkit.inference.score import ScoreOptions, score_model
 
-    wanted = Wanted(
+    wanted = ScoreOptions(
         out=options.out,
         label=options.label,
         report_by=options.report_by,
@@ -320,16 +327,15 @@ def _score(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
-    from sbkit.evaluate import compare_report as report
-    from sbkit.evaluate.compare import compare_runs
+    from sbkit.evaluate import compare
 
-    compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    compared = compare.compare_runs(options.a, options.b)
     if options.html is not None:
-        report.write_comparison(options.html, compared, *folders)
+        compare.write_comparison(options.html, compared)
     if options.json:
-        print(printable_json(to_json(report.comparison_figures(compared, *folders), indent=2)))
+        print(printable_json(to_json(compare.comparison_figures(compared), indent=2)))
     else:
-        print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
+        print("\n".join(map(printable, compare.describe_comparison(compared))))
     return 0
 
 

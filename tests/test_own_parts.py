@@ -9,7 +9,7 @@ import pytest
 
 import train
 from sbkit.base.errors import BAD_INPUT
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
 

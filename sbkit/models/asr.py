@@ -93,6 +93,11 @@ class AsrModel(AcousticEncoder):
         logits = None if decoded is None else self._seq_logits(decoded)
         return EncoderOutput(intermediate, states, frame_lengths, logits)
 
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
+        states, frame_lengths = self.encode(*self.features(audio, audio_lengths))
+        return self.ctc_log_probs(states), frame_lengths
+
     def samples_per_frame(self, sample_rate: int) -> int:
         """Measure how many samples of audio go by from one frame of CTC to the next."""
         device = next(self.model.parameters()).device

@@ -52,6 +52,6 @@ class UtteranceClassifier(AcousticEncoder):
         scores: Tensor = self.label_lin(self.pooling(states, lengths))
         return scores.float().log_softmax(-1)
 
-    def log_probs(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""
         return self.classify(*self.features(audio, audio_lengths))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import plural
+from sbkit.base.text import plural
 from sbkit.models.signatures import described, first_tensor, lengths_argument, refuse
 
 Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.checkpoint.part_names import part_names, to_part_name
 from sbkit.config.document import did_you_mean
 

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sbkit.base.look_ahead import with_last
 from sbkit.checkpoint.rng import random_state
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
@@ -26,7 +26,8 @@ def mark_last(
     if count is not None:
         yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
         return
-    yield from with_last(batches)
+    for batch, following in pairwise(chain(batches, [None])):
+        yield batch, following is None
 
 
 def length_of(batches: Any) -> int | None:

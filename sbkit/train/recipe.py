@@ -1,4 +1,4 @@
-"""A recipe: what a task prepares, how it is loaded, and the Brain that trains it.
+"""A recipe: a task, how its data and labels are prepared and loaded, and the Brain that trains it.
 
     prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
 
@@ -7,55 +7,51 @@ imported, also from a file beside the YAML.
 """
 
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sbkit.base import version
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import Range
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.corpus import Corpus
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
+from sbkit.tasks.task import Task
 
 Knobs = Mapping[str, Any]  # the plain values of a YAML
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The steps of a task, in the order in which a run takes them.
+    """A task and its steps, in the order in which a run takes them.
 
     Attributes:
+        task: what the model predicts; bundles of the run store its name.
         prepare_splits: from the knobs to the prepared data of every split.
         prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
-            list of classes), if anything does; it leaves `label_file` in the run folder, which the
-            YAML opens.
+            list of classes), if anything does; it leaves the task's file of labels in the run
+            folder, which the YAML opens.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
-        brain: the `sbkit.Brain` of the task.
+        brain: the `sbkit.Brain` that trains it.
         corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;
             a recipe without one makes none.
-        label_file: the name of the file that `prepare_labels` writes.
         ranges: what the recipe's own numbers may be.
     """
 
+    task: Task
     prepare_splits: Callable[[Knobs], Splits]
     prepare_labels: Callable[[Knobs, Splits], Any]
     make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
     brain: Callable[..., Any]
     corpus: Callable[[Knobs], Corpus] | None = None
-    label_file: str = "tokenizer.model"
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe:
+def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names; its own folder is searched last.
-
-    ``beside`` is false for a foreign YAML: of a folder that is searched, whatever is imported from
-    then on, and is not installed, would be run.
 
     Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
@@ -66,8 +62,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it; a "
             "YAML of SpeechBrain's is for the script that it came with, over sbkit.Brain."
         )
-    if beside:
-        search_beside(yaml_file)
+    search_beside(yaml_file)
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute, None)
@@ -90,37 +85,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
     return found
 
 
-def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = ()) -> None:
-    """Refuse a recipe or corpus of a foreign YAML that is not one of the installed `recipes`.
-
-    Importing a module runs it. ``own`` names the modules that the user vouches for.
-
-    Raises SbkitError: it is another module.
-    """
-    for key in ("recipe", "corpus"):
-        name = knobs.get(key)
-        module = str(name).rpartition(".")[0] if key == "recipe" else str(name)
-        if name is not None and module not in own and not _is_installed_recipe(module):
-            raise SbkitError(
-                f"`{key}` of {yaml_file} must be one of those that come with sbkit, because "
-                f"importing a module runs it, but is {name}. If you trust it, pass --import "
-                f"{module}."
-            )
-
-
-def _is_installed_recipe(module: str) -> bool:
-    """Check whether a module lies in the folder `recipes` beside sbkit's own."""
-    parts = module.split(".")
-    if parts[0] != "recipes" or not all(part.isidentifier() for part in parts):
-        return False
-    found = find_spec("recipes")
-    beside = Path(version.__file__).resolve().parents[2] / "recipes"
-    places = found.submodule_search_locations if found else None
-    return places is not None and [Path(each).resolve() for each in places] == [beside]
-
-
 def search_beside(yaml_file: Path) -> None:
-    """Add the folder of a YAML to the end of the search path of modules."""
-    folder = str(yaml_file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    """Search the folder of a YAML, and then the working folder, last for modules."""
+    for folder in (str(yaml_file.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)

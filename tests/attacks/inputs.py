@@ -19,10 +19,11 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.data.storage.shard import write_sealed
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
 from tests.attacks.case import Case, Place
-from tests.attacks.runs import LAUGHS, Call
+from tests.attacks.runs import Call
 
 datasets.disable_progress_bars()
 TRICKS: dict[str, Callable[[Path], Any]] = {
@@ -99,7 +100,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for folder, name in (
             ("bundle", "config.json"),
             ("bundle", "model.safetensors"),
-            ("run", "hyperparams.yaml"),
         )
         for trick, make in TRICKS.items()
     },
@@ -109,12 +109,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for trick, make in TRICKS.items()
     },
     "a pickle that runs": _pickle,
-    "laughs": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"a0: &a0 [x]\n{LAUGHS}")
-    ),
-    "a number of 100 000 digits": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"x: {DIGITS}")
-    ),
     "digits in config.json": partial(
         _instead, "bundle", "config.json", lambda file: file.write_text(f'{{"model": {DIGITS}}}')
     ),
@@ -133,7 +127,9 @@ UNREAD: set[str] = set()
 def _init_from(source: str) -> None:
     """Load into parts of the names that are there."""
     parts = {name: nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
-    initialize_from(Path(source), {**parts, "model": nn.ModuleList(parts.values())})
+    initialize_from(
+        Path(source), {**parts, "model": nn.ModuleList(parts.values())}, SPEECH_RECOGNITION
+    )
 
 
 # -- datasets and manifests -----------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from sbkit.train.muon import Muon
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
@@ -62,7 +61,6 @@ def in_two_groups(model: nn.Module) -> Optimizer:
     [
         over(Adam),
         over(AdamW),
-        over(Muon),
         over(SGD, momentum=0.9),
         over(SGD),
         in_two_groups,

@@ -22,6 +22,7 @@ from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
+from sbkit.tasks.task import Task
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from tests.runs import ROOT
@@ -109,6 +110,7 @@ def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Pl
 
 
 ADVERSARIAL = Recipe(
+    task=Task(name=f"{__name__}.TASK", model_name="generator", metrics={}),
     prepare_splits=prepare_transcripts,
     prepare_labels=lambda knobs, splits: None,
     make_loaders=load,
