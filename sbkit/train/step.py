@@ -249,6 +249,10 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         if not declared:
             super().init_optimizers()
             return
+        if self.opt_class is not None:
+            raise SbkitError(
+                "A YAML must declare `opt_class` or `optimizers`, but has both. Remove one of them."
+            )
         self.optimizers_dict = make_optimizers(
             declared,
             named_parameters(self.modules, vars(self.hparams)),

@@ -47,7 +47,7 @@ optimizers:
     discriminator:
         parts: [discriminator]
         opt_class: !name:torch.optim.SGD
-            lr: 0.5
+            lr: !ref <lr>
             momentum: 0.9
 
 lr_schedule: !new:sbkit.train.schedule.WarmupCosine
@@ -74,7 +74,7 @@ def write_yaml(folder: Path) -> Path:
     knobs = knobs.replace("recipes.asr.recipe.ASR", f"{__name__}.ADVERSARIAL")
     knobs = re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 1", knobs)
     file = folder / "adversarial.yaml"
-    file.write_text(f"{knobs}\ndropout: 0.2\n{OBJECTS}", encoding="utf-8")
+    file.write_text(f"{knobs}\n{OBJECTS}", encoding="utf-8")
     return file
 
 
