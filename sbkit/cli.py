@@ -341,9 +341,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.own_parts import import_own
-    from sbkit.inference.runtime.doctor import print_findings
+    from sbkit.inference.runtime.doctor import print_facts
 
-    return print_findings(options.bundle, own=import_own(options.imports))
+    return print_facts(options.bundle, own=import_own(options.imports))
 
 
 def _classify(options: argparse.Namespace) -> int:

@@ -161,9 +161,9 @@ def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
     there, here = ModelThread(make), load_torch(read, bundle)
     assert there.effective.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: there.hear([clips[n % 3]])[0], range(24)))
+        found = list(threads.map(lambda n: there.encode([clips[n % 3]])[0], range(24)))
     for number, each in enumerate(found):
-        (expected,) = here.hear([clips[number % 3]])
+        (expected,) = here.encode([clips[number % 3]])
         np.testing.assert_allclose(each.log_probs, expected.log_probs, atol=atol)
         tokens = np.ones((2, number % 5 + 1), np.int64)  # kept until all others were heard
         scored = there.decoder_log_probs(each.states, tokens)

@@ -15,7 +15,6 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.text import listed
-from sbkit.check.cost.prediction import PREDICTION
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
@@ -40,7 +39,7 @@ from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 TOKENIZER = "tokenizer.model"
-OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER)
 
 
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""After a real run: it took what was predicted, and goes on from what it left."""
+"""After a real run: it goes on from what it left, and refuses another declaration."""
 
 import shutil
 import subprocess

@@ -26,7 +26,7 @@ FORMATS = ("text", "txt", *TIMED)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add what is particular to `sbkit transcribe`."""
+    """Add the options of `sbkit transcribe`."""
     command.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
     command.add_argument(
         "files", metavar="FILE", nargs="+", help="audio, folders, patterns, - for standard input"
@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_runtime(command: argparse.ArgumentParser) -> None:
-    """Add what says where and how a model runs."""
+    """Add the options for where and how a model runs."""
     command.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto (the default)"
     )
@@ -52,12 +52,12 @@ def add_runtime(command: argparse.ArgumentParser) -> None:
         "--on-recompile",
         choices=("error", "fallback"),
         default="error",
-        help="what audio does that nothing was compiled for",
+        help="for audio of other shapes than were compiled",
     )
 
 
 def transcribe(options: argparse.Namespace) -> int:
-    """Transcribe the files; one that fails does not stop the others, and shows in the code.
+    """Transcribe the files; one that fails does not stop the others. Return the exit code.
 
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
