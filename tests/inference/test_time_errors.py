@@ -13,8 +13,9 @@ import soundfile
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.decoding.decoder import BeamDecoder, best_tokens
+from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
+from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle, load_bundle

@@ -18,7 +18,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.confidence import GREEDY
-from sbkit.decoding.decoder import best_tokens
+from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.inference.bundle.bundle import Bundle

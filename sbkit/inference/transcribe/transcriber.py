@@ -20,8 +20,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.clip_reader import Recognized
-from sbkit.decoding.reading import HeardClip, raise_errors
+from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
+from sbkit.decoding.pool import raise_errors
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
@@ -108,7 +108,7 @@ class Transcriber:
 
     def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
         """Take a bundle whose model has a thread of its own."""
-        self._bundle, self._reading, self._times = bundle, bundle.reading, times
+        self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
         self._thread: ModelThread = bundle.model
         tokenizer = bundle.tokenizer
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
@@ -213,7 +213,7 @@ class Transcriber:
 
     def close(self) -> None:
         """End the thread of the model, and the processes that decode."""
-        self._reading.close()
+        self._pool.close()
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -267,17 +267,17 @@ class Transcriber:
 
         cut: frames that the first piece leaves to the one before it, as returned with that one.
         """
-        rows, clips = self._score(pool), dict[int, HeardClip]()
+        rows, clips = self._score(pool), dict[int, DecoderInput]()
         for place, part in enumerate(pool):
             encoded, first, cut = rows.get(place), cut, 0
             if part.piece is not None and isinstance(encoded, Encoded):
                 clips[place], cut = self._trim(part.piece, encoded, first)
-        said = self._reading.read(list(clips.values()), times=self._times)
+        said = self._pool.decode(list(clips.values()), times=self._times)
         read = dict(zip(clips, said, strict=True))
         found = [part.error or read.get(place) or rows[place] for place, part in enumerate(pool)]
         return cast(list[Recognized | SbkitError], found), cut
 
-    def _trim(self, piece: Piece, encoded: Encoded, first: int) -> tuple[HeardClip, int]:
+    def _trim(self, piece: Piece, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
         """Leave out the first frames of a piece, and of its last ones those that the next decodes.
 
         Return also how many the next one leaves out.
