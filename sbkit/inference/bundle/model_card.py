@@ -11,10 +11,10 @@ from typing import Any
 
 from sbkit.base.text import printable
 from sbkit.evaluate.run_results import DATA_REPORT
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
-from sbkit.train.cost import SUMMARY
 
 LICENCE_UNKNOWN = "unknown"
 FORMATS = {  # how each is loaded, and what of
