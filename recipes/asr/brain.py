@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recipes.asr.confidence import fit_readers
 from recipes.asr.decoder_weights import choose_weights, hear
-from sbkit.audio.augment import speed_perturb
+from sbkit.audio.augment import Augmentation
 from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
@@ -32,8 +32,8 @@ from sbkit.evaluate.wer_report import describe_results, report_errors, slice_err
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel
 from sbkit.models.decoding import greedy
+from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.text.normalize import separates_words
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
@@ -64,7 +64,6 @@ class AsrBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
-        refuse_other_augmentation(self.hparams)
         self.tokenizer = self.hparams.tokenizer
         self.decoder: BeamDecoder | None = getattr(self.hparams, "decoder", None)
         if self.decoder is not None and self.hparams.ctc_weight == 1:
@@ -87,13 +86,14 @@ class AsrBrain(Brain):
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
-            compute_features=self.hparams.compute_features.to(self.device),
-            CNN=self.hparams.CNN,
-            Transformer=self.hparams.Transformer,
+            **encoder_parts(vars(self.hparams)),
             ctc_lin=self.hparams.ctc_lin,
             seq_lin=getattr(self.hparams, "seq_lin", None),
             vocabulary=self.tokenizer.vocabulary,
         )
+        self.asr_model.to(self.device)
+        has_features = self.asr_model.encoder.features is not None
+        self.augmentation = Augmentation(self.hparams, has_features=has_features)
 
     @property
     def resting(self) -> tuple[nn.Module, ...]:
@@ -102,18 +102,12 @@ class AsrBrain(Brain):
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         """Compute the scores of every label at every frame from the audio."""
-        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
-        audio = audio.float()
-        if stage is Stage.TRAIN and getattr(self.hparams, "wave_augment", None):
-            audio, lengths = self.hparams.wave_augment(audio, lengths)
-        features, frames = self.asr_model.features(audio, lengths)
-        if stage is Stage.TRAIN and getattr(self.hparams, "spec_augment", None):
-            features = self.hparams.spec_augment(features, frames)
+        training = stage is Stage.TRAIN
         encoded = self.asr_model.run(
-            features,
-            frames,
+            *self.augmentation.audio(batch, training=training),
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
-            return_intermediate=stage is Stage.TRAIN and self.hparams.inter_ctc_weight > 0,
+            return_intermediate=training and self.hparams.inter_ctc_weight > 0,
+            spec_augment=self.augmentation.features(training=training),
         )
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
@@ -144,7 +138,7 @@ class AsrBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.asr_model.features)
+        measure_on_start(self, self.asr_model.encoder.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 

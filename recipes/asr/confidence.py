@@ -14,7 +14,6 @@ from sbkit.decoding.tune import Heard
 from sbkit.decoding.word_reader import WordReader
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
-from sbkit.models.acoustic_encoder import measure_subsampling
 
 
 def fit_readers(
@@ -27,9 +26,7 @@ def fit_readers(
     hparams, sets = brain.hparams, ", ".join(valid_sets(brain)) or "no validation set"
     reader = WordReader(
         tokenizer=brain.tokenizer,
-        samples_per_frame=measure_subsampling(
-            hparams.compute_features, hparams.CNN, hparams.sample_rate
-        ).stride,
+        samples_per_frame=brain.asr_model.samples_per_frame,
         sample_rate=hparams.sample_rate,
         lm=None if decoder is None else decoder.language_models.words,
     )

@@ -14,7 +14,7 @@ from sbkit.check.finding import Finding
 from sbkit.check.model.shapes import measure_front_end
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import fastest_percent
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 
 CHECK = "alignment"
 MANY = 0.05  # of all utterances; with more, training is not started
@@ -60,7 +60,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def subsampling_of(planned: PlannedRun) -> Striding | None:
+def subsampling_of(planned: PlannedRun) -> Subsampling | None:
     """Return what the front-end leaves; None where it does not run, which other checks find."""
     _ = planned.hparams
     with suppress(Exception):  # of whatever kind: a front-end may be anybody's
@@ -79,7 +79,7 @@ def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
     }
 
 
-def _by_cause(planned: PlannedRun, subsampling: Striding) -> dict[str, dict[str, Rows]]:
+def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
     """Sort the rows of every split by the first of the fixes that would help."""
     causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
     for name, each in transcripts_of(planned).items():
