@@ -25,19 +25,30 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run ``sbkit`` with the arguments of the process."""
+    """Run ``sbkit`` with the arguments of the process.
+
+    The folder in which sbkit lies is searched last for modules: that of a checkout has `recipes`,
+    which is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[1]))
     with rarely_collected():  # a command imports its parts when it runs
         run_main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises SbkitError for bad input."""
+    """Run one command, return its exit code; raises SbkitError for bad input or no package."""
     parser = _parser()
     options, more = parser.parse_known_args(arguments)
     if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
-    code: int = options.command(options)
+    try:
+        code: int = options.command(options)
+    except ModuleNotFoundError as error:
+        raise SbkitError(
+            f"`sbkit {arguments[0]}` needs the package {error.name}, which is not installed. "
+            "Install all that sbkit needs: pip install sbkit, without --no-deps."
+        ) from error
     return code
 
 
@@ -51,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
-    check.add_argument("--untrusted", action="store_true", help="read it and build nothing")
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
     check.set_defaults(command=_check)
 
@@ -59,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser(
         "replay",
-        help="look again at a batch that was not finite; of foreign YAML only the list is built",
+        help="run a batch that was not finite again, and name where it began",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
     _add_import(replay)
@@ -230,7 +240,6 @@ def _check(options: argparse.Namespace) -> int:
         options.yaml,
         options.overrides,
         target=options.target,
-        untrusted=options.untrusted,
         as_json=options.json,
         strict=options.strict,
     )
@@ -278,7 +287,8 @@ def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
     from sbkit.inference.bundle.own_parts import import_own
 
-    return replay_file(options.file, own=import_own(options.imports))
+    import_own(options.imports)
+    return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -47,8 +47,6 @@ ELSEWHERE = {
     "sbkit score RUN": "test_run.py::test_a_model_is_scored_elsewhere_as_its_run_was",
     "sbkit tune RUN": "test_run.py::test_a_trained_run_gets_another_decoder",
     "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
-    "sbkit check --untrusted": "check/yaml/test_untrusted.py::"
-    "test_the_command_answers_with_its_exit_code",
     "sbkit prepare YAML --shards": "data/test_shards.py::"
     "test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream",
     "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",

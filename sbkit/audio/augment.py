@@ -20,7 +20,6 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
 
-
 SIGNATURES = {  # by key of the YAML
     "wave_augment": "forward(audio, lengths) -> (audio, lengths), with audio (B, S)",
     "spec_augment": "forward(features, lengths) -> features, with features (B, T, M)",
@@ -40,9 +39,9 @@ class Augmentation:
         self._spec = _augmentation(hparams, "spec_augment")
         if self._spec is not None and not has_features:
             raise SbkitError(
-                "`spec_augment` must have features to hide, but this model's `encoder` takes audio. "
-                "Take it out, and let the encoder hide its own; `wave_augment` works as it does "
-                "for any model."
+                "`spec_augment` must have features to hide, but this model's `encoder` takes "
+                "audio. Take it out, and let the encoder hide its own; `wave_augment` works as it "
+                "does for any model."
             )
 
     def audio(self, batch: Any, *, training: bool) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -48,11 +47,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     `Brain.fit` takes over while it trains.
     """
     asked: list[int] = []
-    _open_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a name of other bytes, a terminal without letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _refuse_lost_folder()
         with leaving_when_asked(asked), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a reader that has left is noticed here, not at Python's end
@@ -79,33 +76,6 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         else:
             raise
     sys.exit(code)
-
-
-def _open_streams() -> None:
-    """Open standard streams that are closed on /dev/null.
-
-    Otherwise the next file that is opened gets the number of one, and whatever a library prints.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-
-
-def _refuse_lost_folder() -> None:
-    try:
-        Path.cwd()
-    except OSError as error:  # in which MKL ends the process: it cannot load libtorch
-        raise SbkitError(
-            f"The folder that you are in must be there, but is not ({error.strerror}). Change to "
-            "another one."
-        ) from error
 
 
 def _refuse(error: SbkitError) -> int:

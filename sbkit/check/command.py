@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.printable import printable_json
 from sbkit.check.check import check_planned_run
@@ -13,14 +12,9 @@ from sbkit.check.cost.prediction import NAME as PREDICTION
 from sbkit.check.cost.prediction import Prediction, as_table
 from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
-from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.config.hparams import parse_overrides
 
 FINDINGS = 1  # exit code
-HARMLESS = (
-    "Built, it runs no command and loads no pickle. A Checkpointer in it makes its folder, a "
-    "FileTrainLogger appends to its file, and a large layer takes its memory."
-)
 
 
 def check_file(
@@ -28,7 +22,6 @@ def check_file(
     arguments: Sequence[str],
     *,
     target: str | None = None,
-    untrusted: bool = False,
     as_json: bool = False,
     strict: bool = False,
 ) -> int:
@@ -36,17 +29,6 @@ def check_file(
 
     Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
     """
-    if untrusted:
-        if more := [*arguments, *([] if target is None else ["--target"])]:
-            raise SbkitError(
-                f"--untrusted must come with a file alone, but {more[0]} came too. Leave it "
-                "out: no value is looked at, only what would be built."
-            )
-        findings = check_untrusted(yaml_file)
-        _print(findings, None, as_json=as_json)
-        if not findings and not as_json:
-            print(HARMLESS)
-        return exit_code(findings, strict=True)
     overrides = settle(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)

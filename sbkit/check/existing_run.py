@@ -183,9 +183,7 @@ def _plain(planned: PlannedRun) -> dict[str, Any]:
 
 def _find_not_listed(planned: PlannedRun, config: Mapping[str, Any]) -> Iterator[Finding]:
     for key, part in config["parts"].items():
-        not_listed = [
-            name for kind, name in names_of(part) if refusal(f"!{kind}", name, consumer="bundle")
-        ]
+        not_listed = [name for kind, name in names_of(part) if refusal(f"!{kind}", name)]
         if not_listed:
             yield planned.finding(
                 EXPORT,

@@ -26,13 +26,12 @@ from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.rng import TorchState, check_torch_state, restore_torch_state
 from sbkit.config.hparams import read_knobs
-from sbkit.config.judge import refuse_foreign
 from sbkit.data.batches.batch import Batch, TextBatch
 from sbkit.data.batches.plan import Example
 from sbkit.data.batches.sampler import to_percents
 from sbkit.distributed.device import Placement, resolve
 from sbkit.train.nonfinite import FOLDER, KEPT
-from sbkit.train.recipe import load_recipe, refuse_foreign_modules
+from sbkit.train.recipe import load_recipe
 from sbkit.train.step import training_loss
 
 REPRODUCED = 1  # exit code
@@ -57,20 +56,16 @@ class Trace:
         return self.forward is None and self.backward is None and all(map(_is_finite, self.losses))
 
 
-def replay_file(file: Path, *, own: frozenset[str] = frozenset()) -> int:
+def replay_file(file: Path) -> int:
     """Print which utterance and which module were first not finite; return 1 if any was.
 
-    The run's YAML is built, so it may name only what is on sbkit's list, or what is defined in the
-    modules that ``own`` names.
     Raises SbkitError for a file that training did not write, or one without what a replay needs.
     """
     record, epoch, modules, micro_batches = _read(file)
     run_folder = file.resolve().parent.parent
     yaml_file = run_folder / RESOLVED
-    refuse_foreign(yaml_file, own=own)
     knobs = read_knobs(yaml_file, {})
-    refuse_foreign_modules(knobs, yaml_file, own)
-    recipe = load_recipe(knobs, yaml_file, beside=False) if "recipe" in knobs else None
+    recipe = load_recipe(knobs, yaml_file) if "recipe" in knobs else None
     here = {"output_folder": str(run_folder)}
     with PlannedRun(yaml_file, here, recipe=recipe) as planned:
         with suppress(MissingPartError):  # a fault of theirs is reported with the batch

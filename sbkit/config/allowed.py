@@ -1,27 +1,22 @@
-"""The one list of what a bundle, a foreign YAML, an export and a replay may name, by exact name.
+"""The classes and activations that a bundle may name, by exact name.
 
-A name may lie: `speechbrain.core.os.system` is `posix.system`. So a name is followed to its object,
-and the object has to be the one that stands here, under the name of the file that defines it.
-Following imports nothing but modules of the list, since an import is code too, and asks no module
-or class for what it does not hold by itself.
+A name may lie: `speechbrain.core.os.system` is `posix.system`. So a name is resolved to its object,
+and the object must be one of this list, under the name of the module that defines it. Resolving
+imports only modules of the list, since an import runs code, and runs no property or `__getattr__`.
 
-Nothing is here by prefix. What stands here was read: building it and calling it computes on
-tensors; none of it opens a file, a connection or a pickle, but for the few that say so.
+Nothing is listed by prefix. Each entry was read: building and calling it only computes on tensors;
+none opens a file, a connection or a pickle.
 """
 
-import builtins
 import inspect
 import sys
 from importlib import import_module
-from types import FunctionType, ModuleType
-from typing import Literal
+from types import ModuleType
 
 from torch import nn
 
-Consumer = Literal["bundle", "yaml"]  # what a bundle may name, a whole YAML may name too
-
-# Modules that a bundle is made of. Left out on purpose: what takes any callable (losses with a
-# distance, ParameterDict), what has no size of its own (Lazy*), and what talks to other processes.
+# Left out on purpose: what takes any callable (ParameterDict), what has no size of its own (Lazy*),
+# and what talks to other processes.
 MODULES = {
     "torch.nn.modules.activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh "
     "LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU "
@@ -96,83 +91,15 @@ MODULES = {
     "speechbrain.processing.features": "ContextWindow DCT Deltas DynamicRangeCompression "
     "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
 }
-# Other classes that a whole YAML may name. They keep their arguments; the checkpointers make their
-# folder, tokenizers and labels read the one file that they are given, the noises audio of a folder,
-# and FileTrainLogger appends to its file. SpeechBrain's noises are not here: their CSV may name
-# pickles.
-CLASSES = {
-    "torch.nn.modules.loss": "BCELoss BCEWithLogitsLoss CTCLoss CrossEntropyLoss HuberLoss "
-    "KLDivLoss L1Loss MSELoss NLLLoss SmoothL1Loss",
-    "torch.optim": "Adafactor Muon",
-    "torch.optim.adadelta": "Adadelta",
-    "torch.optim.adagrad": "Adagrad",
-    "torch.optim.adam": "Adam",
-    "torch.optim.adamax": "Adamax",
-    "torch.optim.adamw": "AdamW",
-    "torch.optim.asgd": "ASGD",
-    "torch.optim.lbfgs": "LBFGS",
-    "torch.optim.lr_scheduler": "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR "
-    "ExponentialLR LinearLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR",
-    "torch.optim.nadam": "NAdam",
-    "torch.optim.radam": "RAdam",
-    "torch.optim.rmsprop": "RMSprop",
-    "torch.optim.rprop": "Rprop",
-    "torch.optim.sgd": "SGD",
-    "torch.optim.sparse_adam": "SparseAdam",
-    "sbkit.audio.noise": "AddNoise AddReverb",
-    "sbkit.checkpoint.checkpointer": "Checkpointer",
-    "sbkit.decoding.decoder": "BeamDecoder",
-    "sbkit.text.labels": "ClassLabels",
-    "sbkit.text.tokenizer": "Tokenizer",
-    "sbkit.train.muon": "Muon",
-    "sbkit.train.schedule": "WarmupCosine",
-    "sentencepiece": "SentencePieceProcessor",
-    "speechbrain.augment.augmenter": "Augmenter",
-    "speechbrain.augment.time_domain": "ChannelDrop ChannelSwap CutCat DoClip DropBitResolution "
-    "DropChunk DropFreq FastDropChunk RandAmp Resample SignFlip SpeedPerturb",
-    "speechbrain.decoders.ctc": "CTCBeamSearcher CTCPrefixBeamSearcher",
-    "speechbrain.decoders.scorer": "CTCScorer CoverageScorer LengthScorer RNNLMRescorer "
-    "RNNLMScorer RescorerBuilder ScorerBuilder TransformerLMRescorer TransformerLMScorer",
-    "speechbrain.decoders.seq2seq": "S2SRNNBeamSearcher S2SRNNGreedySearcher "
-    "S2STransformerBeamSearcher S2STransformerGreedySearcher",
-    "speechbrain.decoders.transducer": "TransducerBeamSearcher",
-    "speechbrain.nnet.losses": "AdditiveAngularMargin AngularMargin LogSoftmaxWrapper PitWrapper",
-    "speechbrain.nnet.schedulers": "CyclicCosineScheduler CyclicLRScheduler IntervalScheduler "
-    "InverseSquareRootScheduler LinearNoamScheduler LinearScheduler LinearWarmupScheduler "
-    "NewBobScheduler NoamIntervalScheduler NoamScheduler ReduceLROnPlateau StepScheduler "
-    "TriStageLRSchedule WarmAndExpDecayLRSchedule WarmCoolDecayLRSchedule",
-    "speechbrain.utils.Accuracy": "AccuracyStats",
-    "speechbrain.utils.checkpoints": "Checkpointer",
-    "speechbrain.utils.epoch_loop": "EpochCounter EpochCounterWithStopper",
-    "speechbrain.utils.metric_stats": "BinaryMetricStats ClassificationStats ErrorRateStats "
-    "MetricStats",
-    "speechbrain.utils.train_logger": "FileTrainLogger",
-}
-ACTIVATIONS = {  # functions that a part may be given by `!name:`
+ACTIVATIONS = {  # functions that a part may take as arguments, by `!name:`
     "torch._C._nn": "gelu log_sigmoid softplus",
     "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
-FUNCTIONS = {  # those that a whole YAML may hold besides; naming them calls nothing
-    "torch.nn.functional": "binary_cross_entropy binary_cross_entropy_with_logits cross_entropy "
-    "ctc_loss kl_div l1_loss mse_loss nll_loss",
-    "torch.nn.init": "constant_ kaiming_normal_ kaiming_uniform_ normal_ ones_ orthogonal_ "
-    "uniform_ xavier_normal_ xavier_uniform_ zeros_",
-    "speechbrain.decoders.ctc": "ctc_greedy_decode",
-    "speechbrain.nnet.losses": "bce_loss classification_error ctc_loss kldiv_loss l1_loss mse_loss "
-    "nll_loss transducer_loss",
-}
-APPLIED = {"torch.random": "manual_seed", "speechbrain.utils.seed": "seed_everything"}
 
-ALLOWED = {  # what each name is called by, and who may use it at least
-    f"{module}.{name}": (kinds, consumer)
-    for table, kinds, consumer in (
-        (MODULES, ("!new", "!name"), "bundle"),
-        (ACTIVATIONS, ("!name",), "bundle"),
-        (CLASSES, ("!new", "!name"), "yaml"),
-        (FUNCTIONS, ("!name",), "yaml"),
-        (APPLIED, ("!apply",), "yaml"),
-    )
+ALLOWED = {  # the tags that may name each
+    f"{module}.{name}": kinds
+    for table, kinds in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }
@@ -180,13 +107,11 @@ HOMES = {name.rpartition(".")[0] for name in ALLOWED}
 IMPORTED = {".".join(home.split(".")[:end]) for home in HOMES for end in range(1, 9)}
 
 
-def refusal(
-    kind: str, name: str, *, consumer: Consumer = "yaml", own: frozenset[str] = frozenset()
-) -> str | None:
-    """Return why a name may not be used by `!new`, `!name` or `!apply`; None when it may.
+def refusal(kind: str, name: str, *, own: frozenset[str] = frozenset()) -> str | None:
+    """Return why a bundle may not name something by `!new` or `!name`; None when it may.
 
-    ``own`` names modules that the user imported by `--import`: what is defined there is allowed,
-    in a bundle only its torch.nn.Module classes.
+    ``own`` names modules that the user imported by `--import`, whose torch.nn.Module classes are
+    allowed.
     """
     found = find(name)
     if found is None:
@@ -194,15 +119,16 @@ def refusal(
     home = home_of(found)
     if home is None:
         return "is no class or function, which is not on the list"
-    if not (_fits(kind, found, home, consumer) or _is_own(kind, found, consumer, own)):
+    is_made = kind != "!new" or isinstance(found, type)
+    if not (kind in ALLOWED.get(home, ()) and is_made) and not _is_own(kind, found, own):
         return f"is {home}, which is not on the list"
     return None
 
 
 def find(name: str) -> object | None:
-    """Follow a dotted name as HyperPyYAML would, but import only modules of the list."""
+    """Resolve a dotted name as HyperPyYAML does, but import only modules of the list."""
     first, *rest = name.split(".")
-    found = _module(first) or vars(builtins).get(first)
+    found: object | None = _module(first)
     for end, part in enumerate(rest, start=2):
         prefix = ".".join(name.split(".")[:end])
         inside = _module(prefix) if isinstance(found, ModuleType) else None
@@ -213,7 +139,7 @@ def find(name: str) -> object | None:
 
 
 def home_of(found: object) -> str | None:
-    """Name where a class or function is defined; None for what is neither, or lies about it."""
+    """Return the full name of a class or function; None for anything else, or a false name."""
     if isinstance(found, ModuleType) or not callable(found):
         return None
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
@@ -222,34 +148,12 @@ def home_of(found: object) -> str | None:
     there: object | None = sys.modules.get(module)
     for part in name.split("."):
         there = _held(there, part)
-    return f"{module}.{name}" if there is _unwrapped_by_torch(found) else None
+    return f"{module}.{name}" if there is found else None
 
 
-def is_data(class_name: str, attribute: str) -> bool:
-    """Check that an attribute of an object that `!new:` makes is no method and not private."""
-    if not attribute.isidentifier() or attribute.startswith("_"):
-        return False
-    return not callable(_held(find(class_name), attribute))
-
-
-def _fits(kind: str, found: object, home: str, consumer: Consumer) -> bool:
-    kinds, least = ALLOWED.get(home, ((), "yaml"))
-    is_made = "!new" not in kinds or isinstance(found, type)
-    return kind in kinds and is_made and (consumer == "yaml" or least == "bundle")
-
-
-def _is_own(kind: str, found: object, consumer: Consumer, own: frozenset[str]) -> bool:
-    if getattr(found, "__module__", None) not in own or kind not in ("!new", "!name"):
-        return False
-    return consumer == "yaml" or (isinstance(found, type) and issubclass(found, nn.Module))
-
-
-def _unwrapped_by_torch(found: object) -> object:
-    """See through torch's own wrappers: dynamo puts one around `torch.manual_seed`."""
-    if not isinstance(found, FunctionType):
-        return found
-    wrapper = str(found.__globals__.get("__name__"))
-    return inspect.unwrap(found) if wrapper.startswith("torch.") else found
+def _is_own(kind: str, found: object, own: frozenset[str]) -> bool:
+    is_module = isinstance(found, type) and issubclass(found, nn.Module)
+    return is_module and kind in ("!new", "!name") and found.__module__ in own
 
 
 def _module(name: str) -> ModuleType | None:

@@ -142,7 +142,7 @@ def write_data_report(
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
     players = {} if splits.unused is None else _players(splits.unused, facts, sample_rate)
     title = f"Data of this run: {', '.join(facts['splits'])}"
-    content = render_page("data_report.html.j2", facts=facts, players=players, title=title)
+    content = render_page(title=title, facts=facts, players=players)
     write_text_atomically(page, content)
     return data, page
 

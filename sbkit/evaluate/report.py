@@ -119,8 +119,6 @@ def write_report(
         section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
         sections.append(section)
     content = render_page(
-        "report.html.j2",
-        script="report.js",
         title=" and ".join(each.name for each in runs),
         notes=notes,
         runs=[*zip(("A", "B"), runs, strict=False)],

@@ -117,7 +117,7 @@ def score_model(
     with open_model(model, own) as opened:
         bundle = opened.with_decoder(wanted.decoder).with_hotwords(wanted.hotwords)
         task = _task_of(bundle, wanted)
-        for name, prepared in _prepare(bundle, model, sources, wanted, own):
+        for name, prepared in _prepare(bundle, model, sources, wanted):
             rows = scored[name] = _labelled(prepared, bundle, wanted)
             results = score_rows(bundle, rows, task.score)
             entries[name] = _report(name, rows, results, task, wanted)
@@ -196,7 +196,7 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
 
 
 def _prepare(
-    bundle: Bundle, model: Path, sources: Sequence[Path], wanted: Wanted, own: frozenset[str]
+    bundle: Bundle, model: Path, sources: Sequence[Path], wanted: Wanted
 ) -> Iterator[tuple[str, datasets.Dataset]]:
     """Yield each source by its name as training prepares it; without any, a run's test sets."""
     if sources:
@@ -208,7 +208,7 @@ def _prepare(
             f"A bundle must be given the data to score it on, but {model} stands alone, and it "
             "knows of no test set, as a run does. Name a table: sbkit score BUNDLE test.csv"
         )
-    for name, rows in find_held_out(model, own=own).sets.items():
+    for name, rows in find_held_out(model).sets.items():
         _require_columns(rows, wanted, name)
         yield name, rows
 

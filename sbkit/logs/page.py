@@ -1,7 +1,7 @@
-"""HTML pages that hold all they need: one file each, which asks nobody for anything.
+"""HTML pages that hold all they need: one file each, which loads nothing.
 
-What comes from data is escaped by jinja2, and a policy (CSP) forbids every request and every script
-and style but the two of sbkit, which it names by their SHA-256.
+Results, comparisons and data reports share one template, one style and one script. jinja2 escapes
+what comes from data, and a policy (CSP) forbids every request and every other script and style.
 """
 
 import base64
@@ -12,11 +12,24 @@ import jinja2
 
 from sbkit.base.files import to_json
 
-FOLDER = "pages"  # of the templates, beside this file
+FOLDER = "pages"  # beside this file
+OPTIONAL = {  # what a page may show, and its value where it does not
+    "notes": (),
+    "runs": (),
+    "names": (),
+    "sections": (),
+    "slices": {},
+    "panels": (),
+    "known": None,
+    "compared": None,
+    "facts": None,
+    "players": {},
+    "data": {"sets": {}, "runs": 0, "byWords": True},
+}
 
 
-def render_page(template: str, *, script: str | None = None, **content: object) -> str:
-    """Fill in a template; ``script`` names the file of its JavaScript, where it has any."""
+def render_page(*, title: str, **content: object) -> str:
+    """Fill in the template; sections without content are left out."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sbkit.logs", FOLDER),
         autoescape=True,
@@ -25,22 +38,13 @@ def render_page(template: str, *, script: str | None = None, **content: object) 
         undefined=jinja2.StrictUndefined,
     )
     environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    style, code = _read("page.css"), _read(script) if script else ""
-    policy = {
-        "default-src": "'none'",
-        "style-src": _hash(style),
-        "script-src": _hash(code) if code else "'none'",
-        "img-src": "data:",
-        "media-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return environment.get_template(template).render(
-        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
-        style=style,
-        code=code,
-        **content,
+    style, code = _read("page.css"), _read("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; "
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
     )
+    page = environment.get_template("page.html.j2")
+    return page.render({**OPTIONAL, **content}, title=title, policy=policy, style=style, code=code)
 
 
 def _read(name: str) -> str:

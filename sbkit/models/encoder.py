@@ -43,6 +43,7 @@ class Encoder:
 
     features: FeatureExtractor | None = None
     subsampled_by: ClassVar[str]
+    TAKES: ClassVar[str]  # what that part is given, for an error
 
     def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
         self.part, self.modules = part, modules
@@ -81,7 +82,13 @@ class Encoder:
         device = next(tensors, torch.empty(0)).device
         with as_evaluated(device, *self.modules.values()):
             silence = torch.zeros(1, samples, device=device)
-            return int(self._encoded_lengths(silence, torch.tensor([samples])))
+            try:
+                return int(self._encoded_lengths(silence, torch.tensor([samples])))
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise SbkitError(
+                    f"`{self.subsampled_by}` must take {self.TAKES}, but fails on silence "
+                    f"({type(error).__name__}: {error}). Correct it, or what it is given."
+                ) from error
 
     def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
         return self(audio, audio_lengths)[1]
@@ -94,7 +101,7 @@ class Encoder:
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
 
-    subsampled_by = FrontEnd.NAME
+    subsampled_by, TAKES = FrontEnd.NAME, "features of as many mel bins as `compute_features` has"
 
     def __init__(
         self,
@@ -139,7 +146,7 @@ class FeatureEncoder(Encoder):
 class WaveformEncoder(Encoder):
     """One part that takes audio."""
 
-    subsampled_by = ENCODER
+    subsampled_by, TAKES = ENCODER, "audio (B, S)"
 
     def __init__(self, encoder: nn.Module) -> None:
         self.waveform = WaveformPart(encoder)

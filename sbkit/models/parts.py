@@ -65,7 +65,7 @@ class Part:
 
     def __init__(self, module: nn.Module) -> None:
         refuse_time_first(module, self.NAME)
-        self.module = module
+        self.module: Any = module
         self._found: Subsampling | None = None  # by trial
         self._signed: Callable[..., Any] = getattr(module, self.METHOD, None) or module.forward
         self._method = module if self._signed == module.forward else self._signed
@@ -115,11 +115,11 @@ class Part:
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: Any) -> Tensor:
         """Return the lengths that came beside y, or are declared, or are found by trial."""
-        second = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if isinstance(second, Tensor) and not second.is_floating_point():
-            if second.shape == y.shape[:1]:
-                self._compare(y, second)
-                return second
+        second: Any = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        are_lengths = isinstance(second, Tensor) and not second.is_floating_point()
+        if are_lengths and second.shape == y.shape[:1]:
+            self._compare(y, second)
+            return second
         declared = self.declared_lengths(lengths)
         if declared is None:
             declared = self._measured(x).count(lengths)
@@ -212,7 +212,8 @@ class TransformerPart(Part):
     """
 
     NAME, SIGNATURES = "Transformer", TRANSFORMER_SIGNATURES
-    OTHERS, METHOD = ("pad_idx", "pos_embs"), "encode"
+    METHOD = "encode"
+    OTHERS: ClassVar[tuple[str, ...]] = ("pad_idx", "pos_embs")
 
     def __init__(self, module: nn.Module, *, padding: int = 0) -> None:
         """Wrap the module; ``padding`` is the token that pads rows, for SpeechBrain's decoder."""
@@ -239,9 +240,7 @@ class TransformerPart(Part):
             refuse(self.NAME, self.SIGNATURES, came)
         return lengths
 
-    def encode_with_intermediate(
-        self, x: Tensor, lengths: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode, and return the states of the middle first: -> 2 x (B, U, D), (B,)."""
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:

@@ -29,8 +29,7 @@ from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
-from sbkit.config.judge import refuse_bomb
-from sbkit.models.encoder_adapter import NAME, token_embedding
+from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.text.labels import LABEL_FILE, ClassLabels
 from sbkit.text.tokenizer import Tokenizer
 
@@ -126,7 +125,10 @@ def _labels_there(source: Path) -> Sequence[str] | None:
 
 def _rows_of_labels(hparams: Mapping[str, Any]) -> set[int]:
     """Return the ids of the tensors that have something of each label."""
-    parts = [*(hparams.get(name) for name in HEADS), token_embedding(hparams.get(NAME))]
+    embeddings = (
+        token_embedding(hparams.get(part.NAME)) for part in (TransformerPart, WaveformPart)
+    )
+    parts = [*(hparams.get(name) for name in HEADS), *embeddings]
     modules = [part for part in parts if isinstance(part, nn.Module)]
     return {id(each) for part in modules for each in part.state_dict(keep_vars=True).values()}
 
@@ -166,7 +168,6 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    refuse_bomb(source / RESOLVED)
     if (source / DECLARATION).is_file():
         read_declaration(source)  # whose checkpoints are another run's is refused
     with _reading(source):

@@ -203,7 +203,7 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
         prepare(run)
         declare(run)
         brain = run.make_brain()
-        if not hasattr(brain, "decoder"):
+        if not hasattr(brain, "decoding"):  # which chooses the weights once the best is loaded
             raise SbkitError(
                 f"A run must be of a recognizer to be tuned, but {folder} is none. Leave it."
             )

@@ -7,14 +7,12 @@ imported, also from a file beside the YAML.
 """
 
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sbkit.base import version
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import Range
 from sbkit.data.batches.loaders import Loaders
@@ -51,11 +49,8 @@ class Recipe:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe:
+def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names; its own folder is searched last.
-
-    ``beside`` is false for a foreign YAML: of a folder that is searched, whatever is imported from
-    then on, and is not installed, would be run.
 
     Raises SbkitError: the YAML names none, or what it names cannot be imported or is no recipe.
     """
@@ -66,8 +61,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own, in a file beside it; a "
             "YAML of SpeechBrain's is for the script that it came with, over sbkit.Brain."
         )
-    if beside:
-        search_beside(yaml_file)
+    search_beside(yaml_file)
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute, None)
@@ -90,37 +84,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path, *, beside: bool = True) -> Recipe
     return found
 
 
-def refuse_foreign_modules(knobs: Knobs, yaml_file: Path, own: Container[str] = ()) -> None:
-    """Refuse a recipe or corpus of a foreign YAML that is not one of the installed `recipes`.
-
-    Importing a module runs it. ``own`` names the modules that the user vouches for.
-
-    Raises SbkitError: it is another module.
-    """
-    for key in ("recipe", "corpus"):
-        name = knobs.get(key)
-        module = str(name).rpartition(".")[0] if key == "recipe" else str(name)
-        if name is not None and module not in own and not _is_installed_recipe(module):
-            raise SbkitError(
-                f"`{key}` of {yaml_file} must be one of those that come with sbkit, because "
-                f"importing a module runs it, but is {name}. If you trust it, pass --import "
-                f"{module}."
-            )
-
-
-def _is_installed_recipe(module: str) -> bool:
-    """Check whether a module lies in the folder `recipes` beside sbkit's own."""
-    parts = module.split(".")
-    if parts[0] != "recipes" or not all(part.isidentifier() for part in parts):
-        return False
-    found = find_spec("recipes")
-    beside = Path(version.__file__).resolve().parents[2] / "recipes"
-    places = found.submodule_search_locations if found else None
-    return places is not None and [Path(each).resolve() for each in places] == [beside]
-
-
 def search_beside(yaml_file: Path) -> None:
-    """Add the folder of a YAML to the end of the search path of modules."""
-    folder = str(yaml_file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    """Search the folder of a YAML, and then the working folder, last for modules."""
+    for folder in (str(yaml_file.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)

@@ -25,7 +25,6 @@ from tests.attacks.resumes import all_resumes
 from tests.attacks.runner import GOOD, HARMLESS, REFUSED, Outcome, attack, prepare
 from tests.attacks.runs import all_runs
 from tests.attacks.tables import all_tables
-from tests.attacks.yamls import all_yamls
 
 
 def all_cases() -> list[Case]:
@@ -33,7 +32,6 @@ def all_cases() -> list[Case]:
     cases = [
         *all_bundles(),
         *all_decoders(),
-        *all_yamls(),
         *all_runs(),
         *all_audio(),
         *all_inputs(),

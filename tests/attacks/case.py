@@ -52,8 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Case:
-    """Spoil a place, and return the command: arguments of `sbkit`, `build FILE` for a YAML that is
-    built by HyperPyYAML when --untrusted finds nothing in it, or a name of `inputs.COMMANDS`.
+    """Spoil a place, and return the command: arguments of `sbkit`, or a name of `inputs.COMMANDS`.
 
     harmless: whether the command may also do its work, since what was changed does no harm.
     """

@@ -22,7 +22,7 @@ from sbkit.data.storage.shard import write_sealed
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
 from tests.attacks.case import Case, Place
-from tests.attacks.runs import LAUGHS, Call
+from tests.attacks.runs import Call
 
 datasets.disable_progress_bars()
 TRICKS: dict[str, Callable[[Path], Any]] = {
@@ -99,7 +99,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for folder, name in (
             ("bundle", "config.json"),
             ("bundle", "model.safetensors"),
-            ("run", "hyperparams.yaml"),
         )
         for trick, make in TRICKS.items()
     },
@@ -109,12 +108,6 @@ SOURCES: dict[str, Callable[[Place], Any]] = {
         for trick, make in TRICKS.items()
     },
     "a pickle that runs": _pickle,
-    "laughs": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"a0: &a0 [x]\n{LAUGHS}")
-    ),
-    "a number of 100 000 digits": partial(
-        _instead, "run", "hyperparams.yaml", lambda file: file.write_text(f"x: {DIGITS}")
-    ),
     "digits in config.json": partial(
         _instead, "bundle", "config.json", lambda file: file.write_text(f'{{"model": {DIGITS}}}')
     ),

@@ -26,14 +26,11 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.exit import exit_code
 from sbkit.base.printable import printable
-from sbkit.check.yaml.untrusted import check_untrusted
 from sbkit.cli import run
-from sbkit.config.build import clean_ruamel
 from tests.attacks.archives import COMMANDS as OF_ARCHIVES
 from tests.attacks.case import Case, Place
 from tests.attacks.inputs import COMMANDS as OF_INPUTS
@@ -202,8 +199,6 @@ def _give(arguments: list[str]) -> Outcome:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[0] == "build":
-        return _build(Path(arguments[1]))
     if arguments[0] in COMMANDS:
         COMMANDS[arguments[0]](arguments[1])
         return 0
@@ -220,15 +215,3 @@ def _said(text: str) -> Outcome:
 def _moves_cursor(text: str) -> bool:
     plain = text.replace("\n", "").replace("\t", "")
     return printable(plain) != plain
-
-
-def _build(file: Path) -> int:
-    """Look at a YAML, and build it where nothing is found: that may fail, but do no harm."""
-    if check_untrusted(file):
-        print("found")
-        return 1
-    built: Any = None
-    with contextlib.suppress(Exception), clean_ruamel():
-        built = load_hyperpyyaml(file.read_text(encoding="utf-8"))
-    del built
-    return 0

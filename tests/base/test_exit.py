@@ -3,18 +3,13 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, SbkitError
 from sbkit.base.exit import exit_code, run_main
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -87,46 +82,6 @@ def test_a_rank_that_is_lost_is_a_sentence(capsys: pytest.CaptureFixture[str]) -
         run_main(command)
     assert left.value.code == FAILED
     assert "The same command goes on from the last checkpoint" in capsys.readouterr().err
-
-
-PROGRAM = (
-    "import sys; from sbkit.base.exit import run_main; from sbkit.base.errors import SbkitError\n"
-    "def main():\n"
-    "    print(len(sys.stdin.read())); print(1, file=sys.stderr); open('made', 'w').write('2')\n"
-    "    if len(sys.argv) > 1: raise SbkitError('x must be y')\n"
-    "run_main(main)\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("shell", "code"),
-    [
-        ("<&- >&- 2>&-", 0),
-        ("</dev/null 2>&-", 0),
-        ("refuse </dev/null 2>/dev/full", BAD_INPUT),
-        ("refuse <&- >&- 2>&-", BAD_INPUT),
-    ],
-)
-def test_streams_that_are_closed_or_full_change_no_exit_code(
-    shell: str, code: int, tmp_path: Path
-) -> None:
-    (tmp_path / "p.py").write_text(PROGRAM)
-    command = f"PYTHONPATH='{ROOT}' '{sys.executable}' p.py {shell}"
-    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False).returncode == code
-    if "full" not in shell:
-        assert (tmp_path / "made").read_text() == "2"
-
-
-def test_a_folder_that_was_removed_is_left_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(SystemExit) as left:
-        run_main(lambda: 0)
-    assert left.value.code == BAD_INPUT
-    assert "The folder that you are in must be there" in capsys.readouterr().err
 
 
 def test_no_name_in_an_error_moves_the_cursor() -> None:

@@ -1,4 +1,4 @@
-"""The one list: every entry is what it says, and nothing that reads a file is for a bundle."""
+"""Every entry of the list is the object that it names, and a bundle may name nothing else."""
 
 import pytest
 from torch import nn
@@ -11,8 +11,8 @@ def test_every_entry_is_the_object_that_it_names() -> None:
 
 
 def test_a_bundle_is_made_of_modules_and_activations() -> None:
-    for name, (kinds, consumer) in ALLOWED.items():
-        if consumer == "bundle" and "!new" in kinds:
+    for name, kinds in ALLOWED.items():
+        if "!new" in kinds:
             made = find(name)
             assert isinstance(made, type) and issubclass(made, nn.Module), name
 
@@ -27,7 +27,7 @@ def test_a_bundle_is_made_of_modules_and_activations() -> None:
     ],
 )
 def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
-    assert refusal(kind, name, consumer="bundle") is None
+    assert refusal(kind, name) is None
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_part_is_allowed_in_a_bundle(kind: str, name: str) -> None:
     ],
 )
 def test_nothing_else_is(kind: str, name: str) -> None:
-    assert refusal(kind, name, consumer="bundle") is not None
+    assert refusal(kind, name) is not None

@@ -157,7 +157,7 @@ def sources(recipe: Recipe, *modules: str) -> set[Path]:
     brains = inspect.getmro(recipe.brain) if inspect.isclass(recipe.brain) else ()
     found: set[Path] = set()
     waiting = [
-        SBKIT / "training.py",
+        SBKIT / "train/main.py",
         *_own_files([*first, *(each.__module__ for each in brains)], packages),
     ]
     while waiting:

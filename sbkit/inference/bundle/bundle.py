@@ -28,7 +28,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.printable import printable
 from sbkit.base.regular import read_regular
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
-from sbkit.config.hparams import read_knobs
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
@@ -313,6 +312,8 @@ def language_of(model: Path) -> str:
     """
     if (model / CONFIG).is_file():
         return parse_config(_read(model, CONFIG), of=str(model / CONFIG)).language or "und"
+    from sbkit.config.hparams import read_knobs  # a server that only runs bundles reads no YAML
+
     file = model / RESOLVED
     return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
 

@@ -35,7 +35,6 @@ from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
-from sbkit.config.judge import refuse_bomb
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
@@ -104,7 +103,7 @@ def export_run(
         certificates: Certificates = {}
         if wanted.formats:
             certificates = write_formats(
-                Source(bundle, own), beside, wanted.formats, _held_out(run, own), wanted.grid
+                Source(bundle, own), beside, wanted.formats, _held_out(run), wanted.grid
             )
         card = model_card(run, config, certificates, licence=wanted.licence)
         _write_into_both(beside, CARD, card)
@@ -113,7 +112,6 @@ def export_run(
 
 def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
-    refuse_bomb(run / RESOLVED)
     root = read_document(run / RESOLVED).root
     plain = (int, float, str, NoneType)
     refuse_out_of_range({key: each for key, each in root.items() if isinstance(each, plain)})
@@ -168,10 +166,10 @@ def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) ->
     print(f"note: {lacking}: sbkit tune {run}", file=sys.stderr)
 
 
-def _held_out(run: Path, own: frozenset[str]) -> HeldOut | str:
+def _held_out(run: Path) -> HeldOut | str:
     """Find the run's test sets, or say why they are not there."""
     try:
-        return find_held_out(run, own=own)
+        return find_held_out(run)
     except SbkitError as error:
         return str(error)
 

@@ -116,7 +116,7 @@ def refuse_unlisted(
     for kind, name in names_of(plain):
         if not isinstance(name, str):
             _refuse(f"a name that is {repr(name)[:60]}")
-        reason = refusal(f"!{kind}", name, consumer="bundle", own=own)
+        reason = refusal(f"!{kind}", name, own=own)
         if reason is not None:
             home = name.rpartition(".")[0]
             known = home in imports and home.split(".")[0].isidentifier()

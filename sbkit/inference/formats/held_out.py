@@ -15,7 +15,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.utterances import hash_pairs
 from sbkit.inference.transcribe.whole_clips import WholeClips, read_whole_clips
 from sbkit.train.cost import SUMMARY
-from sbkit.train.recipe import load_recipe, refuse_foreign_modules
+from sbkit.train.recipe import load_recipe
 
 LARGEST_SUMMARY = 1 << 24  # bytes
 
@@ -33,15 +33,13 @@ class HeldOut:
             yield from read_whole_clips(rows, self.sample_rate)
 
 
-def find_held_out(run: Path, *, own: frozenset[str]) -> HeldOut:
+def find_held_out(run: Path) -> HeldOut:
     """Prepare the test sets that a run's YAML names, as training does.
 
-    Only recipes of sbkit, and modules that the user vouches for, are imported.
     Raises SbkitError where the data is not there, or is not what the run was tested on.
     """
     knobs = read_knobs(run / RESOLVED, {})
-    refuse_foreign_modules(knobs, run / RESOLVED, own)
-    sets = load_recipe(knobs, run / RESOLVED, beside=False).prepare_splits(knobs).test
+    sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
     if not sets:
         raise SbkitError(
             f"A run must have test sets to be scored or compared on, but {run} has none. Name data "

@@ -122,7 +122,7 @@ def _limits(model_type: str) -> Limits:
 
 
 def _require_features(bundle: Bundle) -> None:
-    features = bundle.config.parts[FEATURES]
+    features = bundle.config.parts.get(FEATURES)
     arguments = features.get("arguments", {}) if isinstance(features, dict) else {}
     name = features.get("new") if isinstance(features, dict) else None
     ours = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
@@ -176,9 +176,9 @@ def _log_probs(
     trained: AsrModel, model: OnnxModel, offset: float, audio: Floats, lengths: Counts
 ) -> LogProbs:
     """Run the graph with our own features, in the scale of its own."""
-    features, frames = trained.features(
-        torch.from_numpy(audio) * FULL_SCALE, torch.from_numpy(lengths)
-    )
+    compute = trained.encoder.features
+    assert compute is not None
+    features, frames = compute(torch.from_numpy(audio) * FULL_SCALE, torch.from_numpy(lengths))
     return model.log_probs((features - offset).numpy(), frames.numpy())
 
 

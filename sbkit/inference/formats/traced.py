@@ -23,34 +23,38 @@ from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.compiled import keep_device_guard
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.models.asr import AsrModel
+from sbkit.models.encoder import FeatureEncoder
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
 
-class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+class WaveformModel(nn.Module):
+    """Audio to log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
+
+    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
+    changes no digit.
+    """
 
     def __init__(self, model: AsrModel) -> None:
         super().__init__()
         self.parts = model.model  # owns every parameter
         self._model = model
 
-    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
-        states, frames = self._model.encode(x, x_lens)
+        states, frames = self._model.encode(audio * FULL_SCALE, audio_lengths)
         return self._model.ctc_log_probs(states), frames
 
 
-class WaveformModel(FeatureModel):
-    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
+class FeatureModel(WaveformModel):
+    """Features that another program computed to log-probabilities: (B, T, M), (B,) -> (B, U, V)."""
 
-    Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
-    changes no digit.
-    """
-
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
-        return super().forward(*self._model.features(audio * FULL_SCALE, audio_lengths))
+    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame, and count them."""
+        encoder = self._model.encoder
+        assert isinstance(encoder, FeatureEncoder)
+        states, frames = encoder.part.encode(*encoder.subsample(x, x_lens))
+        return self._model.ctc_log_probs(states), frames
 
 
 def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:

@@ -29,17 +29,15 @@ class WaveformEncoder(nn.Module):
         *,
         model: Sequence[str],
         vocabulary: Vocabulary,
-        compute_features: nn.Module,
         **parts: nn.Module,
     ) -> None:
         """Put the parts together as a bundle does; ``model`` names those with weights, in order."""
         super().__init__()
-        named = {**parts, "compute_features": compute_features}
-        self.compute_features = compute_features
+        self.compute_features = parts.get("compute_features")  # moves with this module
         self.blank = vocabulary.blank
         self.silent = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
-        owned = nn.ModuleList(named[name] for name in model)
-        self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **named))
+        owned = nn.ModuleList(parts[name] for name in model)
+        self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **parts))
 
     def forward(self, wavs: Tensor, wav_lens: Tensor) -> Tensor:
         """Score every token at every frame."""

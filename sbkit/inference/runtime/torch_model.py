@@ -27,7 +27,6 @@ from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.bundle.budget import within_budget
 from sbkit.inference.bundle.config import FEATURES, MODEL_CLASSES, BundleConfig
 from sbkit.inference.bundle.module_spec import LARGEST_NUMBER, build, refuse_unlisted
 from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
@@ -217,8 +216,7 @@ def load_model(
     for part in config.parts.values():
         refuse_unlisted(part, own=own, imports=config.imports)
     largest = max((size for each in weights.values() for size in each.shape), default=0)
-    with within_budget(weights):
-        model, features = build_model(config, vocabulary, own=own, largest=largest)
+    model, features = build_model(config, vocabulary, own=own, largest=largest)
     modules: nn.ModuleList = model.model
     refuse_other_model(weights, modules.state_dict(), of=str(folder))
     names = {name for name, _ in modules.named_parameters()}

@@ -183,20 +183,12 @@ def test_weights_in_half_precision_are_taken(bundle: Path) -> None:
     load_bundle(bundle)
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    ("key", "argument", "number"),
-    [
-        ("Transformer", "d_model", 60_000),
-        ("Transformer", "num_encoder_layers", 60_000),
-        ("compute_features", "n_mels", 10**6),
-    ],
-)
-def test_a_model_larger_than_its_weights_is_not_built(
-    bundle: Path, key: str, argument: str, number: int
-) -> None:
-    edit_config(bundle, lambda all_: all_["parts"][key]["arguments"].update({argument: number}))
-    with pytest.raises(SbkitError, match="of the size of its weights|a number beyond"):
+def test_a_size_beyond_those_of_the_weights_is_refused(bundle: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["parts"]["compute_features"]["arguments"]["n_mels"] = 10**6
+
+    edit_config(bundle, change)
+    with pytest.raises(SbkitError, match="a number beyond"):
         load_bundle(bundle)
 
 

@@ -9,9 +9,10 @@ import torch
 from speechbrain import Stage
 from torch import nn
 
-from recipes.asr.decoder_weights import hear
+from recipes.asr.decoding import RunDecoding
 from sbkit.audio.augment import SpeedGroup
 from sbkit.data.batches.batch import TextBatch
+from sbkit.models.asr import AsrModel
 
 TEXTS = ["one", "two", "three", "four"]
 
@@ -35,7 +36,8 @@ def test_a_batch_that_does_not_fit_is_heard_in_halves(capsys: pytest.CaptureFixt
     def compute_forward(batch: TextBatch, stage: Stage) -> SimpleNamespace:
         if len(batch) > 2:
             raise torch.OutOfMemoryError("pretended")
-        return SimpleNamespace(log_probs=torch.zeros(len(batch), 4, 3), frames=batch.audio_lengths)
+        log_probs = torch.zeros(len(batch), 4, 3)
+        return SimpleNamespace(log_probs=log_probs, states=None, frames=batch.audio_lengths)
 
     brain = SimpleNamespace(
         _declared=lambda name, default: SimpleNamespace(current=7),
@@ -46,9 +48,9 @@ def test_a_batch_that_does_not_fit_is_heard_in_halves(capsys: pytest.CaptureFixt
         placed=lambda batch: batch,
         evaluation_ctx=nullcontext(),
         compute_forward=compute_forward,
-        attending=lambda predictions: [None] * len(predictions.frames),
     )
-    heard = list(hear(brain))
+    hparams = SimpleNamespace(ctc_weight=1.0)  # without a search
+    heard = list(RunDecoding(hparams, AsrModel.__new__(AsrModel)).encode_validation(brain))
     assert [each.text for each in heard] == TEXTS
     assert [len(each.log_probs) for each in heard] == lengths.tolist()
     assert started == [(Stage.VALID, 7)]

@@ -1,0 +1,251 @@
+"""Decoding in a run: greedily while it trains; for a test, by its search, which is fitted first.
+
+log-probabilities of the validation sets -> weights of the search, confidences of words
+log-probabilities of a test set          -> texts, words with times and confidences -> errors
+
+Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor
+
+from sbkit.base.cores import usable_cores
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.units import samples_to_seconds
+from sbkit.data.batches.batch import TextBatch
+from sbkit.decoding.attend import attend
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.clip_reader import ClipReader, Recognized
+from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
+from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
+from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder, best_tokens
+from sbkit.decoding.reading import HeardClip, Reading, raise_errors
+from sbkit.decoding.tune import Heard, take_enough, tune, used_weights
+from sbkit.decoding.word_reader import WordReader
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.distributed.rendezvous import read_number
+from sbkit.evaluate.wer import Scored, Scores, score
+from sbkit.logs.log import say
+from sbkit.models.asr import AsrModel
+from sbkit.models.decoding import greedy
+from sbkit.text.normalize import separates_words
+from sbkit.train.evaluation import start_validation
+from sbkit.train.out_of_memory import BatchSplitter
+
+ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
+
+
+class RunDecoding:
+    """Decode the batches of a run's evaluations, and count the errors.
+
+    hparams: of the run; model: scores tokens for a search that asks the attention decoder.
+
+    Attributes:
+        search: None where the YAML has no `decoder`, so that tests are decoded greedily.
+        kind: the name of what decodes tests.
+        by_words: false for a language that writes no spaces between words.
+
+    Raises SbkitError where the YAML declares a search that cannot be.
+    """
+
+    def __init__(self, hparams: Any, model: AsrModel) -> None:
+        self._hparams, self._model = hparams, model
+        self.search = _declared_search(hparams)
+        self.kind = GREEDY if self.search is None else self.search.kind
+        self.by_words = separates_words(getattr(hparams, "language", "und"))
+        self._readings: dict[str, Reading] = {}  # by the name of what decodes
+
+    def fit(self, brain: Any) -> None:
+        """Fit the search and the confidences to the validation sets, never to a test set.
+
+        Both are written into the run folder.
+        """
+        heard = take_enough(self.encode_validation(brain))
+        sets = list(valid_sets(brain))
+        ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
+        if self.search is not None:
+            self.search = self._choose_weights(self.search, heard, sets, ping)
+        ping = partial(brain.watchdog.ping, "confidence", brain.optimizer_step)
+        readers = self._fit_confidences(heard, sets, ping)
+        share = usable_cores() // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+        self._readings = {
+            name: Reading(
+                ClipReader(None if name == GREEDY else self.search, reader), processes=share
+            )
+            for name, reader in readers.items()
+        }
+
+    @torch.no_grad()
+    def encode_validation(self, brain: Any) -> Iterator[Heard]:
+        """Compute the log-probabilities of this rank's share of the validation sets."""
+        start_validation(brain)
+        brain.modules.eval()
+        splitter = BatchSplitter()
+        for loader in valid_sets(brain).values():
+            for batch in brain.pinging(loader, "decoding"):
+                for heard in splitter.compute(batch, partial(self._encode, brain)):
+                    yield from heard
+
+    def _encode(self, brain: Any, batch: Any) -> list[Heard]:
+        placed = brain.placed(batch)
+        with brain.evaluation_ctx:
+            predictions = brain.compute_forward(placed, Stage.VALID)
+        log_probs = predictions.log_probs.float().cpu().numpy()
+        frames, attention = (
+            predictions.frames.tolist(),
+            self._attention(predictions.states, predictions.frames),
+        )
+        return [
+            Heard(row[:count].copy(), text, each)  # a view keeps the whole batch
+            for text, row, count, each in zip(
+                batch.texts, log_probs, frames, attention, strict=True
+            )
+        ]
+
+    def _choose_weights(
+        self, search: BeamDecoder, heard: Sequence[Heard], sets: Sequence[str], ping: Any
+    ) -> BeamDecoder:
+        """Return the search with the weights that its YAML declares, or the best it can find."""
+        names = ("kind", "beam_size", "attention")
+        record: dict[str, Any] = {name: getattr(search, name) for name in names}
+        if search.is_open and any(used_weights(search)):
+            tuned = tune(search, heard, by_words=self.by_words, add=_add, ping=ping)
+            search = search.with_weights(tuned.weights)
+            record |= {"chosen_on": list(sets), **tuned.plain()}
+            chosen = tuned.weights.plain()
+            said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
+            if search.language_models.words is not None and not search.weights.word:
+                said += ", without the model of words, which knows few of them and only misleads"
+            say(f"decoder: {said} (chosen on {', '.join(sets)})")
+        self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
+        return search
+
+    def _fit_confidences(
+        self, heard: Sequence[Heard], sets: Sequence[str], ping: Any
+    ) -> dict[str, WordReader]:
+        """Return what times and judges words, with the confidences of each decoder."""
+        hparams, search = self._hparams, self.search
+        reader = WordReader(
+            tokenizer=hparams.tokenizer,
+            samples_per_frame=self._model.samples_per_frame,
+            sample_rate=hparams.sample_rate,
+            lm=None if search is None else search.language_models.words,
+        )
+        judged: dict[str, list[Judged]] = {name: [] for name in (GREEDY, self.kind)}
+        for each in heard:
+            ping()
+            tokens = best_tokens(each.log_probs, hparams.tokenizer.vocabulary.blank)
+            judged[GREEDY].append(judge(reader.weigh(each.log_probs, tokens), each.text))
+            if search is not None:
+                beam = search.nbest(each.log_probs, each.attention)
+                evidence = reader.weigh(each.log_probs, beam[0].tokens, beam)
+                judged[search.kind].append(judge(evidence, each.text))
+        fitted = {
+            name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
+            for name, own in judged.items()
+        }
+        source = ", ".join(sets) or "no validation set"
+        for name, found in fitted.items():
+            say(f"confidence of words, {name}: {found} ({source})")
+        self._write(CONFIDENCE_FILE, {name: found.plain() for name, found in fitted.items()})
+        return {name: replace(reader, confidence=each.confidence) for name, each in fitted.items()}
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
+        if rank() == 0:
+            file = Path(self._hparams.output_folder) / name
+            write_text_atomically(file, to_json(record, indent=1) + "\n")
+
+    # -- what is decoded of a batch -----------------------------------------------------------
+
+    def score_greedily(self, batch: TextBatch, log_probs: Tensor, frames: Tensor) -> list[Scored]:
+        """Decode every utterance greedily, and count its errors: (B, U, V), (B,)."""
+        tokenizer = self._hparams.tokenizer
+        best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
+        return self._count([Recognized(tokenizer.decode(each)) for each in best], batch)
+
+    def score(
+        self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor
+    ) -> list[Scored]:
+        """Decode every utterance greedily and by the search, with the times of its words.
+
+        (B, U, V), (B,), and for the attention decoder the encoder states (B, U, D).
+        """
+        rows, samples = log_probs.float().cpu().numpy(), batch.audio_lengths.tolist()
+        parts = zip(rows, frames.tolist(), samples, self._attention(states, frames), strict=True)
+        clips = [
+            HeardClip(log_probs=row[:count], samples=length, attention=attention)
+            for row, count, length, attention in parts
+        ]
+        scored = {
+            name: self._count(raise_errors(reading.read(clips, times=True)), batch)
+            for name, reading in self._readings.items()
+        }
+        if self.search is None:
+            return scored[GREEDY]
+        pairs = zip(scored[self.kind], scored[GREEDY], strict=True)
+        return [replace(each, greedy=other) for each, other in pairs]
+
+    def _attention(self, states: Tensor, frames: Tensor) -> Sequence[AttentionDecoder | None]:
+        """Return the attention decoder of each utterance, None where the search asks none."""
+        if self.search is None or self.search.attention is None:
+            return [None] * len(frames)
+        return attend(self._model, states, frames)
+
+    def _count(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
+        """Count the errors of every utterance in what was decoded of it."""
+        rate, samples = self._hparams.sample_rate, batch.audio_lengths.tolist()
+        rows = zip(batch.ids, batch.texts, found, batch.speakers, samples, strict=True)
+        return [
+            score(
+                name,
+                text,
+                each.text,
+                speaker=speaker,
+                seconds=samples_to_seconds(count, rate),
+                words=each.words,
+                by_words=self.by_words,
+            )
+            for name, text, each, speaker, count in rows
+        ]
+
+
+def _declared_search(hparams: Any) -> BeamDecoder | None:
+    """Return the search that a YAML declares; one without an attention decoder asks none."""
+    search: BeamDecoder | None = getattr(hparams, "decoder", None)
+    if search is None:
+        if any(getattr(hparams, name, 0) for name in ORDERS):
+            raise SbkitError(
+                f"`{ORDERS[0]}` and `{ORDERS[1]}` must be those of a `decoder`, but the YAML has "
+                "none, so that greedy decoding uses no language model. Set both to 0, or add the "
+                "decoder."
+            )
+        return None
+    if hparams.ctc_weight == 1:  # the attention decoder is not trained
+        if search.attention == "joint":
+            raise SbkitError(
+                "`attention_decoding: joint` must have an attention decoder that is trained, "
+                "but `ctc_weight` is 1.0. Lower that, or take rescore, which then does nothing."
+            )
+        search = search.with_attention(None)
+    search.require_possible()
+    return search
+
+
+def valid_sets(brain: Any) -> dict[str, Any]:
+    """Return the loaders of a run's validation sets by name."""
+    return {} if brain.loaders is None else dict(brain.loaders.valid)
+
+
+def _add(scores: Sequence[Scores]) -> list[Scores]:
+    """Add the scores of all ranks."""
+    everyone = gather_over_ranks(list(scores))
+    return [sum(each, Scores()) for each in zip(*everyone, strict=True)]

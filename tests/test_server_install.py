@@ -1,0 +1,83 @@
+"""A server's install: the wheel, and the few packages that running a bundle by ONNX needs."""
+
+import configparser
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.inference.bundles import make_run
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 400e6  # bytes
+HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
+
+
+def test_the_pins_of_a_server_are_those_of_setup_cfg() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    both = setup["options"]["install_requires"] + setup["options.extras_require"]["export"]
+    pins = [line for line in (ROOT / "tools/runtime.txt").read_text().splitlines() if "==" in line]
+    assert set(pins) <= set(both.splitlines())
+    assert not {pin.partition(" ")[0] for pin in pins} & {*HEAVY}
+
+
+def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    arguments = [str(each) for each in command]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        arguments, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def copy_source(folder: Path) -> Path:
+    """Copy what a wheel is built from, because building leaves folders behind."""
+    shutil.copytree(ROOT / "sbkit", folder / "sbkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
+    from sbkit.inference.bundle.export import Wanted, export_run
+
+    run = make_run(tmp_path / "run")
+    export_run(run, tmp_path / "bundle", Wanted(formats=["onnx"]))
+    noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
+    soundfile.write(tmp_path / "talk.flac", noise, 44_100)
+    source = copy_source(tmp_path / "source")
+    built = call(sys.executable, "-m", "pip", "wheel", "--no-deps", source, cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sbkit"}
+    assert any(name.endswith("report.js") for name in names)
+
+    call(sys.executable, "-m", "venv", tmp_path / "server", cwd=tmp_path)
+    scripts = tmp_path / "server/bin"
+    for what in (["-r", ROOT / "tools/runtime.txt"], ["--no-deps", wheel]):
+        installed = call(scripts / "python", "-m", "pip", "install", "-q", *what, cwd=tmp_path)
+        assert installed.returncode == 0, installed.stderr
+    (packages,) = (tmp_path / "server/lib").glob("python*/site-packages")
+    size = sum(each.stat().st_size for each in packages.rglob("*") if each.is_file())
+    assert size < LIMIT
+    assert not [name for name in HEAVY if (packages / name).exists()]
+
+    command = [scripts / "sbkit", "transcribe", tmp_path / "bundle", tmp_path / "talk.flac"]
+    found = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["effective"]["runtime"] == "onnx"
+    refused = call(scripts / "sbkit", "check", "run.yaml", cwd=tmp_path)
+    assert refused.returncode == 2, refused.stderr
+    assert "needs the package" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    print(f"{size / 1e6:.0f} MB")
