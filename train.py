@@ -2,9 +2,8 @@
 
 import sys
 
-from sbkit.base.allocator import keep_freed_memory
-from sbkit.base.exit import run_main
-from sbkit.base.garbage import rarely_collected
+from sbkit.base.machine import keep_freed_memory
+from sbkit.base.process import rarely_collected, run_main
 
 
 def main() -> None:

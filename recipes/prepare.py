@@ -13,8 +13,8 @@ from datasets import Dataset, concatenate_datasets
 
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.base.text import listed, plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.base.words import listed, plural
 from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.data.corpora.columns import filled_rows, sample_counts, take_columns

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from sbkit.base.version import __version__ as __version__
+from sbkit.base.text import __version__ as __version__
 
 if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.exit import run_main
-from sbkit.base.garbage import rarely_collected
-from sbkit.base.options import Parser
-from sbkit.base.printable import printable, printable_json
-from sbkit.base.version import __version__
+from sbkit.base.process import Parser, rarely_collected, run_main
+from sbkit.base.text import __version__, printable, printable_json
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
 from sbkit.inference.transcribe.command import transcribe as run_transcribe
 
@@ -292,11 +289,11 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.export import Wanted, export_run
+    from sbkit.inference.bundle.export import ExportOptions, export_run
     from sbkit.inference.bundle.own_parts import import_own
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
-    wanted = Wanted(formats=formats, licence=options.license)
+    wanted = ExportOptions(formats=formats, licence=options.license)
     certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
@@ -311,9 +308,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _score(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.own_parts import import_own
-    from sbkit.inference.score import Wanted, score_model
+    from sbkit.inference.score import ScoreOptions, score_model
 
-    wanted = Wanted(
+    wanted = ScoreOptions(
         out=options.out,
         label=options.label,
         report_by=options.report_by,
@@ -330,16 +327,15 @@ def _score(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sbkit.base.files import to_json
-    from sbkit.evaluate import compare_report as report
-    from sbkit.evaluate.compare import compare_runs
+    from sbkit.evaluate import compare
 
-    compared, folders = compare_runs(options.a, options.b), (options.a, options.b)
+    compared = compare.compare_runs(options.a, options.b)
     if options.html is not None:
-        report.write_comparison(options.html, compared, *folders)
+        compare.write_comparison(options.html, compared)
     if options.json:
-        print(printable_json(to_json(report.comparison_figures(compared, *folders), indent=2)))
+        print(printable_json(to_json(compare.comparison_figures(compared), indent=2)))
     else:
-        print("\n".join(map(printable, report.describe_comparison(compared, *folders))))
+        print("\n".join(map(printable, compare.describe_comparison(compared))))
     return 0
 
 

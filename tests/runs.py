@@ -20,7 +20,7 @@ import torch
 
 import train
 from recipes.asr.brain import AsrBrain
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batches.batch import Batch
 from sbkit.logs import curves

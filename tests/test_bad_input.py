@@ -456,7 +456,7 @@ def test_an_environment_that_makes_no_sense(
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sbkit.base.exit.AFTER_THE_FIRST", 0.0)
+    monkeypatch.setattr("sbkit.base.process.AFTER_THE_FIRST", 0.0)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     sentence = refused(workplace, tmp_path / "run", option, capsys=capsys)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
-from sbkit.base.version import __version__
+from sbkit.base.process import run_main
+from sbkit.base.text import __version__
 from sbkit.cli import run
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def test_export_hands_over_both_folders_and_the_formats(
         return {"onnx": {"int8": {"reasons": ["too far"]}}} if wanted.formats else {}
 
     monkeypatch.setattr(module, "export_run", export_run, raising=False)
-    monkeypatch.setattr(module, "Wanted", SimpleNamespace, raising=False)
+    monkeypatch.setattr(module, "ExportOptions", SimpleNamespace, raising=False)
     monkeypatch.setitem(sys.modules, "sbkit.inference.bundle.export", module)
     assert run(["export", "results/1", "--out", "model"]) == 0
     more = ["--formats", "onnx, torch", "--license", "mit"]
@@ -151,7 +151,7 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     script = tmp_path / "many.py"
     script.write_text(
-        "from sbkit.base.exit import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
+        "from sbkit.base.process import run_main\nrun_main(lambda: print('x\\n' * 100_000))\n"
     )
     command = f"PYTHONPATH=. '{sys.executable}' '{script}' | head -n 1"
     shell = ["bash", "-o", "pipefail", "-c", command]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
+from sbkit.base.machine import usable_cores
 from sbkit.logs.log import Record, read_log
 from tests import processes
 from tests.processes import Process
@@ -206,7 +206,7 @@ PREPARING = """
 import os, sys, time
 import torch
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 
 def main():
     with process_group(torch.device("cpu")):

@@ -22,6 +22,7 @@ LAYERS = (
     "evaluate",
     "models",
     "decoding",
+    "tasks",
     "checkpoint",
     "data",
     "train",

@@ -239,19 +239,3 @@ def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(
     (tmp_path / "other").touch()
     assert a_bad_step(NonFiniteRecorder(tmp_path / "other", nn.Linear(2, 2)), 1) == 1
     assert "could not be written ([Errno 20]" in capsys.readouterr().err
-
-
-def test_a_bad_step_is_written_into_no_other_folder_or_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/kept").write_text("kept")
-    (tmp_path / "nonfinite").mkdir()
-    (tmp_path / "nonfinite/step-1-rank-0.tmp").symlink_to(tmp_path / "mine/kept")
-    assert a_bad_step(NonFiniteRecorder(tmp_path, nn.Linear(2, 2)), 1) == 1
-    assert (tmp_path / "nonfinite/step-1-rank-0.pt").is_file()
-    shutil.rmtree(tmp_path / "nonfinite")
-    (tmp_path / "nonfinite").symlink_to(tmp_path / "mine")
-    assert a_bad_step(NonFiniteRecorder(tmp_path, nn.Linear(2, 2)), 1) == 1
-    assert "link to another folder" in capsys.readouterr().err
-    assert [each.read_text() for each in (tmp_path / "mine").iterdir()] == ["kept"]

@@ -22,7 +22,12 @@ from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 from tests.test_corpora import write_librispeech
 from tests.test_own_parts import MODELS, OWN, own_yaml
 
-READMES = (ROOT / "README.md", *sorted((ROOT / "recipes").glob("*/README.md")))
+FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/inference", "sbkit/train", "tools")
+CORPORA = ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
+READMES = tuple(
+    ROOT / folder / "README.md"
+    for folder in (*FOLDERS, "recipes/classification", *(f"recipes/{each}" for each in CORPORA))
+)
 # Commands that another test runs: how they begin, and where that test is.
 ELSEWHERE = {
     "tools/demo": "test_tools.py::test_the_demo_trains_scores_exports_and_transcribes",
@@ -46,8 +51,8 @@ ELSEWHERE = {
     "test_sides_are_timed_in_turns",
     "sbkit score RUN": "test_run.py::test_a_model_is_scored_elsewhere_as_its_run_was",
     "sbkit tune RUN": "test_run.py::test_a_trained_run_gets_another_decoder",
-    "sbkit cache": "data/test_cache.py::test_what_no_corpus_needs_is_removed",
-    "sbkit prepare YAML --shards": "data/test_shards.py::"
+    "sbkit cache": "data/storage/test_cache.py::test_what_no_corpus_needs_is_removed",
+    "sbkit prepare YAML --shards": "data/storage/test_shards.py::"
     "test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream",
     "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
     "sbkit export RUN --out DIR --formats": "inference/formats/test_formats.py::"
@@ -62,6 +67,7 @@ HERE = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language
 HERE |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
 # The test's release has one language, so language_id.yaml is to tell another column.
 SMALL = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
+FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
 
 
@@ -98,9 +104,10 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-@pytest.fixture
-def checkout(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to a folder that looks like a checkout, with recordings and tables in it."""
+@pytest.fixture(scope="module")
+def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder that looks like a checkout, with recordings and tables in it."""
+    tmp_path = tmp_path_factory.mktemp("checkout")
     for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
     clips = data / "release/clips"
@@ -119,10 +126,16 @@ def checkout(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
                 writer = csv.DictWriter(file, list(rows[0]), delimiter=mark)
                 writer.writeheader()
                 writer.writerows(rows)
-    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def checkout(workplace: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to that folder."""
+    monkeypatch.chdir(workplace)
     monkeypatch.setenv("SBKIT_CACHE", str(data / "cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
+    return workplace
 
 
 def adapt(command: str, data: Path) -> list[str]:
@@ -159,19 +172,34 @@ def execute(words: list[str]) -> int:
     return train_here(words[start:], Path(os.environ["SBKIT_CACHE"]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_the_commands_run_in_their_order(
-    readme: Path, checkout: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def run_commands(readme: Path, data: Path) -> None:
+    """Run the commands of a README in their order."""
     for command in filter(None, commands(readme)):
         if not elsewhere(command):
-            # A corpus this small is told of: its steps do not fill eight GPUs.
+            # `check` notes that a corpus this small does not fill eight GPUs.
             expected = (0, 1) if " check " in command else (0,)
-            assert execute(adapt(command, data)) in expected, command
-    if readme.parent == ROOT:
-        assert (checkout / "results/own/report_by_test.tsv").is_file()
-        assert (checkout / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
+            words = adapt(command, data)
+            if "train.py" in words and readme != READMES[0] and "--output_folder" not in command:
+                words.append(f"--output_folder=results/{readme.parent.name}")
+            assert execute(words) in expected, command
+
+
+@pytest.fixture
+def trained(checkout: Path, data: Path) -> Path:
+    """Run the commands of README.md, whose run and bundle the others take."""
+    if not (checkout / "my-model").exists():
+        run_commands(READMES[0], data)
+    return checkout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readme", READMES[1:], ids=lambda readme: readme.parent.name)
+def test_the_commands_run_in_their_order(
+    readme: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_commands(readme, data)
+    if readme.parent.name == "inference":
+        assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
         capsys.readouterr()
         exec(blocks(readme.read_text("utf-8"), "python")[0], {})
         assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == [
@@ -183,10 +211,12 @@ def test_the_commands_run_in_their_order(
 @pytest.mark.slow
 def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) -> None:
     text = READMES[0].read_text("utf-8")
-    model, encoder, noise = blocks(text, "yaml")
+    (model,), (recipe,) = blocks(text, "yaml"), blocks(text, "python")
     for block in model.split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    _, part, recipe, brain = blocks(text, "python")
+    text = (ROOT / "hparams/README.md").read_text("utf-8")
+    (encoder, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
+    (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
     ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
     (checkout / "my_recipe.py").write_text(recipe)
@@ -197,6 +227,7 @@ def test_parts_recipe_and_noise_of_the_readme_train(checkout: Path, data: Path) 
     noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
     (checkout / "mine.yaml").write_text(f"{yaml}\n{noise}")
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
+    options.append("--output_folder=results/mine")
     folder = f"--data_folder={data / 'release'}"
     assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
 
@@ -206,10 +237,11 @@ def test_every_command_is_in_a_block_or_named_with_its_test(readme: Path) -> Non
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert {*fences[::2]} <= {"sh", "yaml", "python"}
-    known = {*commands(readme), "sbkit check", "python train.py ..."}  # names, no whole commands
+    known = {*commands(readme), *FORMS}
     indented = re.findall(r"^ {4}(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    named = [each for each in (*indented, *inline) if COMMAND.match(each) and " " in each]
+    whole = [each for each in (*indented, *inline) if not re.fullmatch(r"sbkit \w+", each)]
+    named = [each for each in whole if COMMAND.match(each) and " " in each]
     assert not [each for each in named if each not in known and not elsewhere(each)]
     ran = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
     assert not [
@@ -234,3 +266,14 @@ def test_every_path_that_is_named_is_there() -> None:
     paths = set(re.findall(r"`((?:sbkit|recipes|hparams|tests|tools)/[\w./-]+)`", text))
     assert len(paths) > 20
     assert not sorted(path for path in paths if not (ROOT / path).exists())
+
+
+def test_every_key_of_the_yamls_is_in_their_readme_with_its_default() -> None:
+    declared: dict[str, str] = {}
+    for file in ("ctc", "ctc_large", "ctc_speechbrain", "language_id"):
+        text = (ROOT / f"hparams/{file}.yaml").read_text("utf-8").split("# ====")[0]
+        for key, value in re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE):
+            declared.setdefault(key, value)
+    text = (ROOT / "hparams/README.md").read_text("utf-8").split("## Objects")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE)
+    assert dict(rows) == declared

@@ -7,7 +7,7 @@ python -m tools.bench_times BUNDLE DATA --fit    (and write the offsets into the
 import argparse
 from pathlib import Path
 
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.inference.score import open_model
 from sbkit.inference.time_errors import compare_times, fit_offsets, time_source
 

@@ -201,8 +201,7 @@ def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
 
 def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
     """Answer the questions of standard input, a line each, by training."""
-    from sbkit.base.allocator import keep_freed_memory
-    from sbkit.base.thread_waiting import ThreadWaiting
+    from sbkit.base.machine import ThreadWaiting, keep_freed_memory
 
     keep_freed_memory()
     with ThreadWaiting():

@@ -85,11 +85,11 @@ def serve(options: argparse.Namespace) -> None:
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
     from sbkit.inference.bundle.bundle import load_bundle
-    from sbkit.inference.score import Wanted, prepare_source
+    from sbkit.inference.score import ScoreOptions, prepare_source
     from sbkit.inference.transcribe.whole_clips import read_whole_clips
 
     bundle = load_bundle(folder).with_decoder("greedy")
-    rows = prepare_source(bundle, data, Wanted(), data.stem)
+    rows = prepare_source(bundle, data, ScoreOptions(), data.stem)
     clips = [clip for batch in read_whole_clips(rows, RATE) for clip in batch.audio]
     return clips, [text for batch in batches(clips) for text in bundle.transcribe(batch)]
 
@@ -116,7 +116,7 @@ def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
 
 def of_sherpa(folder: Path) -> Transcribe:
     """Transcribe by sherpa-onnx, features included, in batches."""
-    from sbkit.base.optional import require_package
+    from sbkit.base.process import require_package
 
     here, sherpa = folder / "sherpa-onnx", require_package("sherpa_onnx", extra="export")
     recognizer = sherpa.OfflineRecognizer.from_fire_red_asr_ctc(

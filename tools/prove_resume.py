@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.staging import UNFINISHED
 from sbkit.logs.log import LOG_FILE, Record, read_log

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
 from sbkit.evaluate.interval import Interval
-from sbkit.evaluate.intervals import describe_interval
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -49,7 +48,7 @@ def _rate(test: dict[str, Any], unit: str) -> str:
     name = f"{unit[0].upper()}ER"
     counts = f"{sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']} {unit}s"
     if (interval := test.get(f"{name}_interval")) is not None:
-        counts += f"; {describe_interval(Interval(**interval))}"
+        counts += f"; {Interval(**interval)}"
     return f"{test[name]:.1%} ({counts})"
 
 

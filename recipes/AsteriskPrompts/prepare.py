@@ -25,7 +25,7 @@ from recipes.release_folder import (
 )
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize

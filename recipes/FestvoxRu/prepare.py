@@ -20,7 +20,7 @@ from recipes.release_folder import (
     sentence_id,
     write_tsvs,
 )
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_text
+from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.corpora.roles import resolve_splits

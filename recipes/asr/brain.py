@@ -16,10 +16,11 @@ from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import TextBatch
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
-from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.metric import Metrics
 from sbkit.models.asr import AsrModel
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
 
@@ -42,7 +43,7 @@ class Predictions:
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
 
-    metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
+    metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
 
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""

@@ -17,9 +17,9 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attend import attend

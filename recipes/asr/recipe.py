@@ -5,9 +5,11 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.corpora import corpus_of
 from recipes.prepare import RANGES, prepare_transcripts
 from sbkit.config.ranges import SHARE, Range, Text
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.recipe import Recipe
 
 ASR = Recipe(
+    task=SPEECH_RECOGNITION,
     prepare_splits=prepare_transcripts,
     prepare_labels=prepare_tokenizer,
     make_loaders=make_asr_loaders,

@@ -15,10 +15,11 @@ from recipes.classification.confusion import count, draw, write_table
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.evaluate.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
-from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss
+from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ClassLabels
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
@@ -45,7 +46,7 @@ def collate(
 class ClassificationBrain(Brain):
     """Train the log-probability of the right class."""
 
-    metrics: ClassVar[Metrics] = {"accuracy": Metric(lower_is_better=False)}
+    metrics: ClassVar[Metrics] = UTTERANCE_CLASSIFICATION.metrics
 
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
@@ -66,7 +67,7 @@ class ClassificationBrain(Brain):
         training = stage is Stage.TRAIN
         audio, lengths = self.augmentation.audio(batch, training=training)
         spec_augment = self.augmentation.features(training=training)
-        return self.classifier.log_probs(audio, lengths, spec_augment)
+        return self.classifier.predict(audio, lengths, spec_augment)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the right classes; each utterance counts once."""

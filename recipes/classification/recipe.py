@@ -12,6 +12,7 @@ from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
+from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.recipe import Recipe
 
@@ -33,11 +34,11 @@ def make_label_loaders(
 
 
 CLASSIFICATION = Recipe(
+    task=UTTERANCE_CLASSIFICATION,
     prepare_splits=prepare_labelled,
     prepare_labels=prepare_labels,
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,
     corpus=corpus_of,
-    label_file=LABEL_FILE,
     ranges=RANGES,
 )

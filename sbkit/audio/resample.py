@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
-
-from sbkit.base.look_ahead import with_last
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -36,9 +35,10 @@ def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Itera
         return
     convolve = _resampler(old, new)
     context = (_half_width(old, new) // old + 2) * old
-    held = np.empty(0, np.float32)
+    held = end_of_signal = np.empty(0, np.float32)
     skipped = 0  # samples at the start of what is held that only lead in
-    for block, is_last in with_last(blocks):
+    for block, following in pairwise(chain(blocks, [end_of_signal])):
+        is_last = following is end_of_signal
         held = np.concatenate([held, block]) if held.size else block
         end = len(held) if is_last else (len(held) - context) // old * old
         if end <= skipped:

@@ -1,6 +1,6 @@
 """The one exception that a user of sbkit is meant to read, and the codes of a command's end."""
 
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 
 FAILED = 1  # as Python leaves after a traceback
 BAD_INPUT = 2

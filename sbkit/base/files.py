@@ -1,4 +1,7 @@
-"""Write files that are whole whenever they are there, even after a kill or a power cut."""
+"""Write files that are whole whenever they are there, and read those of others within bounds.
+
+A file is whole even after a kill or a power cut: it is written beside, and renamed.
+"""
 
 import errno
 import fcntl
@@ -7,16 +10,18 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
 LONGEST_START = 200  # bytes of a name of at most 255, to which something is added
+LONGEST_LINE = 1 << 24  # bytes of a line of a text
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def written_beside(path: Path) -> Iterator[Path]:
     beside = path.with_name(f"{start}.{os.getpid()}.tmp")
     with naming(path):
         try:
-            beside.unlink(missing_ok=True)  # of a killed process, or a link to another's file
+            beside.unlink(missing_ok=True)  # of a killed process
             yield beside
             beside.replace(path)
         finally:
@@ -67,21 +72,10 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_bytes_atomically(path, text.encode())
 
 
-def make_own_folder(folder: Path) -> None:
-    """Make a folder unless it is there; never take a link for one, which leads elsewhere.
-
-    Raises OSError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_symlink():
-        raise OSError(errno.EEXIST, "it is a link to another folder", str(folder))
-
-
 def require_writable(folder: Path, *, option: str) -> None:
-    """Make a folder, and write into it once, before time is spent on what shall lie there.
+    """Check early that a folder can be made and written to.
 
-    Raises:
-        SbkitError: that cannot be done; the sentence names ``option``.
+    Raises SbkitError where it cannot; the sentence names ``option``.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +83,7 @@ def require_writable(folder: Path, *, option: str) -> None:
             pass
     except OSError as error:
         raise SbkitError(
-            f"`{option}` must lead to a folder to write to, but {folder} is none "
+            f"`{option}` must name a folder to write to, but {folder} is none "
             f"({error.strerror}). Choose another one."
         ) from error
 
@@ -242,3 +236,74 @@ def _rename(beside: Path, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():
             raise
+
+
+def read_regular(path: Path, *, largest: int, what: str) -> bytes:
+    """Read a file whole, never a pipe that blocks, a device that does not end, or a link.
+
+    ``what`` begins the sentence of an error; ``largest`` is in bytes.
+    Raises SbkitError when it is missing, not a regular file, or larger.
+    """
+    try:
+        with _opened(path, os.O_NOFOLLOW) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = b"" if size > largest else file.read(size)
+    except (OSError, ValueError) as error:
+        raise _unreadable(what, path, error) from error
+    if size > largest:
+        raise SbkitError(
+            f"{what} must be a file of at most {largest} bytes, but {path} has {size}. It is not "
+            "what its name says; restore it."
+        )
+    return content
+
+
+def read_text(path: Path, *, largest: int, what: str) -> list[str]:
+    """Read the lines of a text in UTF-8, of a file or of what a link leads to, as `read_regular`.
+
+    Raises SbkitError where that does, and for another encoding.
+    """
+    content = read_regular(path.resolve(), largest=largest, what=what)
+    try:
+        return content.decode("utf-8-sig").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise SbkitError(
+            f"{what} must be UTF-8, but {path} is not ({error}). Save it as UTF-8."
+        ) from error
+
+
+def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
+    """Yield the lines of a file, or of what a link leads to, and no pipe or device.
+
+    ``what`` begins the sentence of an error. Raises SbkitError when it cannot be read, or has a
+    line of more than LONGEST_LINE bytes, as a file of zeros has.
+    """
+    try:
+        with _opened(path) as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise SbkitError(
+                        f"{what} must have lines of less than {LONGEST_LINE} bytes, but {path} has "
+                        "a longer one. Cut it into lines."
+                    )
+                yield line
+    except (OSError, ValueError) as error:
+        raise _unreadable(what, path, error) from error
+
+
+@contextmanager
+def _opened(path: Path, *flags: int) -> Iterator[BinaryIO]:
+    descriptor = os.open(path, sum(flags, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        yield file
+
+
+def _unreadable(what: str, path: Path, error: OSError | ValueError) -> SbkitError:
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    if path.is_symlink():
+        why = "it is a symbolic link"
+    return SbkitError(
+        f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
+    )

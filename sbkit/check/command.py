@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sbkit.base.files import to_json
-from sbkit.base.printable import printable_json
+from sbkit.base.text import printable_json
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost.batch_seconds import settle
 from sbkit.check.cost.prediction import NAME as PREDICTION

@@ -14,7 +14,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
@@ -32,8 +32,6 @@ from sbkit.checkpoint.weights import refuse_other_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
-from sbkit.inference.bundle.bundle import TOKENIZER
-from sbkit.inference.bundle.config import FEATURES
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
@@ -41,8 +39,8 @@ from sbkit.train.cost import PREDICTION
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
+TOKENIZER = "tokenizer.model"
 OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
-HEADS = ("ctc_lin", "label_lin")  # of the models that a bundle may hold
 
 
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
@@ -76,24 +74,13 @@ def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
     """Refuse, as training does, an `init_from` that has no weights of the model."""
     source, folder = planned.knobs.get("init_from"), planned.run_folder
     if source and (folder is None or newest_described(folder / CHECKPOINTS) is None):
-        initialize_from(Path(str(source)), planned.hparams)
+        initialize_from(Path(str(source)), planned.hparams, planned.recipe.task)
     return ()
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
-    if not {"model", FEATURES} <= {*planned.document.root}:
-        return
-    if not {*HEADS} & {*planned.document.root}:
-        yield planned.finding(
-            EXPORT,
-            "model",
-            declared="a model must have one of the heads "
-            f"{' and '.join(f'`{name}`' for name in HEADS)} to be exported",
-            effect="this one has none: it trains, and `sbkit export` does not know its task",
-            fix="Load its checkpoints in a program of yours.",
-            stops=False,
-        )
+    """Note what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
+    if not planned.has_recipe:
         return
     if dry_run(planned).broken or dry_run(planned).mismatches:
         return  # what does not run cannot be exported either, and is reported
@@ -101,7 +88,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
         config = _plain(planned)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
-        yield planned.finding(EXPORT, key, **words_of(str(error)))
+        yield planned.finding(EXPORT, key, **words_of(str(error)), stops=False)
         return
     yield from _find_not_listed(planned, config)
 
@@ -176,7 +163,7 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 def _plain(planned: PlannedRun) -> dict[str, Any]:
     file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
-    config = plain_parts(read_document(file).root, planned.hparams)
+    config = plain_parts(read_document(file).root, planned.hparams, planned.recipe.task)
     described: dict[str, Any] = json.loads(json.dumps(config))
     return described
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.words import plural
+from sbkit.base.text import plural, printable
 from sbkit.data.corpora.splits import Excluded, write_excluded
 
 FOLDER = "check"  # in the run's

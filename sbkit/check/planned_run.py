@@ -144,7 +144,7 @@ class PlannedRun:
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, in a folder that is thrown away."""
         elsewhere = self._elsewhere.get("output_folder")
-        if self.has_recipe and not Path(str(elsewhere), self.recipe.label_file).exists():
+        if self.has_recipe and not Path(str(elsewhere), self.recipe.task.label_file or "").exists():
             _ = self.labels  # its file is what the YAML opens
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.knobs.get("seed", 0))
@@ -232,7 +232,7 @@ class PlannedRun:
             return {}
         scratch = self._scratch
         known = self.has_recipe and "recipe" not in self.faults
-        labels = self.run_folder / (self.recipe.label_file if known else TOKENIZER)
+        labels = self.run_folder / (self.recipe.task.label_file or "" if known else TOKENIZER)
         if labels.is_file() and not (scratch / labels.name).exists():
             shutil.copy(labels, scratch)
         return {"output_folder": str(scratch)}

@@ -17,8 +17,8 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.text import printable
 from sbkit.check.model.watch import tensors_in
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.comparison import refuse_other_model

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular, to_json, write_text_atomically
 from sbkit.checkpoint.integrity import LARGEST, reading
 
 FILE = "averaged.json"  # in the folder of the checkpoints
@@ -79,7 +78,7 @@ def read_averaged(folder: Path) -> Averaged | None:
         return None
     must, fix = "name the averaged checkpoints", "Remove it: the same command then chooses again."
     with reading(file, must=must, fix=fix):
-        record = json.loads(read_regular(real_path(file), largest=LARGEST, what="The choice"))
+        record = json.loads(read_regular(file.resolve(), largest=LARGEST, what="The choice"))
         names, of = tuple(record["checkpoints"]), tuple(record["of"])
         if not names or of[: len(names)] != names:
             raise ValueError("what is averaged is not the first of what was there")

@@ -33,8 +33,8 @@ from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank
 from sbkit.logs.log import say
 from sbkit.text.tokenizer import Tokenizer
 
-# Of a checkpoint's meta file: the metric that chooses the best one, the text table
-RANKED_BY, NORMALIZER = "ranked_by", "normalizer"
+# Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
+RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
 
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
@@ -62,6 +62,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._is_claimed = False
         self.declaration: str | None = None  # checksum of the run's declaration.json
         self.normalizer: Mapping[str, Any] | None = None  # `table_to_store` of its transcripts
+        self.task: str | None = None  # the dotted path of what the recipe names
         self._told: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        belongs = {"declaration": self.declaration, NORMALIZER: self.normalizer}
+        belongs = {"declaration": self.declaration, NORMALIZER: self.normalizer, TASK: self.task}
         known = {name: each for name, each in belongs.items() if each is not None}
         # No safe reader of YAML knows numbers of NumPy's and torch's.
         plain = {

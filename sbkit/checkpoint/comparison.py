@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import listed, plural
+from sbkit.base.text import listed, plural
 
 
 def refuse_unusable(

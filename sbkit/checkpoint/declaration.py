@@ -19,9 +19,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.regular import read_regular, real_path
-from sbkit.base.words import listed, plural
+from sbkit.base.files import read_regular, to_json, write_text_atomically
+from sbkit.base.text import listed, plural
 from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.part_names import tensors_by_part
@@ -251,7 +250,7 @@ def read_declaration(folder: Path) -> Declaration | None:
         return None
     content = None
     if file.is_file():
-        content = read_regular(real_path(file), largest=LARGEST, what="The declaration of a run")
+        content = read_regular(file.resolve(), largest=LARGEST, what="The declaration of a run")
     if content is None or expected not in (None, hashlib.sha256(content).hexdigest()):
         what = "not there" if content is None else "another one"
         raise SbkitError(

@@ -12,8 +12,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_text_atomically
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
 ZIP = b"PK"  # what torch.save begins its files with
@@ -118,7 +117,7 @@ def _read_checksums(folder: Path) -> Mapping[str, str]:
     file = folder / CHECKSUMS
     if not file.is_file():
         raise ValueError(f"it has no {CHECKSUMS}")
-    expected = json.loads(read_regular(real_path(file), largest=LARGEST, what="The checksums"))
+    expected = json.loads(read_regular(file.resolve(), largest=LARGEST, what="The checksums"))
     if not isinstance(expected, dict) or any(Path(name).name != name for name in expected):
         raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
     return expected

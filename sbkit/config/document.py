@@ -11,7 +11,6 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import real_path
 
 Keys = tuple[str | int, ...]
 
@@ -112,8 +111,8 @@ class Document:
     def included(self, keys: Keys, node: object) -> "Document":
         """Read the file that an ``!include:`` names."""
         path = self.path.parent / tag_of(node).removeprefix(INCLUDE_TAG)
-        includers = (*self.includers, real_path(self.path))
-        if real_path(path) in includers:
+        includers = (*self.includers, self.path.resolve())
+        if path.resolve() in includers:
             raise SbkitError(
                 f"`{dotted(keys)}` ({self.path}) must include another file, but {path} "
                 "includes itself. Take one of the two `!include:` away."

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.config.ranges import AT_LEAST_ONE
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs

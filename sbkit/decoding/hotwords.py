@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.text.tokenizer import Tokenizer

@@ -13,8 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import require_writable
-from sbkit.base.regular import read_lines
+from sbkit.base.files import read_lines, require_writable
 from sbkit.decoding.scorer import require_pieces
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import is_start, read_arpa, write_arpa

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.automaton import make_automaton

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store, _abort_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.base.exit import AFTER_THE_FIRST, exit_code
+from sbkit.base.process import AFTER_THE_FIRST, exit_code
 from sbkit.distributed.rendezvous import LOOK_AGAIN, is_alone, join
 
 _alone = False

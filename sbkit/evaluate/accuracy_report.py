@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.evaluate.interval import Interval, rate_interval, units_of
-from sbkit.evaluate.intervals import describe_interval, interval_figures
 from sbkit.logs.metric import Metric, Metrics
 
 ACCURACY: Metrics = {"accuracy": Metric(lower_is_better=False)}
@@ -37,7 +36,7 @@ def accuracy_figures(answers: Sequence[Answer]) -> dict[str, Any]:
         "accuracy": accuracy(answers),
         "right": count_right(answers),
         "utterances": len(answers),
-        "accuracy_interval": interval_figures(_interval(answers)),
+        "accuracy_interval": _interval(answers).plain(),
     }
 
 
@@ -45,7 +44,7 @@ def describe_accuracy(answers: Sequence[Answer]) -> str:
     """Write the accuracy with its counts and 95 % interval, for the screen."""
     return (
         f"accuracy {100 * accuracy(answers):.1f} % ({count_right(answers)} / {len(answers)}; "
-        f"{describe_interval(_interval(answers))})"
+        f"{_interval(answers)})"
     )
 
 

@@ -10,13 +10,17 @@ too narrow: in 1,000 simulations of speakers with rates of their own, intervals 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sbkit.evaluate.wer import ErrorCounts, Scored
+
 DRAWS = 10_000
 CHUNK = 1 << 20  # units drawn at a time, 8 MB; all draws of 20,000 clips would be 1.6 GB
+FEW = 10  # units; an interval over fewer holds the true rate in less than 90 %
 
 Counts = npt.NDArray[np.int64]  # one for each utterance, or for each unit
 Rates = npt.NDArray[np.float64]  # one for each draw
@@ -43,6 +47,53 @@ class Interval:
     unit_count: int
     reason: str = ""
 
+    def __str__(self) -> str:
+        """Write it in percent, and what was drawn: "31.4 to 50.2, 65 clips"."""
+        if self.low is None or self.high is None:
+            return f"no interval: {self.reason}"
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}, {self.describe_units()}"
+
+    def describe_units(self) -> str:
+        """Write how many units were drawn, "only" where an interval over so few is too narrow."""
+        plural = " or ".join(f"{each}s" for each in self.unit.split(" or "))
+        return f"{'only ' if self.unit_count < FEW else ''}{self.unit_count} {plural}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data; without one its ends are null and there is a reason."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateIntervals:
+    """The intervals of the word and of the character error rate."""
+
+    wer: Interval
+    cer: Interval
+
+
+def rate_intervals(scored: Sequence[Scored]) -> RateIntervals:
+    """Compute both over the speakers of the utterances where they are known, else the clips."""
+    units = units_of([each.id for each in scored], [each.speaker for each in scored])
+    return RateIntervals(
+        wer=interval_of([each.scores.words for each in scored], units),
+        cer=interval_of([each.scores.characters for each in scored], units),
+    )
+
+
+def interval_of(counts: Sequence[ErrorCounts], units: Units) -> Interval:
+    """Compute the interval of a rate from the counts of each utterance."""
+    return rate_interval(errors_of(counts), totals_of(counts), units)
+
+
+def errors_of(counts: Sequence[ErrorCounts]) -> Counts:
+    """Return the errors of each utterance, (N,)."""
+    return np.array([each.errors for each in counts], dtype=np.int64)
+
+
+def totals_of(counts: Sequence[ErrorCounts]) -> Counts:
+    """Return the words or characters of each reference, (N,)."""
+    return np.array([each.total for each in counts], dtype=np.int64)
+
 
 def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
     """Return the speaker of each utterance where one is known, else the clip itself.
@@ -64,9 +115,9 @@ def rate_interval(
 ) -> Interval:
     """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
 
-    Of differences in errors, A - B, over the same references it is that of the difference of two
-    rates: both of a draw are of the same units, so that what is hard for A and for B cancels out.
-    The same input gives the same interval, also in another order.
+    Given differences in errors, A - B, over the same references, this is the interval of the
+    difference of two rates: both rates of a draw are of the same units, so that what is hard for
+    both cancels out. The same input gives the same interval, also in another order.
     """
     errors, totals = _by_unit((errors, totals), units.groups)
     unit, count = units.name, len(totals)

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
 from sbkit.evaluate.utterances import read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
+FIGURES = ("summary.json", "scores.json")  # of a run, of `sbkit score --out`
 DATA_REPORT = "data_report.json"
-LARGEST = 64 << 20  # bytes
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
-BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,58 +33,54 @@ class RunResults:
     data: Mapping[str, Any] | None
 
 
+def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the figures of every test set of a run, or of a folder of scores.
+
+    Raises:
+        SbkitError: there are none.
+    """
+    for file in (folder / name for name in FIGURES):
+        if file.exists():
+            test: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["test"]
+            return test
+    raise SbkitError(
+        f"{folder} must be a run that was tested, or a folder of scores, but has neither "
+        f"{' nor '.join(FIGURES)}. Finish the run, or: sbkit score RUN DATA --out DIR."
+    )
+
+
 def read_results(folder: Path, test: Mapping[str, Mapping[str, Any]]) -> RunResults:
     """Read the files of a folder; ``test`` holds the figures of its test sets.
 
     Raises:
-        SbkitError: a file is not what its name says.
+        SbkitError: the utterances of a test set cannot be read.
     """
     files = {name: utterances_file(folder, name) for name in test}
+    data = folder / DATA_REPORT
     return RunResults(
         name="/".join(folder.absolute().parts[-3:]),
         test=test,
         utterances={name: read_utterances(file) for name, file in files.items() if file.exists()},
         log=read_log(folder / LOG_FILE),
-        data=_read_data(folder / DATA_REPORT),
+        data=json.loads(data.read_bytes()) if data.exists() else None,
     )
-
-
-def _read_data(file: Path) -> Mapping[str, Any] | None:
-    if not file.exists():
-        return None
-    try:
-        facts = json.loads(read_regular(file, largest=LARGEST, what="The report of a run's data"))
-        if not {"splits", "left_out", "shared"} <= facts.keys():
-            raise KeyError("splits, left_out, shared")
-    except (ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must be what sbkit wrote about the data, but is not ({error}). Remove it; the "
-            "next call of training writes it again."
-        ) from error
-    return dict(facts)
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:
     """Return the MP3 in base64 of every clip of a report, by test set and id; none without a page.
 
     Raises:
-        SbkitError: it is no page of a report.
+        SbkitError: the page is no report.
     """
     if not page.exists():
         return {}
-    content = read_regular(page, largest=LARGEST, what="The page of a report")
-    try:
-        found = DATA.search(content.decode())
-        sets = json.loads(found[1] if found else "")["sets"]
-        clips = {
-            str(name): {str(row["id"]): row["clip"] for row in rows if row["clip"] is not None}
-            for name, rows in sets.items()
-        }
-        if not all(BASE64.fullmatch(clip) for of in clips.values() for clip in of.values()):
-            raise ValueError("a clip is not in base64")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    found = DATA.search(page.read_text("utf-8"))
+    if found is None:
         raise SbkitError(
-            f"{page} must be the page that sbkit wrote, whose clips can be heard, but is another "
-            f"({error}). Remove it, or score again: sbkit score RUN DATA --out DIR."
-        ) from error
-    return clips
+            f"{page} must be a page that sbkit wrote, whose clips can be played, but is another. "
+            "Remove it, or score again: sbkit score RUN DATA --out DIR."
+        )
+    return {
+        name: {row["id"]: row["clip"] for row in rows if row["clip"] is not None}
+        for name, rows in json.loads(found[1])["sets"].items()
+    }

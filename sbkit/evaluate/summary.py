@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from sbkit.base.cores import usable_cores
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.provenance import cpu_name, git_commit, versions
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import cpu_name, git_commit, versions
 
 
 def write_summary(

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.evaluate.calibration import measure_calibration
-from sbkit.evaluate.intervals import describe_interval, interval_figures, rate_intervals
+from sbkit.evaluate.interval import rate_intervals
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.evaluate.wer import (
     ErrorCounts,
@@ -80,8 +80,7 @@ def _describe_rates(scored: Sequence[Scored]) -> str:
     """Write both rates with their counts and 95 % intervals, in one line."""
     test, intervals, by_words = total_scores(scored), rate_intervals(scored), have_words(scored)
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
-        f"{describe_interval(interval)})"
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; {interval})"
         for name, counts, unit, interval in (
             ("CER", test.characters, "characters", intervals.cer),
             ("WER", test.words, "words", intervals.wer),
@@ -175,8 +174,8 @@ def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
 def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     intervals = rate_intervals(scored)
     figures = {
-        "CER_interval": interval_figures(intervals.cer),
-        "WER_interval": interval_figures(intervals.wer),
+        "CER_interval": intervals.cer.plain(),
+        "WER_interval": intervals.wer.plain(),
     }
     return figures if have_words(scored) else _without_words(figures)
 

@@ -24,7 +24,7 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.bundle.export import change_config
-from sbkit.inference.score import Wanted, prepare_source, score_rows
+from sbkit.inference.score import ScoreOptions, prepare_source, score_rows
 from sbkit.text.word import Word
 
 COLUMN = "word_times"  # start-end of every word of the normalized text, in seconds
@@ -70,7 +70,7 @@ def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
     Raises:
         SbkitError: the source cannot be read, or its times are not those of its words.
     """
-    rows = prepare_source(bundle, source, Wanted(), source.stem)
+    rows = prepare_source(bundle, source, ScoreOptions(), source.stem)
     if COLUMN not in rows.column_names:
         raise SbkitError(
             f"Data must have the column `{COLUMN}`, which says when each word is said, but "

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_bytes_atomically
-from sbkit.base.regular import read_lines
+from sbkit.base.files import read_lines, write_bytes_atomically
 from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
 
 LN_10 = math.log(10)

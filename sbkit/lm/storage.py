@@ -15,8 +15,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_bytes_atomically
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.lm.ngram import BLANKS, LARGEST_ORDER, SPECIAL, Grams, NgramModel
 
 LARGEST_FILE = 1 << 33  # bytes

@@ -1,6 +1,6 @@
 """TensorBoard's file of events: what torch's SummaryWriter writes, without its thread.
 
-On a full disk that thread ends with a traceback of its own, some points before anyone else is told.
+On a full disk that thread would end with a traceback of its own, some points late.
 """
 
 import os
@@ -11,11 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import make_own_folder, naming
+from sbkit.base.files import naming
 
 VERSION = "brain.Event:2"  # of the file's format
-OPENED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-STARTED = time.time()  # names one file for all that this process logs of a run
+STARTED = time.time()  # in the name of the one file of this process
 
 
 class EventFile:
@@ -25,15 +24,14 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        """Start the file, or go on in it: training and the test of one call share it."""
+        """Start the file, or continue it: training and test of one process share it."""
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
         records: Any = import_module("tensorboard.summary.writer.record_writer")
-        make_own_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{STARTED:.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
-        with naming(self._path):
-            self._file = os.fdopen(os.open(self._path, OPENED, 0o666), "ab")
+        self._file = self._path.open("ab")
         self._records = records.RecordWriter(self._file)
         start = self._events.SessionLog(status=self._events.SessionLog.START)
         self._append(step=first_step, file_version=VERSION)
@@ -46,7 +44,7 @@ class EventFile:
         self._append(step=step, summary=self._summaries.Summary(value=values))
 
     def close(self) -> None:
-        """Finish it."""
+        """Close the file."""
         self._file.close()
 
     def _append(self, **content: Any) -> None:

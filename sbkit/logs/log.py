@@ -1,10 +1,9 @@
-"""What a run tells: facts on the screen, and its figures in ``train_log.jsonl`` and TensorBoard.
+"""What a run logs: facts on the screen, and its figures in ``train_log.jsonl`` and TensorBoard.
 
 Figures are plain numbers, given every few steps, never tensors: reading a tensor would make
 the host wait for the device.
 """
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.logs.events import EventFile
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-TEXTS = ("kind", "split")  # of a record; all else are numbers, or null
-LARGEST = 1e18  # of them
 
 Record = dict[str, Any]  # a line of the log, as JSON gives it
 
@@ -31,11 +28,11 @@ def is_first_rank() -> bool:
 
 
 def say(message: str) -> None:
-    """Print one fact, once: on rank 0 of a run of many processes.
+    """Print one message, on rank 0 of a run of many processes.
 
-    What it quotes, such as the name of a folder, cannot move the cursor.
+    Control characters are escaped: a quoted name of a folder cannot move the cursor.
     """
-    if is_first_rank() and not _unsaid:
+    if is_first_rank() and not _silenced:
         keep(message)  # first: a terminal may be gone
         print("\n".join(map(printable, message.split("\n"))), flush=True)
 
@@ -47,8 +44,8 @@ def keep(message: str) -> None:
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Let ``listener`` get every message that is said."""
+def sent_to(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call ``listener`` with every message meanwhile."""
     _listeners.append(listener)
     try:
         yield
@@ -57,17 +54,17 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 _listeners: list[Callable[[str], None]] = []
-_unsaid: list[object] = []  # who asked for quiet
+_silenced: list[object] = []  # an entry for each `quiet` in effect
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep `say` silent meanwhile, as `sbkit check` does with the steps of a run that it tries."""
-    _unsaid.append(None)
+    _silenced.append(None)
     try:
         yield
     finally:
-        _unsaid.pop()
+        _silenced.pop()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +121,22 @@ def own_fields() -> frozenset[str]:
 
 
 def read_log(path: Path) -> list[Record]:
-    """Read a run's records in order, past what is none, as a line that a killed run half wrote.
+    """Read a run's records in order, without a line that a killed run half wrote.
 
-    A missing file is an empty log. Raises OSError for a pipe, a device or a folder.
+    A missing file is an empty log.
     """
-    if not os.path.lexists(path):
+    if not path.exists():
         return []
-    if not path.is_file():
-        raise OSError(errno.EEXIST, "no regular file", str(path))
     records = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
     return [record for record in records if record is not None]
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record: Record = json.loads(line)
+    except ValueError:
+        return None
+    return record
 
 
 class QuietLog:
@@ -149,10 +152,10 @@ class QuietLog:
 class RunLog(QuietLog):
     """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
 
-    A run that resumes at ``resume_step`` forgets what it had logged beyond, and its test figures,
-    for it will measure them again; a fresh one (0) forgets all. ``within_epoch``: it stands before
-    the validation of an epoch, and forgets that of this very step too. A line is on its way to the
-    disk before ``write`` returns, so a killed run loses at most its last.
+    A run that resumes at ``resume_step`` drops the records beyond it, and its test figures, which
+    it measures again; a fresh run (0) drops all. ``within_epoch``: the run stands before the
+    validation of an epoch, and drops the record of that step too. A line is handed to the system
+    before ``write`` returns, so a killed run loses at most its last.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class RunLog(QuietLog):
         within_epoch: bool = False,
         keep_test: bool = False,
     ) -> None:
-        """Open the log of the run in ``folder``; ``keep_test``: it may have nothing left to do."""
+        """Open the log of the run in ``folder``; ``keep_test``: keep the test figures."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._folder = folder / LOG_FILE, folder
         tested = resume_step if keep_test else -1
@@ -179,7 +182,7 @@ class RunLog(QuietLog):
         self._mirror(record, step=figures.step)
 
     def close(self) -> None:
-        """Finish both files; what fails is only said, since it may follow from an error before."""
+        """Close both files; an error is only printed, since it may follow from an earlier one."""
         for close in (self._file.close, self._curves.close):
             try:
                 close()
@@ -196,30 +199,9 @@ class RunLog(QuietLog):
         self._curves.write(step, points)
 
 
-def _parse(line: str) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not all(_is_figure(*each) for each in record.items()):
-        return None
-    texts = TEXTS if record.get("kind") == FinalFigures.kind else TEXTS[:1]
-    is_whole = all(isinstance(record.get(name), str) for name in texts)
-    is_placed = all(type(record.get(name)) is int for name in ("step", "epoch"))
-    return record if is_whole and is_placed else None
-
-
-def _is_figure(name: str, value: object) -> bool:
-    """Check that a value can be drawn, and written again; of no other a record was made."""
-    if isinstance(value, str):
-        return name in TEXTS and value.isprintable()
-    is_number = isinstance(value, int | float) and abs(value) <= LARGEST
-    return name.isprintable() and (value is None or is_number)
-
-
 def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:
     """Rewrite the log without the records past ``step``, those to come again, and torn lines."""
-    if not os.path.lexists(path):
+    if not path.exists():
         return
     last = {
         StepFigures.kind: step,

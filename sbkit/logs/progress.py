@@ -1,4 +1,4 @@
-"""How far a training run is: a live line on a terminal, and a line per epoch that stays."""
+"""Progress of a training run: a live line on a terminal, and a line for each epoch."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from sbkit.logs.metric import Metrics, as_words
 class Progress:
     """Show a live line on a terminal, and one plain line per epoch anywhere; rank 0 only.
 
-    ``total_steps`` is the last step of the whole run, from which the time left is told.
+    ``total_steps`` is the last step of the whole run, from which the time left is estimated.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class Progress:
         self._clock = clock
 
     def step(self, figures: StepFigures) -> None:
-        """Renew the live line."""
+        """Update the live line."""
         self._time_left.update(step=figures.step, now=self._clock())
         self._live.start()
         line = Text(self._join(_step_words(figures), figures), no_wrap=True, overflow="ellipsis")
         self._live.update(line, refresh=True)
 
     def epoch(self, figures: EpochFigures) -> None:
-        """Print the line that stays, and keep it in the text log."""
+        """Print the line of an epoch, and write it to the text log."""
         line = self._join(_epoch_words(figures, self._metrics), figures)
         if is_first_rank():
             keep(line)
         self._live.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the live line away and give the terminal back."""
+        """Remove the live line."""
         self._live.stop()
 
     def _join(self, words: list[str], figures: Figures) -> str:

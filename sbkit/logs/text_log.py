@@ -1,7 +1,5 @@
-"""``train.log``: what a run says, each line with its time, for when the terminal is gone."""
+"""``train.log``: the messages of a run, each line with its time."""
 
-import os
-import stat
 import sys
 import time
 import traceback
@@ -12,18 +10,17 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.logs.log import heard_by, is_first_rank
+from sbkit.base.text import printable
+from sbkit.logs.log import is_first_rank, sent_to
 
 TEXT_LOG = "train.log"
-OPENED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class TextLog:
-    """Append what a run says to ``train.log`` in its folder, warnings and its last error too.
+    """Append messages, warnings and the last error of a run to ``train.log`` in its folder.
 
-    What is said before `open` waits for it: a run that is refused leaves the folder as it was.
-    Only the first rank keeps anything.
+    Messages wait until `open`: a run that is refused leaves the folder as it was. Only the first
+    rank writes.
     """
 
     def __init__(self, folder: Path, *, title: str) -> None:
@@ -36,7 +33,7 @@ class TextLog:
 
     def __enter__(self) -> Self:
         if is_first_rank():
-            self._hooks.enter_context(heard_by(self.write))
+            self._hooks.enter_context(sent_to(self.write))
             self._hooks.callback(setattr, warnings, "showwarning", warnings.showwarning)
             warnings.showwarning = self._and_show(warnings.showwarning)
         return self
@@ -49,24 +46,15 @@ class TextLog:
     ) -> None:
         self._hooks.close()
         if error is not None:
-            self.write(_last_words(error))
+            self.write(_describe_end(error))
         if self._file is not None:
             self._file.close()
 
     def open(self) -> None:
-        """Append from now on; raises SbkitError where no file can be."""
+        """Write what waits, and append from now on."""
         if not is_first_rank():
             return
-        try:
-            descriptor = os.open(self._path, OPENED, 0o666)
-            self._file = os.fdopen(descriptor, "ab", buffering=0)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(0, "it is no regular file")
-        except OSError as error:
-            raise SbkitError(
-                f"The text log of the run must be a file to write to, but {self._path} is not "
-                f"({error.strerror}). Move away what stands there."
-            ) from error
+        self._file = self._path.open("ab", buffering=0)
         waiting, self._waiting = self._waiting, None
         for line in waiting or []:
             self._append(line)
@@ -82,7 +70,7 @@ class TextLog:
                 self._waiting.append(stamped)
 
     def _append(self, line: str) -> None:
-        """Write a line; a run does not end because its text cannot be kept."""
+        """Write a line; the run goes on where that fails."""
         if self._file is None:
             return
         try:
@@ -100,8 +88,8 @@ class TextLog:
         return keep_and_show
 
 
-def _last_words(error: BaseException) -> str:
-    """Say why a run ended before its end."""
+def _describe_end(error: BaseException) -> str:
+    """Describe why a run ended early."""
     match error:
         case SbkitError() | OSError():
             return f"error: {error}"

@@ -31,8 +31,8 @@ class EncoderOutput:
 class AsrModel(AcousticModel):
     """Call the parts of a recognizer in their order.
 
-    Parts may be sbkit's, SpeechBrain's or the user's; the encoder is `encoder`, or
-    `compute_features`, `CNN` and `Transformer`. Without ``seq_lin`` it does CTC alone.
+    Parts may be sbkit's, SpeechBrain's or the user's; the encoder is ``encoder``, or
+    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` it does CTC alone.
     """
 
     def __init__(
@@ -40,17 +40,16 @@ class AsrModel(AcousticModel):
         *,
         model: nn.ModuleList,
         vocabulary: Vocabulary,
+        ctc_lin: nn.Module,
+        seq_lin: nn.Module | None = None,
         encoder: nn.Module | None = None,
         compute_features: nn.Module | None = None,
         CNN: nn.Module | None = None,
         Transformer: nn.Module | None = None,
-        ctc_lin: nn.Module,
-        seq_lin: nn.Module | None = None,
     ) -> None:
         parts = {"encoder": encoder, "compute_features": compute_features}
-        made = make_encoder(
-            {**parts, "CNN": CNN, "Transformer": Transformer}, padding=vocabulary.blank
-        )
+        parts |= {"CNN": CNN, "Transformer": Transformer}
+        made = make_encoder(parts, padding=vocabulary.blank)
         heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
         super().__init__(model=model, encoder=made, heads=heads)
         for name, head in heads.items():
@@ -90,6 +89,11 @@ class AsrModel(AcousticModel):
             states, lengths = part.encode(x, lengths)
         logits = None if decoded is None else self._seq_logits(decoded)
         return EncoderOutput(intermediate, states, lengths, logits)
+
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
+        states, frame_lengths = self.encode(audio, audio_lengths)
+        return self.ctc_log_probs(states), frame_lengths
 
     @property
     def samples_per_frame(self) -> int:

@@ -19,12 +19,12 @@ class UtteranceClassifier(AcousticModel):
         *,
         model: nn.ModuleList,
         classes: int,
+        pooling: nn.Module,
+        label_lin: nn.Module,
         encoder: nn.Module | None = None,
         compute_features: nn.Module | None = None,
         CNN: nn.Module | None = None,
         Transformer: nn.Module | None = None,
-        pooling: nn.Module,
-        label_lin: nn.Module,
     ) -> None:
         parts = {"encoder": encoder, "compute_features": compute_features}
         super().__init__(
@@ -45,7 +45,7 @@ class UtteranceClassifier(AcousticModel):
         self.pooling = pooling
         self.label_lin = label_lin
 
-    def log_probs(
+    def predict(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
     ) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""

@@ -173,10 +173,10 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
 
     Raises SbkitError where they are neither one encoder of audio nor its three parts.
     """
-    given = encoder_parts(parts)
-    if [*given] == [ENCODER]:
+    given = {key: part for key, part in parts.items() if part is not None}
+    if {*given} == {ENCODER}:
         return WaveformEncoder(given[ENCODER])
-    if [*given] != [*COMPOSED]:
+    if {*given} != {*COMPOSED}:
         raise SbkitError(
             f"A model must have `{ENCODER}`, which takes audio, or `compute_features`, `CNN` and "
             f"`Transformer`, but has {' and '.join(f'`{key}`' for key in given) or 'neither'}. "

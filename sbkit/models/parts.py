@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask, to_relative
 from sbkit.base.errors import SbkitError
+from sbkit.base.text import plural
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.words import plural
 from sbkit.models.signatures import (
     ENCODER_SIGNATURES,
     FEATURE_SIGNATURES,
@@ -118,20 +118,21 @@ class Part:
         second: Any = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         are_lengths = isinstance(second, Tensor) and not second.is_floating_point()
         if are_lengths and second.shape == y.shape[:1]:
-            self._compare(y, second)
-            return second
-        declared = self.declared_lengths(lengths)
-        if declared is None:
-            declared = self._measured(x).count(lengths)
-        return declared.clamp(max=y.shape[1])
+            found: Tensor | None = second
+        else:
+            found = self.declared_lengths(lengths)
+        if found is None:
+            return self._measured(x).count(lengths).clamp(max=y.shape[1])
+        self._compare(y, found)
+        return found
 
     def _compare(self, y: Tensor, lengths: Tensor) -> None:
         """Refuse lengths beyond the frames, where the host has them and no exporter traces."""
         if lengths.device.type != "cpu" or torch.compiler.is_exporting() or not len(lengths):
             return
         if (longest := int(lengths.max())) > y.shape[1]:
-            came = f"it returns {y.shape[1]} frames and lengths up to {longest}"
-            refuse(self.NAME, self.SIGNATURES, f"{came}: divide them by its stride")
+            came = f"it returns {y.shape[1]} frames and has lengths up to {longest}"
+            refuse(self.NAME, self.SIGNATURES, f"{came}: count what its strides leave")
 
     def _measured(self, x: Tensor) -> Subsampling:
         """Measure, once, what it leaves of silent inputs (1, S, ...) like x."""

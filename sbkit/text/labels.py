@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_text_atomically
-from sbkit.base.regular import read_regular
-from sbkit.base.words import listed
+from sbkit.base.files import read_regular, write_text_atomically
+from sbkit.base.text import listed
 
 LABEL_FILE = "labels.txt"  # of a classifier's run
 LARGEST = 1 << 22  # bytes
@@ -15,14 +14,17 @@ LARGEST = 1 << 22  # bytes
 class ClassLabels:
     """The names of the classes, in the order of their ids.
 
+    ``content`` gives the bytes of the file where they were read, and checked, before.
+
     Raises:
         SbkitError: the file cannot be read, or holds fewer than two names or one twice.
     """
 
-    def __init__(self, *, file: str | Path) -> None:
+    def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
         self.file = Path(file)
         try:
-            content = read_regular(self.file, largest=LARGEST, what="The list of classes")
+            if content is None:
+                content = read_regular(self.file, largest=LARGEST, what="The list of classes")
             self.names = content.decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise SbkitError(

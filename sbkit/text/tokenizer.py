@@ -8,8 +8,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_bytes_atomically
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.text.vocabulary import Vocabulary
 
 KINDS = ("char", "bpe", "unigram")
@@ -157,7 +156,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
 
 def _read(model_file: Path) -> bytes:
     return read_regular(
-        real_path(model_file), largest=LARGEST_MODEL, what="The tokenizer, a sentencepiece model,"
+        model_file.resolve(), largest=LARGEST_MODEL, what="The tokenizer, a sentencepiece model,"
     )
 
 

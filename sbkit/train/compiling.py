@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.logs.log import say
 
 OPTIONS = {"fallback_random": True}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular
 from sbkit.checkpoint.integrity import LARGEST, UNREADABLE
 from sbkit.train.memory import MemoryTracker, bytes_of
 
@@ -104,7 +104,7 @@ class CostRecorder:
 def _read(file: Path) -> dict[str, Any] | None:
     """Read a mapping; None where there is none, for it may have been changed by hand."""
     try:
-        found = json.loads(read_regular(real_path(file), largest=LARGEST, what="A record"))
+        found = json.loads(read_regular(file.resolve(), largest=LARGEST, what="A record"))
     except UNREADABLE:
         return None
     return found if isinstance(found, dict) else None

@@ -12,8 +12,7 @@ import torch
 from speechbrain import Stage
 from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
-from sbkit.base.version import __version__
-from sbkit.base.words import plural
+from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips

@@ -7,8 +7,7 @@ or JSON as text; nothing of the other folder is built.
 """
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
-from sbkit.base.words import listed
+from sbkit.base.files import read_regular
+from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
@@ -29,14 +28,12 @@ from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
-from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
-from sbkit.text.labels import LABEL_FILE, ClassLabels
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.models.parts import token_embedding
+from sbkit.tasks.task import Task
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG, LARGEST_WEIGHTS = 1 << 22, 1 << 36  # bytes
-TOKENIZER = "tokenizer.model"  # of a run and of a bundle
-HEADS = ("ctc_lin", "seq_lin", "label_lin")  # parts with an output for each label
+LARGEST_LABELS = 1 << 25  # bytes
 SHOWN = 4  # names in a line
 
 
@@ -62,16 +59,14 @@ class Initialized:
         ]
 
 
-def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
-    """Load into the model what fits of a run's or a bundle's weights.
+def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> Initialized:
+    """Load into the model of a task what fits of a run's or a bundle's weights.
 
     Call it only where the run has no checkpoint of its own.
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
-    labels = labels_of(hparams)
-    known = labels is None or labels == _labels_there(source)
-    others = set[int]() if known else _rows_of_labels(hparams)
+    others = set[int]() if _has_same_labels(source, hparams, task) else _by_label(hparams, task)
     loaded, new = [], []
     faults = {name: _fault(theirs, ours, name) for name in ours}
     module_of = {name: name.rpartition(".")[0] for name in ours}
@@ -101,34 +96,20 @@ def initialize_from(source: Path, hparams: Mapping[str, Any]) -> Initialized:
     return Initialized(source, tuple(loaded), tuple(new), left)
 
 
-def labels_of(hparams: Mapping[str, Any]) -> Sequence[str] | None:
-    """Return what the outputs of a model stand for: tokens or classes; None where none are told."""
-    for labels in (hparams.get("tokenizer"), hparams.get("labels")):
-        if isinstance(labels, Tokenizer):
-            return labels.pieces()
-        if isinstance(labels, ClassLabels):
-            return labels.names
-    return None
+def _has_same_labels(source: Path, hparams: Mapping[str, Any], task: Task) -> bool:
+    """Check whether the outputs of a run's or a bundle's model stand for the labels of ours."""
+    if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
+        return True
+    file = source / task.labels.name
+    if not file.exists():
+        return False
+    content = read_regular(file, largest=LARGEST_LABELS, what=f"The labels in {source}")
+    return task.labels.names(task.labels.read(file, content)) == task.labels.names(labels)
 
 
-def _labels_there(source: Path) -> Sequence[str] | None:
-    """Return what the outputs of a run's or a bundle's model stand for, likewise."""
-    if os.path.lexists(source / TOKENIZER):
-        return Tokenizer(model_file=source / TOKENIZER).pieces()
-    if os.path.lexists(source / LABEL_FILE):
-        return ClassLabels(file=source / LABEL_FILE).names
-    if (source / BUNDLE_WEIGHTS).is_file():
-        labels = _read_config(source).get("labels")
-        return labels if isinstance(labels, list) else None
-    return None
-
-
-def _rows_of_labels(hparams: Mapping[str, Any]) -> set[int]:
+def _by_label(hparams: Mapping[str, Any], task: Task) -> set[int]:
     """Return the ids of the tensors that have something of each label."""
-    embeddings = (
-        token_embedding(hparams.get(part.NAME)) for part in (TransformerPart, WaveformPart)
-    )
-    parts = [*(hparams.get(name) for name in HEADS), *embeddings]
+    parts = [hparams.get(name) for name in task.heads] + [*map(token_embedding, hparams.values())]
     modules = [part for part in parts if isinstance(part, nn.Module)]
     return {id(each) for part in modules for each in part.state_dict(keep_vars=True).values()}
 

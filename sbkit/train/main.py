@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
-from sbkit.base.thread_waiting import describe_waiting
-from sbkit.base.words import plural
+from sbkit.base.machine import describe_allocator, describe_waiting
+from sbkit.base.text import plural
 from sbkit.check.check import check_before_training
 from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
@@ -70,6 +69,7 @@ def train_run(run: Run, log: TextLog) -> None:
         with main_rank_first():
             log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
+            run.hparams["checkpointer"].task = run.recipe.task.name
             if isinstance(run.labels, Tokenizer):
                 run.hparams["checkpointer"].normalizer = table_to_store(run.knobs["language"])
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
@@ -230,5 +230,5 @@ def start_weights(run: Run) -> None:
     """Load what fits of `init_from`, unless the run has weights of its own."""
     source = run.knobs.get("init_from")
     if source and newest_described(run.folder / CHECKPOINTS) is None:
-        for line in initialize_from(Path(str(source)), run.hparams).lines():
+        for line in initialize_from(Path(str(source)), run.hparams, run.recipe.task).lines():
             say(line)

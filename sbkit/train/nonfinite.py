@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import make_own_folder, to_json, write_text_atomically, written_beside
+from sbkit.base.files import to_json, write_text_atomically, written_beside
 from sbkit.checkpoint.rng import TorchState
 from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batches.batch import Batch, TextBatch
@@ -130,7 +130,7 @@ class NonFiniteRecorder:
         file = folder / f"step-{step.step}-rank-{rank()}.json"
         replay = replay_command(file) if self._keep(step, file.with_suffix(".pt")) else None
         with _reporting(file):
-            make_own_folder(file.parent)
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(file, to_json(record | {"replay": replay}, indent=1))
 
     def _keep(self, step: Step, file: Path) -> bool:
@@ -144,7 +144,7 @@ class NonFiniteRecorder:
         ]
         saved = {"modules": self._modules.state_dict(), "micro_batches": micro_batches}
         with _reporting(file):
-            make_own_folder(file.parent)
+            file.parent.mkdir(parents=True, exist_ok=True)
             _make_room(file.parent)
             with written_beside(file) as beside:
                 torch.save(saved, beside)

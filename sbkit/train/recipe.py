@@ -1,4 +1,4 @@
-"""A recipe: what a task prepares, how it is loaded, and the Brain that trains it.
+"""A recipe: a task, how its data and labels are prepared and loaded, and the Brain that trains it.
 
     prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
 
@@ -19,33 +19,34 @@ from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.corpus import Corpus
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
+from sbkit.tasks.task import Task
 
 Knobs = Mapping[str, Any]  # the plain values of a YAML
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The steps of a task, in the order in which a run takes them.
+    """A task and its steps, in the order in which a run takes them.
 
     Attributes:
+        task: what the model predicts; bundles of the run store its name.
         prepare_splits: from the knobs to the prepared data of every split.
         prepare_labels: from the knobs and the data to what turns labels into ids (a tokenizer, a
-            list of classes), if anything does; it leaves `label_file` in the run folder, which the
-            YAML opens.
+            list of classes), if anything does; it leaves the task's file of labels in the run
+            folder, which the YAML opens.
         make_loaders: from the built hparams, the data, the labels and the device to batches.
-        brain: the `sbkit.Brain` of the task.
+        brain: the `sbkit.Brain` that trains it.
         corpus: from the knobs to the corpus that `prepare_splits` reads, for making shards of it;
             a recipe without one makes none.
-        label_file: the name of the file that `prepare_labels` writes.
         ranges: what the recipe's own numbers may be.
     """
 
+    task: Task
     prepare_splits: Callable[[Knobs], Splits]
     prepare_labels: Callable[[Knobs, Splits], Any]
     make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
     brain: Callable[..., Any]
     corpus: Callable[[Knobs], Corpus] | None = None
-    label_file: str = "tokenizer.model"
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 

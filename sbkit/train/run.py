@@ -75,8 +75,8 @@ class Run:
 
     @property
     def label_file(self) -> Path | None:
-        """Name the file that `prepare_labels` leaves in the run folder, once it is there."""
-        file = self.folder / self.recipe.label_file
+        """Name the file of labels in the run folder, once it is there."""
+        file = self.folder / (self.recipe.task.label_file or "")
         return file if file.is_file() else None
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import read_regular
 from sbkit.checkpoint.integrity import LARGEST
 from sbkit.checkpoint.rng import check_count, check_number, check_random_state, random_state
 
@@ -31,7 +31,7 @@ def read_counters(brain: Any, file: Path) -> None:
 
     Raises ValueError for what no run can have written.
     """
-    text = read_regular(real_path(file), largest=LARGEST, what="The state of a run").decode()
+    text = read_regular(file.resolve(), largest=LARGEST, what="The state of a run").decode()
     # A run that began under SpeechBrain left YAML, with fewer counters.
     state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
     check_brain_state(state)

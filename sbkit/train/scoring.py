@@ -8,13 +8,13 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY
+from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY, TASK
 from sbkit.logs.log import own_fields
 from sbkit.logs.metric import Metric, Metrics, as_words
 from sbkit.train.finished import BEST_EPOCH
 
 OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
-OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER}
+OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
 OF_REPORTS = {"column", "value", "utterances", "report_by"}
 
 

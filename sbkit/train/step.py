@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.distributed.ranks import (
     from_main_rank,
     gather_over_ranks,

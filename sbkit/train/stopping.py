@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from sbkit.base.errors import ASKED_TO_STOP
-from sbkit.base.exit import handling, leave_terminal
+from sbkit.base.process import handling, leave_terminal
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.logs.log import say
 

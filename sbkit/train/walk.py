@@ -1,9 +1,8 @@
 """The micro-batches of an epoch: how many, which is the last, and how much of it is done."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Any
-
-from sbkit.base.look_ahead import with_last
 
 
 def mark_last(
@@ -17,7 +16,8 @@ def mark_last(
     if count is not None:
         yield from ((batch, number == count) for number, batch in enumerate(batches, done + 1))
         return
-    yield from with_last(batches)
+    for batch, following in pairwise(chain(batches, [None])):
+        yield batch, following is None
 
 
 def length_of(batches: Any) -> int | None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sbkit.base.errors import STALLED
-from sbkit.base.files import make_own_folder, written_beside
+from sbkit.base.files import written_beside
 from sbkit.distributed.ranks import rank, world_size
 
 FOLDER = "heartbeats"
@@ -67,7 +67,7 @@ class Watchdog(NullWatchdog):
 
     def __enter__(self) -> "Watchdog":
         """Start, after removing the files of an earlier job."""
-        make_own_folder(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._leftovers():
             file.unlink(missing_ok=True)
         self._last = Beat()
@@ -111,7 +111,7 @@ class Watchdog(NullWatchdog):
 
     def _write(self, beat: Beat) -> None:
         with suppress(OSError):  # a full disk is reported by the next checkpoint
-            make_own_folder(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
             with written_beside(self._file) as beside, beside.open("x") as file:
                 json.dump({"rank": rank(), **asdict(beat)}, file)
 

@@ -217,7 +217,7 @@ def fields() -> Iterator[Case]:
     """Put something of another type into every field of config.json."""
     known = (
         "format",
-        "model_class",
+        "task",
         "sample_rate",
         "model",
         "parts",
@@ -244,7 +244,7 @@ def fields() -> Iterator[Case]:
     for model in ([], ["CNN"], ["CNN"] * 4, ["ctc_lin", "seq_lin", "Transformer", "CNN"]):
         yield _case("bundle field", f"model {model}", partial(_with_field, "model", model))
     swapped = "sbkit.models.classifier.UtteranceClassifier"
-    yield _case("bundle field", "another model", partial(_with_field, "model_class", swapped))
+    yield _case("bundle field", "another model", partial(_with_field, "task", swapped))
     yield _case(
         "bundle field", "imports of Python's", partial(_with_field, "imports", ["os"]), True
     )

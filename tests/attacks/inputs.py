@@ -19,6 +19,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.data.storage.shard import write_sealed
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
 from tests.attacks.case import Case, Place
@@ -126,7 +127,9 @@ UNREAD: set[str] = set()
 def _init_from(source: str) -> None:
     """Load into parts of the names that are there."""
     parts = {name: nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
-    initialize_from(Path(source), {**parts, "model": nn.ModuleList(parts.values())})
+    initialize_from(
+        Path(source), {**parts, "model": nn.ModuleList(parts.values())}, SPEECH_RECOGNITION
+    )
 
 
 # -- datasets and manifests -----------------------------------------------------------------------

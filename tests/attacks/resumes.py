@@ -17,7 +17,7 @@ import soundfile
 import torch
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.exit import exit_code
+from sbkit.base.process import exit_code
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.evaluate import summary
 from sbkit.train.main import train

@@ -28,8 +28,8 @@ import soundfile
 import torch
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.exit import exit_code
-from sbkit.base.printable import printable
+from sbkit.base.process import exit_code
+from sbkit.base.text import printable
 from sbkit.cli import run
 from tests.attacks.archives import COMMANDS as OF_ARCHIVES
 from tests.attacks.case import Case, Place

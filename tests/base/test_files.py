@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and JSON is JSON."""
+"""A file is there whole or not at all, JSON is JSON, and a file of others is read as data."""
 
 import errno
 import json
@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     building,
     fsync_tree,
+    read_lines,
+    read_regular,
     require_writable,
     scratch_folder,
     to_json,
-    try_lock,
     write_bytes_atomically,
     write_text_atomically,
 )
@@ -34,15 +36,6 @@ def test_text_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path) 
         write_text_atomically(path, text)
         assert path.read_bytes() == text.encode()
     assert [*tmp_path.iterdir()] == [path]
-
-
-def test_a_link_in_the_place_of_what_is_written_beside_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    beside = tmp_path / f".a.txt.{os.getpid()}.tmp"
-    beside.symlink_to(tmp_path / "mine.txt")
-    write_text_atomically(tmp_path / "a.txt", "new")
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-    assert (tmp_path / "a.txt").read_text() == "new" and not beside.exists()
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +134,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_needed(
     place: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SbkitError, match="`--out` must lead to a folder to write to, but .*scores"):
+    with pytest.raises(SbkitError, match="`--out` must name a folder to write to, but .*scores"):
         require_writable(tmp_path / place, option="--out")
     require_writable(tmp_path / "deep" / "scores", option="--out")
     assert not [*(tmp_path / "deep" / "scores").iterdir()]
@@ -162,23 +155,6 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
     with building(tmp_path / "store") as beside:
         assert removed != [beside] and beside.is_dir()
     assert (tmp_path / "store").is_dir()
-
-
-def test_a_folder_that_another_process_is_removing_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opening, removing = os.open, dict[Path, int]()
-
-    def found(path: Path, *options: Any) -> int:
-        if not removing:  # the other process looks for what was abandoned
-            removing[path] = opening(path, os.O_RDONLY)
-            assert try_lock(removing[path])
-        return opening(path, *options)
-
-    monkeypatch.setattr(os, "open", found)
-    with building(tmp_path / "store") as beside:
-        assert beside not in removing
-    os.close(*removing.values())
 
 
 def test_what_a_killed_builder_left_is_removed_and_what_a_live_one_builds_is_not(
@@ -216,3 +192,37 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
         with scratch_folder("sbkit-check") as mine:
             assert {*tmp_path.iterdir()} == {living, mine}  # one that is in use stays
     assert [*tmp_path.iterdir()] == []
+
+
+STRANGE: dict[str, Callable[[Path], Any]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "missing": lambda file: None,
+}
+
+
+def test_lines_of_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert list(read_lines(tmp_path / "b.txt", what="A text")) == [b"one\n", b"\n", b"two"]
+    with pytest.raises(SbkitError, match="is a symbolic link"):
+        read_regular(tmp_path / "b.txt", largest=9, what="A file")
+    with pytest.raises(SbkitError, match="at most 7 bytes, but .*a.txt has 8"):
+        read_regular(tmp_path / "a.txt", largest=7, what="A file")
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
+def test_what_is_no_file_is_not_read(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    make(tmp_path / "a.txt")
+    with pytest.raises(SbkitError, match="A text must be readable, but .*a.txt is not"):
+        list(read_lines(tmp_path / "a.txt", what="A text"))
+    with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
+        read_regular(tmp_path / "a.txt", largest=9, what="A file")
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", 10)
+    (tmp_path / "a.txt").write_bytes(b"x" * 8 + b"\n" + bytes(99))
+    with pytest.raises(SbkitError, match="must have lines of less than 10 bytes"):
+        list(read_lines(tmp_path / "a.txt", what="A text"))

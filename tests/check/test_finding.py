@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.check.check import from_error
 from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, summary, words_of

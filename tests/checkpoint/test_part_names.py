@@ -7,6 +7,7 @@ import pytest
 from sbkit.checkpoint.part_names import part_names_in
 from sbkit.config.document import read_document
 from sbkit.inference.bundle.export import plain_parts
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 PARTS = """
 compute_features: !new:sbkit.audio.fbank.Fbank
@@ -24,6 +25,6 @@ def test_by_place_or_by_name_and_also_without_arguments(listed: str, tmp_path: P
     file.write_text(f"{PARTS}\nmodel: !new:torch.nn.ModuleList\n{listed}\n")
     root = read_document(file).root
     assert part_names_in(root) == ["CNN", "Transformer", "ctc_lin"]
-    plain = plain_parts(root, {})
+    plain = plain_parts(root, {}, SPEECH_RECOGNITION)
     assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
     assert plain["parts"]["Transformer"] == {"new": "torch.nn.Identity", "arguments": {}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.base.exit import AFTER_THE_FIRST
+from sbkit.base.process import AFTER_THE_FIRST
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
     any_rank,

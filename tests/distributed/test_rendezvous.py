@@ -18,7 +18,7 @@ import os, time
 import torch
 from sbkit.distributed import rendezvous
 from sbkit.distributed.ranks import gather_over_ranks, process_group
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 
 if "DIES" in os.environ:
     rendezvous._form_group = lambda *_: os._exit(9)

@@ -39,13 +39,6 @@ def test_the_same_order_with_other_numbers_is_not() -> None:
     assert pytest.approx(0.45, abs=0.02) == overconfident.ECE
 
 
-def test_saying_the_share_of_right_words_tells_nothing() -> None:
-    calibration = measured([0.75] * 4, [True, True, True, False])
-    assert calibration.AUC == 0.5
-    assert pytest.approx(0) == calibration.NCE
-    assert pytest.approx(0) == calibration.ECE
-
-
 def test_figures_of_four_words_by_hand() -> None:
     """H is 4 bits, of which what is said of the words is subtracted."""
     calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.evaluate.compare import MOST, compare, compare_runs
+from sbkit.evaluate.compare import MOST, compare, compare_runs, write_comparison
 from sbkit.evaluate.wer import Scored, score
 from sbkit.evaluate.wer_report import report_errors
-from tests.runs import ROOT, read_json
+from tests.runs import read_json
 
-PAIRS = ROOT / "tests/text/data/mapsswe"
+PAIRS = Path(__file__).parent / "data/mapsswe"
 
 
 def read_pair(name: str, side: str) -> list[Scored]:
@@ -88,16 +87,6 @@ def test_its_json_has_the_same_figures(
     assert len(changes) == MOST
 
 
-def test_names_move_no_cursor_in_json(
-    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = shutil.copytree(runs[0], tmp_path / "a\x9b2J\u202e")
-    assert sbkit(["compare", str(folder), runs[1], "--json"]) == 0
-    out = capsys.readouterr().out
-    assert json.loads(out)["a"] == str(folder)
-    assert "\x9b" not in out and "\u202e" not in out
-
-
 def test_both_stand_side_by_side_on_a_page(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,21 +100,20 @@ def test_both_stand_side_by_side_on_a_page(
     assert [*shown["sets"]] == ["better", "level"]
     assert len(better) == 60
     assert [run["errors"] for run in better["u09"]["runs"]] == [9, 2]
-    figures = Path(runs[0]) / "summary.json"
-    right = figures.read_text()
-    figures.write_text(right.replace('"WER": ', '"WER": "x", "other": '))
-    with pytest.raises(SbkitError, match="must be as sbkit wrote them, but one is not"):
-        sbkit(["compare", *runs, "--html", str(page)])
-    figures.write_text(right)
     (Path(runs[1]) / "report.html").write_text("other")
-    with pytest.raises(SbkitError, match=r"report.html must be the page that sbkit wrote"):
+    with pytest.raises(SbkitError, match=r"report.html must be a page that sbkit wrote"):
         sbkit(["compare", *runs, "--html", str(page)])
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
     same = compare("test", read_pair("level", "a"), read_pair("level", "a"))
-    interval = same.wer.difference_interval
-    assert (same.wer.difference, interval.low, interval.high, same.changed) == (0, 0, 0, ())
+    interval = same.rates["WER"].difference_interval
+    assert (same.rates["WER"].difference, interval.low, interval.high, same.changed) == (
+        0,
+        0,
+        0,
+        (),
+    )
     assert (same.mapsswe.z, same.mapsswe.p) == (0.0, 1.0)
 
 
@@ -135,7 +123,7 @@ def test_speakers_that_one_side_names_are_drawn_for_both() -> None:
         score(each.id, each.reference, each.hypothesis, speaker=f"s{n % 12}")
         for n, each in enumerate(b)
     ]
-    found = compare("test", a, named).wer
+    found = compare("test", a, named).rates["WER"]
     drawn = (found.interval_a, found.interval_b, found.difference_interval)
     assert [(each.unit, each.unit_count) for each in drawn] == [("speaker", 12)] * 3
 
@@ -168,11 +156,6 @@ def _unspaced(id: str, text: str, heard: Mapping[str, str]) -> Scored:
     return score(id, text, heard[id], by_words=False)
 
 
-def test_an_empty_set_is_compared() -> None:
-    found = compare("test", [], [])
-    assert (found.utterances, found.wer.interval_a.low, found.mapsswe.z) == (0, None, None)
-
-
 @pytest.mark.parametrize(
     ("other", "says"),
     [
@@ -195,27 +178,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", {"other": [score("a", "one", "one")]})
     with pytest.raises(SbkitError, match=r"but .*a has test and .*b has other\. Score both"):
         compare_runs(a, b)
-    with pytest.raises(SbkitError, match=r"c must be a run that was tested.*neither summary.json"):
-        compare_runs(a, tmp_path / "c")
-    (b / "summary.json").write_text('{"test": {"test": {"accuracy": 1.0}}}')
-    with pytest.raises(SbkitError, match="it is of a classifier, or of an earlier sbkit"):
-        compare_runs(a, b)
-    (b / "summary.json").write_text('{"test": {"../a/x": {"references": ""}}}')
-    (a / "summary.json").write_text('{"test": {"../a/x": {"references": ""}}}')
-    with pytest.raises(SbkitError, match=r"name of a test set must be that of a file, .* '../a/x'"):
-        compare_runs(a, b)
-
-
-def test_scores_of_any_file_are_compared(tmp_path: Path) -> None:
-    """They go by the name of the file that was scored: my data (1).csv."""
-    scored = {"my data (1)": [score("a", "one", "one")]}
-    a, b = (write_run(tmp_path / side, scored, figures="scores.json") for side in "ab")
-    assert [each.name for each in compare_runs(a, b).test] == ["my data (1)"]
-
-
-def test_utterances_of_another_test_are_refused(tmp_path: Path) -> None:
-    a = write_run(tmp_path / "a", {"test": [score("a", "one", "one")]})
-    b = write_run(tmp_path / "b", {"test": [score("a", "two", "two")]})
     (b / "utterances_test.jsonl").write_bytes((a / "utterances_test.jsonl").read_bytes())
-    with pytest.raises(SbkitError, match="must have the references that the figures beside it"):
-        compare_runs(a, b)
+    (b / "summary.json").unlink()
+    with pytest.raises(SbkitError, match=r"b must be a run that was tested.*neither summary.json"):
+        write_comparison(tmp_path / "both.html", compare_runs(a, b))

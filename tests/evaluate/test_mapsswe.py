@@ -89,10 +89,6 @@ def test_what_cannot_be_tested_has_a_reason() -> None:
     alike = mapsswe(["a b"] * 9, ["a c"] * 9, ["a b"] * 9)
     assert (alike.segment_count, alike.mean, alike.p) == (9, 1.0, None)
     assert "all 9 have the same difference, +1" in alike.reason
-    lecture = " ".join(map(str, range(12_000)))  # its alignment would take 0.6 GB
-    long = mapsswe([lecture], [lecture], [f"{lecture} uh"])
-    assert (long.segment_count, long.z) == (0, None)
-    assert "134,217,728 pairs of words, but one has 144,012,000" in long.reason
 
 
 def test_the_same_number_of_errors_everywhere_is_no_difference() -> None:

@@ -24,10 +24,6 @@ SET = [
 ]
 
 
-def with_word(word: str) -> bytes:
-    return f'{{"id": "a", "reference": "a", "hypothesis": "a", "words": [{word}]}}'.encode()
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_utterances(tmp_path / "utterances_test.jsonl", SET)
     lines = (tmp_path / "utterances_test.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
@@ -53,28 +49,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 
-def test_an_empty_set_is_an_empty_file(tmp_path: Path) -> None:
-    write_utterances(tmp_path / "utterances_test.jsonl", [])
-    assert read_utterances(tmp_path / "utterances_test.jsonl") == []
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"{", "Expecting property name"),
-        (b'{"id": "a"}', "'reference'"),
-        (b'{"id": 1, "reference": "a", "hypothesis": "a"}', "'1' is not made of texts"),
-        (b"[1]", "list indices"),
-        (with_word('{"text": "a"}'), "'start'"),
-        (with_word('{"text": 1, "start": 0, "end": 1}'), "has no text, start and end"),
-        (with_word('{"text": "a", "start": "0", "end": 1}'), "has no text, start and end"),
-        (
-            with_word('{"text": "a", "start": 0, "end": 1, "confidence": 7}'),
-            "the confidence 7 is not between 0 and 1",
-        ),
+        (b'{"id": "a", "words": []}', "'reference'"),
         (b"\xff", "decode byte 0xff"),
-        (b'{"id": "a", "reference": "\\ud800", "hypothesis": ""}', "surrogates not allowed"),
-        (b"[" * 100_000, "recursion"),
     ],
 )
 def test_what_is_no_utterance_is_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
@@ -90,10 +70,3 @@ def test_the_hash_is_of_ids_and_references_alone() -> None:
     assert hash_references([SET[0], score("a", SET[1].reference, "other")]) == expected
     assert hash_references([SET[0], score("a", "naïve да", "")]) != expected
     assert hash_references([SET[0], score("c", SET[1].reference, "")]) != expected
-
-
-def test_a_text_that_takes_hours_to_align_is_refused(tmp_path: Path) -> None:
-    row = {"id": "a", "reference": "x" * (1 << 18), "hypothesis": "y" * (1 + (1 << 18))}
-    (tmp_path / "utterances_a.jsonl").write_text(json.dumps(row))
-    with pytest.raises(SbkitError, match="'a' has more than 262144 characters"):
-        read_utterances(tmp_path / "utterances_a.jsonl")

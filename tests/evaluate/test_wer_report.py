@@ -121,18 +121,6 @@ a: CER 20.00 % (1 / 5)
     )
 
 
-def test_equal_errors_are_ordered_by_rate_then_id(tmp_path: Path) -> None:
-    same = [score("z", "a b", "a c"), score("y", "a b", "a c"), score("x", "a b c", "a b d")]
-    write_wer(tmp_path / "wer_test.txt", same)
-    lines = (tmp_path / "wer_test.txt").read_text().splitlines()
-    assert [line[0] for line in lines if "WER" in line[1:]] == ["y", "z", "x"]
-
-
-def test_an_empty_split_is_reported(tmp_path: Path) -> None:
-    write_wer(tmp_path / "wer_test.txt", [])
-    assert "WER 0.00 % (0 errors / 0 words" in (tmp_path / "wer_test.txt").read_text()
-
-
 def test_summary(tmp_path: Path) -> None:
     summary = _summarize(tmp_path, total_scores(SPLIT), train_seconds=100.0)
     assert summary["test"]["clean"] == {

@@ -1,6 +1,5 @@
 """A run folder and a bundle of a tiny model, made without training; and how to change a bundle."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ from safetensors.torch import load, save
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.config.hparams import load_hparams, save_resolved
 from sbkit.inference.bundle.export import export_run
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalize import table_to_store
-from sbkit.text.tokenizer import ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, object] = {
@@ -46,6 +46,7 @@ def make_run(
     hparams = load_hparams(yaml, overrides)
     change(hparams)
     hparams["checkpointer"].normalizer = table_to_store("en")
+    hparams["checkpointer"].task = SPEECH_RECOGNITION.name
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder
@@ -76,7 +77,7 @@ def edit_weights(bundle: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 
 
 def edit_tokenizer(bundle: Path, content: bytes) -> None:
-    """Put another tokenizer there, with its hash in config.json and in the checksums."""
-    (bundle / "tokenizer.model").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    edit_config(bundle, lambda config: config.update(tokenizer=digest))
+    """Put another tokenizer there, with its tokens in config.json and its checksum."""
+    file = bundle / "tokenizer.model"
+    file.write_bytes(content)
+    edit_config(bundle, lambda config: config.update(labels=Tokenizer(model_file=file).pieces()))

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.config import MODEL_CLASSES, BundleConfig
+from sbkit.inference.bundle.config import BundleConfig
 from sbkit.inference.runtime.model import Batch, Effective, Heard, ModelThread, run_batches
 from sbkit.inference.transcribe.transcriber import Transcriber
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame
@@ -45,7 +45,7 @@ class ToneModel:
     def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
         raise NotImplementedError
 
-    def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
+    def predict(self, clips: Sequence[Samples]) -> object:
         raise NotImplementedError
 
     def _hear(self, clip: Samples) -> LogProbs:
@@ -81,14 +81,11 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
     tokenizer = Tokenizer(model_file=file)
     model = ToneModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(
-        model_class=MODEL_CLASSES[0],
+        task=SPEECH_RECOGNITION.name,
         sample_rate=RATE,
         model=(),
         parts={},
-        tokenizer="",
-        labels=None,
-        imports=(),
         word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
-    bundle = Bundle(config, ModelThread(lambda: model), tokenizer)
+    bundle = Bundle(config, SPEECH_RECOGNITION, tokenizer, ModelThread(lambda: model))
     return Transcriber(bundle=bundle), tokenizer, model

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.data.players import encode_mp3
-from sbkit.evaluate.compare import RunComparison, compare
-from sbkit.evaluate.compare_report import comparison_figures
+from sbkit.evaluate.compare import RunComparison, compare, comparison_figures
 from sbkit.evaluate.report import Known, write_report
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import Scored, score
@@ -67,8 +66,10 @@ def tone() -> str:
 
 def write_example(folder: Path, *, runs: int = 1) -> Path:
     """Write the page of one run, or of two."""
-    compared = RunComparison(test=(compare("test", A, B),), only_a=(), only_b=())
-    figures = comparison_figures(compared, folder, folder)["test"]
+    compared = RunComparison(
+        a=folder, b=folder, test=(compare("test", A, B),), only_a=(), only_b=()
+    )
+    figures = comparison_figures(compared)["test"]
     page = folder / "report.html"
     write_report(
         page,

@@ -100,11 +100,6 @@ def test_the_running_mean_of_a_long_run_has_few_points() -> None:
     assert mean.xs[0] == 100_000 // 30 // 2
 
 
-def test_a_run_without_a_log_gets_an_empty_picture(tmp_path: Path) -> None:
-    draw_curves(tmp_path / "train_log.jsonl", tmp_path / "curves.png", METRICS)
-    assert _size(tmp_path / "curves.png") == (1440, 960)
-
-
 def _size(png: Path) -> tuple[int, int]:
     content = png.read_bytes()
     assert content.startswith(b"\x89PNG")

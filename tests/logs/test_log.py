@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from sbkit.logs.log import (
     EpochFigures,
     FinalFigures,
-    QuietLog,
     RunLog,
     StepFigures,
     read_log,
@@ -102,58 +100,6 @@ def test_a_full_disk_is_told_once_and_with_the_file(
     assert f"The log in {tmp_path} may lack its end" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["train_log.jsonl", "tensorboard"])
-def test_what_stands_in_its_place_is_named(name: str, tmp_path: Path) -> None:
-    if name == "tensorboard":
-        (tmp_path / name).touch()
-    else:
-        (tmp_path / name).mkdir()
-    with pytest.raises(OSError, match=name) as caught:
-        RunLog(tmp_path)
-    assert caught.value.filename == str(tmp_path / name)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "loop"])
-def test_what_is_no_file_is_not_read(kind: str, tmp_path: Path) -> None:
-    file = tmp_path / "train_log.jsonl"
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        file.symlink_to("/dev/zero" if kind == "device" else file)
-    with pytest.raises(FileExistsError, match="no regular file"):
-        RunLog(tmp_path)
-
-
-def test_a_line_of_brackets_is_no_record(tmp_path: Path) -> None:
-    (tmp_path / "train_log.jsonl").write_text("[" * 200_000)
-    assert read_log(tmp_path / "train_log.jsonl") == []
-
-
-PLACE = '"step": 10, "epoch": 1'
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f'{{"kind": "step", {PLACE}, "loss": [1]}}',
-        f'{{"kind": "step", {PLACE}, "loss": "low"}}',
-        f'{{"kind": "step", {PLACE}, "loss": 1{400 * "0"}}}',
-        f'{{"kind": "step", {PLACE}, "\\ud800": 1}}',
-        f'{{"kind": "\\ud800", {PLACE}}}',
-        f'{{"kind": "test", {PLACE}, "CER": 0.1}}',
-        '{"kind": "epoch", "step": 10, "loss": 1.0}',
-    ],
-)
-def test_what_no_run_logs_is_no_record(line: str, tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    log.write(step_figures(10))
-    log.close()
-    path = tmp_path / "train_log.jsonl"
-    path.write_text(f"{line}\n{path.read_text()}")
-    assert [record["loss"] for record in read_log(path)] == [2.0]
-    RunLog(tmp_path, resume_step=10).close()
-
-
 def test_a_name_that_is_quoted_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     say("CKPT+\x1b[2J is damaged.\nAnother line")
     assert capsys.readouterr().out == "CKPT+\\x1b[2J is damaged.\nAnother line\n"
@@ -186,18 +132,6 @@ def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
     assert len(read_log(tmp_path / "train_log.jsonl")) == 1
 
 
-def test_a_missing_log_is_empty(tmp_path: Path) -> None:
-    assert read_log(tmp_path / "train_log.jsonl") == []
-
-
-def test_the_quiet_log_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    log = QuietLog()
-    log.write(step_figures(1))
-    log.close()
-    assert [*tmp_path.iterdir()] == []
-
-
 @pytest.mark.parametrize(("rank", "printed"), [(None, "hello\n"), ("0", "hello\n"), ("1", "")])
 def test_facts_are_printed_once(
     rank: str | None,
@@ -220,21 +154,3 @@ def _tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
     reader = import_module("tensorboard.backend.event_processing.event_accumulator")  # untyped
     events = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
-
-
-def test_curves_are_written_into_no_other_folder_or_file(tmp_path: Path) -> None:
-    mine, run = tmp_path / "mine", tmp_path / "run"
-    for each in (mine, run):
-        each.mkdir()
-    (run / "tensorboard").symlink_to(mine)
-    with pytest.raises(OSError, match="link to another folder"):
-        RunLog(run)
-    (run / "tensorboard").unlink()
-    log = RunLog(run)
-    log.close()
-    (file,) = (run / "tensorboard").iterdir()
-    file.unlink()
-    file.symlink_to(mine / "new")
-    with pytest.raises(OSError, match="symbolic links"):
-        RunLog(run)
-    assert not list(mine.iterdir())

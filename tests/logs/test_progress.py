@@ -8,7 +8,7 @@ import pytest
 
 from sbkit.logs.log import EpochFigures, StepFigures
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Progress, TimeLeft, format_clock
+from sbkit.logs.progress import Progress, TimeLeft
 
 LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:20 left"
 EPOCH = "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
@@ -99,18 +99,3 @@ def test_time_left_follows_the_last_fifty_points() -> None:
     for step in range(100, 150):  # then fast: 1 s a step
         time_left.update(step=step, now=990.0 + step - 99)
     assert time_left.seconds() == 1000 - 149
-
-
-def test_no_time_is_left_after_the_last_step() -> None:
-    time_left = TimeLeft(total_steps=10)
-    for step in (10, 11, 12):
-        time_left.update(step=step, now=float(step))
-    assert time_left.seconds() == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (45.4, "0:45"), (59.6, "1:00"), (3599.9, "1:00:00"), (90061, "25:01:01")],
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert format_clock(seconds) == text

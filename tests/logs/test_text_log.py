@@ -1,6 +1,5 @@
 """What a run says is kept in its folder, whatever becomes of the terminal."""
 
-import os
 import re
 import warnings
 from pathlib import Path
@@ -74,21 +73,6 @@ def test_only_the_first_rank_keeps_one(tmp_path: Path, monkeypatch: pytest.Monke
         log.open()
         say("hello")
     assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_stands_in_its_place_is_refused(kind: str, tmp_path: Path) -> None:
-    file, other = tmp_path / "train.log", tmp_path / "other"
-    other.touch()
-    {"pipe": os.mkfifo, "link": lambda file: file.symlink_to(other), "folder": Path.mkdir}[kind](
-        file
-    )
-    with (
-        pytest.raises(SbkitError, match="must be a file to write to"),
-        TextLog(tmp_path, title="call") as log,
-    ):
-        log.open()
-    assert other.read_text() == ""
 
 
 def test_a_full_disk_ends_the_log_and_not_the_run(

@@ -69,14 +69,14 @@ def test_an_utterance_is_scored_in_a_batch_as_it_is_alone_and_learns() -> None:
     audio, lengths = 1000 * torch.randn(2, 16_000), torch.tensor([16_000, 9000])
     audio[1, 9000:] = 0
     audio[1] = audio[1].cumsum(0) / 20 * (torch.arange(16_000) < 9000)  # deeper, to be told apart
-    scores = model.log_probs(audio, lengths)
+    scores = model.predict(audio, lengths)
     assert scores.shape == (2, 3)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(2))
-    torch.testing.assert_close(model.log_probs(audio[1:, :9000], lengths[1:])[0], scores[1])
+    torch.testing.assert_close(model.predict(audio[1:, :9000], lengths[1:])[0], scores[1])
     optimizer = torch.optim.Adam(model.model.parameters(), lr=0.02)
     for _ in range(60):
-        loss = nn.functional.nll_loss(model.log_probs(audio, lengths), torch.tensor([0, 2]))
+        loss = nn.functional.nll_loss(model.predict(audio, lengths), torch.tensor([0, 2]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

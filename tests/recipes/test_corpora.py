@@ -25,7 +25,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.storage.cache import find_prunable, list_entries, remove
-from sbkit.inference.score import Wanted, score_model
+from sbkit.inference.score import ScoreOptions, score_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,7 +255,7 @@ def test_a_column_that_only_tables_have_must_be_of_a_table_that_is_used(
         own_data.splits({**knobs, "splits": {"test": []}})
     for sources, data in (([Path(folder)], "data in Kaldi's form"), ([], "a run's own test sets")):
         with pytest.raises(SbkitError, match=f"`{key}` must be null for {data}"):
-            next(score_model(tmp_path, sources, Wanted(**{key: "said"})))
+            next(score_model(tmp_path, sources, ScoreOptions(**{key: "said"})))
 
 
 def test_a_saved_dataset_is_read(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.models.normalize import GlobalNorm
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ensure_labels
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
@@ -54,7 +56,7 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    done = initialize_from(source, ours)
+    done = initialize_from(source, ours, SPEECH_RECOGNITION)
     assert done.loaded == ("CNN.weight", "CNN.bias")
     assert sorted(done.new) == [
         "ctc_lin.bias (4 there, 9 here)",
@@ -71,7 +73,7 @@ def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
     theirs, ours = parts(7.0), parts(1.0)
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
-    done = initialize_from(write_run(tmp_path / "run", theirs), ours)
+    done = initialize_from(write_run(tmp_path / "run", theirs), ours, SPEECH_RECOGNITION)
     assert "CNN.normalize.frames (beside buffers that do not fit)" in done.new
     assert ours["CNN"].normalize.frames == 0
     assert "CNN.weight" in done.loaded
@@ -80,7 +82,7 @@ def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
 def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", parts(7.0))
     cnn = nn.Linear(2, 3)
-    done = initialize_from(source, {"CNN": cnn, "model": nn.ModuleList([cnn])})
+    done = initialize_from(source, {"CNN": cnn, "model": nn.ModuleList([cnn])}, SPEECH_RECOGNITION)
     assert done.left == ("ctc_lin.weight", "ctc_lin.bias")
 
 
@@ -88,7 +90,7 @@ def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float) -> None:
     source = write_bundle(tmp_path / "source", parts(value))
     with pytest.raises(SbkitError, match="none fits by name and shape"):
-        initialize_from(source, parts(1.0))
+        initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
 
 
 @pytest.mark.parametrize(
@@ -107,23 +109,23 @@ def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) 
     (source / name).write_text(text)
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be a run folder or a bundle for `init_from`"):
-        initialize_from(source, parts(1.0))
+        initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
 
 
 def test_a_bundle_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     source = write_bundle(tmp_path / "source", parts(7.0))
     flip(source / "model.safetensors")
     with pytest.raises(SbkitError, match="model.safetensors is not what was written"):
-        initialize_from(source, parts(1.0))
+        initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is neither"):
-        initialize_from(tmp_path, parts(1.0))
+        initialize_from(tmp_path, parts(1.0), SPEECH_RECOGNITION)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="has none"):
-        initialize_from(tmp_path, parts(1.0))
+        initialize_from(tmp_path, parts(1.0), SPEECH_RECOGNITION)
 
 
 def letters(folder: Path, text: str) -> Tokenizer:
@@ -143,7 +145,9 @@ def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text
     (source / "config.json").write_text(json.dumps({"model": names}))
     letters(source, "aab")
     before = here["ctc_lin"].weight.detach().clone()
-    done = initialize_from(source, {**here, "tokenizer": letters(tmp_path, text)})
+    done = initialize_from(
+        source, {**here, "tokenizer": letters(tmp_path, text)}, SPEECH_RECOGNITION
+    )
     if text == "aab":
         assert not done.new
         return
@@ -154,22 +158,19 @@ def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text
     assert torch.equal(before, here["ctc_lin"].weight)
 
 
-@pytest.mark.parametrize("told", ["labels.txt", "config.json", "nowhere"])
-def test_classes_of_other_names_make_a_new_head(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_classes_of_other_names_make_a_new_head(tmp_path: Path, has_labels: bool) -> None:
     made = {"label_lin": nn.Linear(3, 2)}
     source = write_bundle(tmp_path / "source", {"model": nn.ModuleList(made.values())})
-    described: dict[str, Any] = {"model": list(made)}
-    if told == "labels.txt":
-        ensure_labels(source / told, ["left", "right"])
-    elif told == "config.json":
-        described["labels"] = ["left", "right"]
-    (source / "config.json").write_text(json.dumps(described))
-    for names, fits in ((["left", "right"], told != "nowhere"), (["down", "up"], False)):
+    if has_labels:
+        ensure_labels(source / "labels.txt", ["left", "right"])
+    (source / "config.json").write_text(json.dumps({"model": list(made)}))
+    for names, fits in ((["left", "right"], has_labels), (["down", "up"], False)):
         ours = {"label_lin": nn.Linear(3, 2), "other": nn.Linear(1, 1)}
         ours["model"] = nn.ModuleList([ours["label_lin"]])
         ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
         if fits:
-            assert len(initialize_from(source, ours).loaded) == 2
+            assert len(initialize_from(source, ours, UTTERANCE_CLASSIFICATION).loaded) == 2
         else:
             with pytest.raises(SbkitError, match="none fits"):
-                initialize_from(source, ours)
+                initialize_from(source, ours, UTTERANCE_CLASSIFICATION)

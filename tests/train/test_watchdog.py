@@ -127,22 +127,3 @@ def write_beat(folder: Path, number: int) -> None:
 def test_a_null_watchdog_writes_nothing() -> None:
     with NullWatchdog() as watchdog:
         watchdog.ping("step", 1, ["clip"])
-
-
-def test_a_sign_of_life_is_written_into_no_other_file(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "kept.txt").write_text("kept")
-    (tmp_path / FOLDER).mkdir()
-    beside = f".rank-0.json.{os.getpid()}.tmp"
-    (tmp_path / FOLDER / beside).symlink_to(mine / "kept.txt")
-    with patch("sbkit.train.watchdog.TICK", 0.01), Watchdog(tmp_path, stall_seconds=60):
-        while not (tmp_path / FOLDER / "rank-0.json").exists():
-            time.sleep(0.01)
-    assert (mine / "kept.txt").read_text() == "kept"
-    (tmp_path / FOLDER).symlink_to(mine)
-    with (
-        pytest.raises(OSError, match="link to another folder"),
-        Watchdog(tmp_path, stall_seconds=9),
-    ):
-        pass

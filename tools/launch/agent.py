@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
-from sbkit.base.exit import run_main
+from sbkit.base.process import run_main
 
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")

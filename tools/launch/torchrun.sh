@@ -47,7 +47,7 @@ start() {
     processes=${PET_NPROC_PER_NODE:-$(python -c 'import torch; print(torch.accelerator.device_count() or 1)')}
     whole_number "$processes" ||
         fail "PET_NPROC_PER_NODE must be a number of processes, but is '$processes'. Set one, or unset it."
-    cores=$(python -c 'from sbkit.base.cores import usable_cores; print(usable_cores())')
+    cores=$(python -c 'from sbkit.base.machine import usable_cores; print(usable_cores())')
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
     exec python -m tools.launch.agent --nproc_per_node="$processes" \
         --max_restarts="${PET_MAX_RESTARTS:-3}" \

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing, to_json, write_text_atomically
-from sbkit.base.memory import available_memory
+from sbkit.base.machine import available_memory
 from sbkit.check.cost.probe import (
     measure_evaluation_memory,
     measure_step_memory,

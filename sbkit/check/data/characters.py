@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cache
 
-from sbkit.base.words import listed, plural
+from sbkit.base.text import listed, plural
 from sbkit.check.data.utterances import TEXT, TRAIN, about, notice, tables, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun

@@ -22,10 +22,10 @@ from sbkit.config.document import Keys, walk
 from sbkit.config.references import Scope
 from sbkit.models.asr import head_size
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.vocabulary import Vocabulary
 
 CHECK = "labels"
-HEADS = ("ctc_lin", "seq_lin")
 SPECIAL = re.compile(r"(blank|bos|eos|pad|unk)_(?:index|id)")
 
 
@@ -55,7 +55,7 @@ def check_labels(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
-    sizes = dict(_sizes(planned.hparams))
+    sizes = dict(_sizes(planned))
     whose, wanted = next(iter(sizes.items()), ("", 0))
     for name, size in sizes.items():
         if size != wanted:
@@ -74,12 +74,14 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def _sizes(hparams: dict[str, object]) -> Iterator[tuple[str, int]]:
+def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
     """Yield all that has one row or output per token; the others must agree with the first."""
+    hparams = planned.hparams
+    task = planned.recipe.task if planned.has_recipe else SPEECH_RECOGNITION
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     if isinstance(vocab_size, int):
         yield "the tokenizer", vocab_size
-    for name in HEADS:
+    for name in task.heads:
         head = hparams.get(name)
         if isinstance(head, nn.Module):
             yield name, head_size(head)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.base.words import listed, plural
+from sbkit.base.text import listed, plural
 from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.corpora.splits import Excluded

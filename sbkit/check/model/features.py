@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.rate import require_rate
-from sbkit.base.words import listed, plural
+from sbkit.base.text import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.models.parts import FeatureExtractor

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sbkit.base.words import listed, plural
+from sbkit.base.text import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import DryRun, dry_run
 from sbkit.check.model.object_walk import reached

@@ -12,7 +12,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.words import plural
+from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.object_walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun

@@ -6,7 +6,7 @@ SpeechBrain's InputNormalization, is in none of them; a layer that forward makes
 
 from collections.abc import Iterator
 
-from sbkit.base.words import listed
+from sbkit.base.text import listed
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun

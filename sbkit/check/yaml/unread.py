@@ -16,7 +16,6 @@ from pathlib import Path
 from ruamel.yaml.comments import CommentedMap
 from speechbrain.utils.run_opts import RunOptions
 
-from sbkit.base import version
 from sbkit.check.finding import Finding
 from sbkit.check.model.unused import CHECK
 from sbkit.check.planned_run import PlannedRun
@@ -33,7 +32,7 @@ from sbkit.config.document import (
 from sbkit.config.references import REFERENCE, key_parts, text_of
 from sbkit.train.recipe import Recipe
 
-SBKIT = Path(version.__file__).parents[1]
+SBKIT = Path(__file__).parents[2]
 STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = ("site-packages", "dist-packages")  # of this environment, or another that it builds on
 SPEAKING = (SBKIT / "check", SBKIT / "config")  # these name knobs, to judge them: no use of them

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_text
+from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Row
 

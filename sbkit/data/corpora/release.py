@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import LONGEST_LINE
+from sbkit.base.files import LONGEST_LINE
 from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import (
     BadRow,

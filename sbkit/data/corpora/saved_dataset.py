@@ -10,8 +10,7 @@ import datasets
 import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import write_bytes_atomically
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.data.corpora.parquet import ROWS_AT_ONCE, ParquetFile, with_class_names
 from sbkit.data.corpora.tables import Table, TableRow
 from sbkit.data.storage.audio_cache import EMBEDDED_FOLDER, default_cache, note_use

@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import unique_keys
-from sbkit.base.regular import LONGEST_LINE
-from sbkit.base.words import listed
+from sbkit.base.files import LONGEST_LINE, unique_keys
+from sbkit.base.text import listed
 from sbkit.config.document import nearest
 from sbkit.data.corpora.manifest import BadRow
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
-from sbkit.base.printable import printable
+from sbkit.base.text import plural, printable
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.words import plural
 from sbkit.data.storage.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
 from sbkit.data.storage.shard import CORPUS_FILE, list_shards, read_sealed
 

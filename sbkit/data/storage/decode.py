@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sbkit.audio.io import AudioError, read_audio
-from sbkit.base.cores import usable_cores
+from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.storage.audio_store import to_stored
 from sbkit.logs.log import is_first_rank

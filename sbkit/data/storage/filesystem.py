@@ -14,8 +14,7 @@ from typing import Any
 import fsspec
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, write_bytes_atomically
-from sbkit.base.regular import read_regular, real_path
+from sbkit.base.files import naming, read_regular, write_bytes_atomically
 
 LARGEST_FILE = 1 << 33  # bytes that are read at once
 LARGEST_TRANSFER = 64  # files that are asked for at once
@@ -137,7 +136,7 @@ def _read_here(file: Path) -> bytes:
     """Read a file of this machine, or what a link leads to: no pipe, and no device."""
     if not os.path.lexists(file):
         raise _missing(str(file))
-    return read_regular(real_path(file), largest=LARGEST_FILE, what="A file of a corpus")
+    return read_regular(file.resolve(), largest=LARGEST_FILE, what="A file of a corpus")
 
 
 def _missing(file: str) -> MissingFileError:

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import fsync, naming, write_text_atomically
-from sbkit.base.regular import read_regular
+from sbkit.base.files import fsync, naming, read_regular, write_text_atomically
 from sbkit.checkpoint.integrity import checksum
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB

@@ -2,16 +2,15 @@
 
     config.json        the parts as plain data, and where they come from
     model.safetensors  the weights of the one ModuleList
-    tokenizer.model    sentencepiece, where the model writes text
+    tokenizer.model    the labels of its task, where it has any: of a recognizer, sentencepiece
     lm.safetensors     the language models of its decoder, where it has any
     checksums.json     SHA-256 of the other files
 
 Loading it is safe whoever made it: every file is read once, as a regular file, and what was hashed
-is what is parsed; weights are safetensors; and only classes of `sbkit.config.allowed` are built,
-within the memory that the weights account for. Checksums find accidents, they are no signature.
+is what is parsed; weights are safetensors; and only classes of `sbkit.config.allowed` are built.
+Checksums find accidents, they are no signature.
 """
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.clip_reader import ClipReader, Recognized
@@ -40,8 +39,9 @@ from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Heard
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
+from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import NORMALIZER_VERSION, SAME_RULES, normalize
-from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
 if TYPE_CHECKING:
@@ -49,32 +49,38 @@ if TYPE_CHECKING:
     from sbkit.inference.runtime.compiled import Compilation
     from sbkit.inference.runtime.torch_model import TorchModel
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 RESOLVED = "hyperparams.yaml"  # of a run
 LARGEST = {  # bytes
     CONFIG: 1 << 22,
     CHECKSUMS: 1 << 16,
-    TOKENIZER: LARGEST_MODEL,
     WEIGHTS: 1 << 36,
     LANGUAGE_MODELS: LARGEST_LANGUAGE_MODEL,
 }
+LARGEST_LABELS = 1 << 25  # bytes; a tokenizer of 250 000 pieces has 4 MB
 
 
 @dataclass(frozen=True)
 class Bundle:
     """A model that is ready to be run; torch is imported when it is made, not here.
 
-    model: None until one is made; decoder: None where the best token of each frame is taken;
-    lm: its language model of words, which the confidences of words need with any decoder;
+    task: what the model predicts; labels: what the task makes of its file of labels, such as a
+    Tokenizer; model: None until one is made; decoder: None where the best token of each frame is
+    taken; lm: its language model of words, which the confidences of words need with any decoder;
     refused_hotwords: what the model's tokens cannot spell.
     """
 
     config: BundleConfig
-    model: Any
-    tokenizer: Tokenizer | None
+    task: Task
+    labels: Any = None
+    model: Any = None
     decoder: BeamDecoder | None = None
     lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
+
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        """Return what the model of any task predicts of int16 clips, (S,) each, as one batch."""
+        return self.model.predict(clips)
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips of int16 audio at the bundle's rate, (S,) each, as one batch."""
@@ -82,10 +88,10 @@ class Bundle:
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
-        self.require_asr()
+        reading = self.reading
         pairs = zip(self.model.hear(clips), clips, strict=True)
         heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(self.reading.read(heard, times=times))
+        return raise_errors(reading.read(heard, times=times))
 
     def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
         """Make of what the model heard in a clip what `reading` takes."""
@@ -102,7 +108,7 @@ class Bundle:
         Raises:
             SbkitError: a text is longer than its clip can hold.
         """
-        encode, reader = self.require_asr().encode, self.reading.reader.words
+        encode, reader = self.tokenizer.encode, self.reading.reader.words
         reader = replace(reader, confidence=None)
         rows = zip(clips, self.model.hear(clips), texts, strict=True)
         return [
@@ -115,13 +121,13 @@ class Bundle:
         if self.decoder is None or self.decoder.attention is None:
             return None
         score = partial(self.model.decoder_log_probs, heard.states)
-        return AttentionDecoder(log_probs=score, eos=self.require_asr().vocabulary.eos)
+        return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def reading(self) -> Reading:
         """Make what decodes what the model heard, and times and judges its words."""
         words = WordReader(
-            tokenizer=self.require_asr(),
+            tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
@@ -135,7 +141,7 @@ class Bundle:
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
-        labels = self.require_labels()
+        labels = self.class_names
         probabilities: npt.NDArray[np.float32] = self.model.probabilities(clips)
         if probabilities.shape != (len(clips), len(labels)):
             raise SbkitError(
@@ -183,7 +189,7 @@ class Bundle:
         """
         if named is None:
             return self
-        tokenizer = self.require_asr()
+        tokenizer = self.tokenizer
         if self.decoder is None:
             raise SbkitError(
                 "`--hotwords` must have a decoder with language models, but this one is greedy. "
@@ -222,23 +228,19 @@ class Bundle:
             )
         return partial(normalize, language=self.config.language or "und", table=table)
 
-    def require_asr(self) -> Tokenizer:
+    @property
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer; raises SbkitError for a model that does not transcribe."""
-        if not self.config.is_asr or self.tokenizer is None:
-            raise SbkitError(
-                "`sbkit transcribe` must have a bundle of a model that writes text, but this one "
-                "tells labels apart. Use: sbkit classify BUNDLE FILE"
-            )
-        return self.tokenizer
+        self.task.require("transcribe")
+        tokenizer: Tokenizer = self.labels
+        return tokenizer
 
-    def require_labels(self) -> tuple[str, ...]:
-        """Return the labels; raises SbkitError for a model that is no classifier."""
-        if self.config.is_asr or self.config.labels is None:
-            raise SbkitError(
-                "`sbkit classify` must have a bundle of a classifier, but this one writes text. "
-                "Use: sbkit transcribe BUNDLE FILE"
-            )
-        return self.config.labels
+    @property
+    def class_names(self) -> Sequence[str]:
+        """Return the labels of a classifier; raises SbkitError for another model."""
+        self.task.require("classify")
+        names: Sequence[str] = self.labels.names
+        return names
 
 
 def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
@@ -246,7 +248,7 @@ def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
 
     Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
     """
-    read = read_bundle(folder, WEIGHTS)
+    read = read_bundle(folder, WEIGHTS, own=own)
     return replace(read.bundle, model=load_torch(read, folder, own=own))
 
 
@@ -258,24 +260,27 @@ class ReadBundle:
     weights: bytes
 
 
-def read_bundle(folder: Path, *names: str) -> ReadBundle:
+def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) -> ReadBundle:
     """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
 
-    Raises SbkitError when a file is missing or damaged.
+    ``own`` names modules of the user's, of which the task may be one's.
+    Raises SbkitError when a file is missing or damaged, or the task is not here.
     """
     _require_folder(folder)
     contents = {CONFIG: _read(folder, CONFIG)}
     config = parse_config(contents[CONFIG], of=str(folder / CONFIG))
+    task = load_task(config.task, own=own)
     contents |= {name: _read(folder, name) for name in names}
-    if config.tokenizer is not None:
-        contents[TOKENIZER] = _read(folder, TOKENIZER)
+    if task.label_file is not None:
+        contents[task.label_file] = _read(folder, task.label_file)
     if config.decoder is not None:
         contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
-    tokenizer = _load_tokenizer(config, contents, folder)
-    decoder = _load_decoder(config, tokenizer, contents, folder)
+    labels = _load_labels(config, task, contents, folder)
+    decoder = _load_decoder(config, labels, contents, folder)
     lm = _words_of(config, decoder, folder)
-    return ReadBundle(Bundle(config, None, tokenizer, decoder, lm), contents.get(WEIGHTS, b""))
+    bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
+    return ReadBundle(bundle, contents.get(WEIGHTS, b""))
 
 
 def load_torch(
@@ -289,18 +294,19 @@ def load_torch(
     """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
     from sbkit.inference.runtime.torch_model import CPU, load_model
 
-    tokenizer, config = read.bundle.tokenizer, read.bundle.config
+    config = read.bundle.config
     model = load_model(
         config,
         read.weights,
         folder=folder,
         file=folder / WEIGHTS,
-        vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+        task=read.bundle.task,
+        labels=read.bundle.labels,
         own=own,
         placement=placement or CPU,
         compilation=compilation,
     )
-    if config.is_asr:
+    if config.samples_per_frame is not None:
         config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
     return model
 
@@ -328,40 +334,37 @@ def _require_folder(folder: Path) -> None:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    return read_regular(folder / name, largest=LARGEST[name], what=f"A bundle's {name}")
+    largest = LARGEST.get(name, LARGEST_LABELS)
+    return read_regular(folder / name, largest=largest, what=f"A bundle's {name}")
 
 
-def _load_tokenizer(
-    config: BundleConfig, contents: Mapping[str, bytes], folder: Path
-) -> Tokenizer | None:
-    if config.tokenizer is None:
+def _load_labels(
+    config: BundleConfig, task: Task, contents: Mapping[str, bytes], folder: Path
+) -> Any:
+    if task.labels is None:
         return None
-    if hashlib.sha256(contents[TOKENIZER]).hexdigest() != config.tokenizer:
+    file = folder / task.labels.name
+    labels = task.labels.read(file, contents[file.name])
+    if config.labels != tuple(task.labels.names(labels)):
         raise SbkitError(
-            f"{folder / TOKENIZER} must be the one that the model was trained with, but its "
-            f"SHA-256 is not the one in {CONFIG}. Export it again."
+            f"`labels` in {folder / CONFIG} must be those of {file.name}, but are others. Export "
+            "it again."
         )
-    tokenizer = Tokenizer(model_file=folder / TOKENIZER, content=contents[TOKENIZER])
-    if config.vocabulary not in (None, tuple(tokenizer.pieces())):
-        raise SbkitError(
-            f"`vocabulary` must be the tokens of {TOKENIZER}, but {folder / CONFIG} has others. "
-            "Export it again."
-        )
-    return tokenizer
+    return labels
 
 
 def _load_decoder(
     config: BundleConfig,
-    tokenizer: Tokenizer | None,
+    labels: Any,
     contents: Mapping[str, bytes],
     folder: Path,
 ) -> BeamDecoder | None:
-    if config.decoder is None or tokenizer is None:
+    if config.decoder is None:
         return None
     file = folder / LANGUAGE_MODELS
     return BeamDecoder(
-        tokenizer=tokenizer,
-        language_models=load_language_models(file, tokenizer, contents[LANGUAGE_MODELS]),
+        tokenizer=labels,
+        language_models=load_language_models(file, labels, contents[LANGUAGE_MODELS]),
         beam_size=config.decoder["beam_size"],
         weights=config.decoder["weights"],
         attention=config.decoder.get("attention"),

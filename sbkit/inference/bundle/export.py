@@ -1,9 +1,8 @@
-"""From a run folder to a bundle.
+"""Export a run: write its best checkpoint as a bundle, and what else is asked for.
 
-The folder is data: nothing in its YAML is run, and its parts are built from sbkit's list.
+Nothing in the run's YAML is run: its parts are described as plain data.
 """
 
-import hashlib
 import inspect
 import json
 import os
@@ -12,45 +11,39 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
-from torch import Tensor
 from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular, to_json
+from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.checkpoint.checkpointer import NORMALIZER, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited
 from sbkit.checkpoint.declaration import FILE as DECLARATION
-from sbkit.checkpoint.declaration import RESOLVED, read_declaration, refuse_edited
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
-from sbkit.config.ranges import refuse_out_of_range
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.inference.bundle.bundle import CONFIG, TOKENIZER, WEIGHTS, load_bundle
-from sbkit.inference.bundle.config import FEATURES, FORMAT, MODEL_CLASSES
+from sbkit.inference.bundle.bundle import CONFIG, LARGEST_LABELS, WEIGHTS, load_bundle
+from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
-from sbkit.inference.bundle.module_spec import names_of, refuse_unlisted, to_plain
-from sbkit.inference.bundle.place import CARD, HUB, refuse_occupied, replacing
+from sbkit.inference.bundle.module_spec import refuse_unlisted, to_plain
+from sbkit.inference.bundle.place import CARD, HUB, replacing, require_free
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import Source
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.inference.runtime.torch_model import model_class
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
-from sbkit.text.labels import LABEL_FILE, ClassLabels
-from sbkit.text.tokenizer import LARGEST_MODEL, Tokenizer
+from sbkit.tasks.task import Task, load_task
 from sbkit.train.cost import SUMMARY
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
@@ -59,11 +52,10 @@ IN_BUNDLE = (  # of decoder.json
     *("chosen_on", "CER", "WER", "utterances"),
 )
 LARGEST_DESCRIPTION = 1 << 16  # bytes
-NOT_PARTS = ("self", "model", FEATURES, "vocabulary", "classes")  # a model's other arguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ExportOptions:
     """What is written besides the bundle itself.
 
     Attributes:
@@ -78,71 +70,86 @@ class Wanted:
 
 
 def export_run(
-    run: Path, out: Path, wanted: Wanted | None = None, *, own: frozenset[str] = frozenset()
+    run: Path, out: Path, options: ExportOptions | None = None, *, own: frozenset[str] = frozenset()
 ) -> Certificates:
     """Write the best checkpoint of a run as a bundle, whole or not at all, and its formats.
 
-    ``own`` names modules of the user's that hold parts of the model. A format that misses its
-    limits is not written; its certificate, which is returned, says why.
+    ``own`` names modules of the user's that hold parts of the model, or its task. A format that
+    misses its limits is not written; its certificate, which is returned, says why.
     Raises SbkitError when ``run`` is no run folder, has no good checkpoint, or names what is not
     on the list, and when ``out`` exists and is not a bundle.
     """
-    wanted = wanted or Wanted()
-    require_formats(wanted.formats)
+    options = options or ExportOptions()
+    require_formats(options.formats)
     _require_run(run)
-    refuse_occupied(out)
+    require_free(out)
     contents, config = _contents(run, own)
     with replacing(out) as beside:
         for name, content in contents.items():
             (beside / name).write_bytes(content)
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
-        if bundle.config.is_asr:
+        if hasattr(bundle.model.network, "samples_per_frame"):
             config["samples_per_frame"] = bundle.model.samples_per_frame
             _write_into_both(beside, CONFIG, to_json(config, indent=1) + "\n")
         certificates: Certificates = {}
-        if wanted.formats:
+        if options.formats:
             certificates = write_formats(
-                Source(bundle, own), beside, wanted.formats, _held_out(run), wanted.grid
+                Source(bundle, own), beside, options.formats, _held_out(run), options.grid
             )
-        card = model_card(run, config, certificates, licence=wanted.licence)
+        card = model_card(run, bundle.task, config, certificates, licence=options.licence)
         _write_into_both(beside, CARD, card)
     return certificates
 
 
 def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
+    best = best_checkpoints(run / CHECKPOINTS)
+    task = _task_of(best[0], own)
     root = read_document(run / RESOLVED).root
-    plain = (int, float, str, NoneType)
-    refuse_out_of_range({key: each for key, each in root.items() if isinstance(each, plain)})
-    tokenizer = _tokenizer_of(run)
-    if tokenizer is None and "tokenizer" in root:
-        raise SbkitError(
-            f"A run whose YAML has a `tokenizer` must hold {TOKENIZER}, but {run} does not. Put it "
-            "back: what the model writes can be read with no other."
-        )
-    labels = _labels_of(run)
-    _refuse_others(run, labels)
-    described = plain_parts(root, {"tokenizer": tokenizer, "labels": labels})
+    contents, labels = _read_labels(run, task, best[0])
+    described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     for part in described["parts"].values():
         refuse_unlisted(part, own=own)
-    best = best_checkpoints(run / "checkpoints", tokenizer)
     decoder = _described(run / DECODER_FILE)  # that the test was run with
-    config = _config(run, root, tokenizer, labels, best) | described
-    config |= {
-        "imports": _imports(described, own),
+    config = {
+        "format": FORMAT,
+        "task": task.name,
+        "sample_rate": root.get("sample_rate", SAMPLE_RATE),
+        "labels": task.labels and task.labels.names(labels),
+        **described,
         "decoder": decoder and {name: decoder[name] for name in IN_BUNDLE if name in decoder},
         "confidence": _described(run / CONFIDENCE_FILE),
+        "checkpoints": [_figures(each.meta, task) for each in best],
+        NORMALIZER: best[0].meta.get(NORMALIZER),
+        "versions": versions(),
+        **{name: str(root[name]) for name in KNOBS if name in root},
     }
-    contents = {CONFIG: (to_json(config, indent=1) + "\n").encode()}
-    if tokenizer is not None:
-        contents[TOKENIZER] = tokenizer.content
+    contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
+    if "transcribe" in task.commands:
         _tell_untuned(run, config, has_decoder="decoder" in root)
     if decoder is not None:
         models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
         contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
-    contents[WEIGHTS] = save(_weights_of(best, run))
+    weights = average(best, "model")
+    refuse_unusable(weights, of=str(run / CHECKPOINTS))
+    contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
+
+
+def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
+    """Import the task that a checkpoint was trained for."""
+    name = checkpoint.meta.get(TASK)
+    if not isinstance(name, str):
+        raise SbkitError(
+            f"A checkpoint must name the task of its run to be exported, but {checkpoint.path} "
+            "does not. Train with train.py and a recipe, which names it."
+        )
+    return load_task(name, own=own)
+
+
+def _figures(meta: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return {name: meta[name] for name in ("epoch", *task.metrics) if name in meta}
 
 
 def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
@@ -194,21 +201,12 @@ def _write_into_both(bundle: Path, name: str, text: str) -> None:
             write_checksums(folder)
 
 
-def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoint]:
+def best_checkpoints(folder: Path) -> list[Checkpoint]:
     """Find the undamaged checkpoints that the test was run with, or the best one on dev.
 
-    Raises SbkitError when there is none, or one was trained with another tokenizer.
+    Raises SbkitError when there is none.
     """
-    best: list[Checkpoint] = []
-    if folder.is_dir():
-        checkpointer = Checkpointer(folder, tokenizer=tokenizer)
-        try:
-            best = checkpointer.find_averaged()
-        except (TypeError, ValueError, AttributeError) as error:
-            raise SbkitError(
-                f"Checkpoints must be ranked by numbers, but in {folder} one has something else "
-                f"({str(error)[:200]}). Move that one away."
-            ) from error
+    best = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not best:
         raise SbkitError(
             f"A run must have a whole checkpoint to be exported, but {folder} has none. "
@@ -217,111 +215,62 @@ def best_checkpoints(folder: Path, tokenizer: Tokenizer | None) -> list[Checkpoi
     return best
 
 
-def _weights_of(best: Sequence[Checkpoint], run: Path) -> dict[str, Tensor]:
-    weights = average(best, "model")
-    strange = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
+    """Describe the parts as plain data, and the order in which the ModuleList owns them.
+
+    They are what the ModuleList lists, and what else the task's model takes of the YAML. The
+    attributes of ``objects`` of the YAML, by their keys, may be referred to.
+
+    Raises SbkitError when a part is made of something else than a description, or is none of the
+    model's.
+    """
+    owned, taken = _owned(root), inspect.signature(task.import_model()).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
+    strange = [] if takes_any else [name for name in owned if name not in taken]
     if strange:
         raise SbkitError(
-            f"A model's checkpoint must hold tensors, but in {run / 'checkpoints'} `{strange[0]}` "
-            "is none. Restore an earlier one."
+            f"`model` must list the parts that {task.model_class} takes, each under a key of its "
+            f"own, but has {listed(strange)}. Take out what is not used, or put it into one of "
+            "them."
         )
-    refuse_unusable(weights, of=str(run / "checkpoints"))
-    return {name: value.clone() for name, value in weights.items()}
-
-
-def plain_parts(root: CommentedMap, objects: Mapping[str, object]) -> dict[str, Any]:
-    """Describe the parts as plain data, the order in which the ModuleList owns them, and the model.
-
-    ``objects`` are those of the YAML whose attributes its parts may refer to, by their keys.
-
-    Raises SbkitError when a part is missing, or is made of something else than a description.
-    """
-    if not isinstance(root.get("model"), CommentedMap | list) or FEATURES not in root:
-        raise SbkitError(
-            f"The run's {RESOLVED} must define {FEATURES} and `model`, a torch.nn.ModuleList of "
-            "its parts, but does not. Export works for runs of train.py."
-        )
+    others = [name for name in taken if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): made for key, made in objects.items() if made is not None}
-    owned, name_of_model = _owned(root)
-    parts = {name: to_plain(root[name], key=name, objects=by_node) for name in [*owned, FEATURES]}
-    return {"model_class": name_of_model, "model": owned, "parts": parts}
+    names = dict.fromkeys([*owned, *others])
+    parts = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    return {"model": owned, "parts": parts}
 
 
-def _owned(root: CommentedMap) -> tuple[list[str], str]:
-    """Name the parts that the ModuleList owns, and the first model that takes them all."""
-    node = root["model"]
+def _owned(root: CommentedMap) -> list[str]:
+    """Name the parts that the ModuleList owns."""
+    node = root.get("model")
     if find(tag_of(node).removeprefix("!new:")) is not ModuleList:
         raise SbkitError(
-            f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'a list'}. Write "
-            "`model: !new:torch.nn.ModuleList`."
+            f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'something else'}. "
+            "Write `model: !new:torch.nn.ModuleList`."
         )
     by_node = {id(value): name for name, value in root.items() if tag_of(value)}
-    owned = [by_node.get(id(each), "another part") for each in listed_nodes(node)]
-    for name in MODEL_CLASSES:
-        try:
-            wanted = inspect.signature(model_class(name).__init__).parameters
-        except SbkitError:
-            continue  # this version has no such model
-        parts = [key for key in wanted if key not in NOT_PARTS]
-        required = {key for key in parts if wanted[key].default is inspect.Parameter.empty}
-        if required <= {*owned} <= {*parts}:
-            return owned, name
-    raise SbkitError(
-        "`model` must list the parts of a recognizer or classifier, with `ctc_lin` or `label_lin`, "
-        f"each under a key of its own, but has {', '.join(owned) or 'none'}. Take out what is not "
-        "used, or put it into one of them; checkpoints of another task are for your own program."
-    )
+    return [by_node.get(id(each), "another part") for each in listed_nodes(node)]
 
 
-def _config(
-    run: Path,
-    root: CommentedMap,
-    tokenizer: Tokenizer | None,
-    labels: ClassLabels | None,
-    best: Sequence[Checkpoint],
-) -> dict[str, Any]:
-    """Collect what a bundle says of itself besides its parts."""
-    digest = None if tokenizer is None else hashlib.sha256(tokenizer.content).hexdigest()
-    names = ("epoch", "CER", "WER", "accuracy")
-    metas = [each.meta if isinstance(each.meta, dict) else {} for each in best]
-    return {
-        "format": FORMAT,
-        "sample_rate": _sample_rate(root, run),
-        "tokenizer": digest,
-        "vocabulary": None if tokenizer is None else tokenizer.pieces(),
-        "labels": None if labels is None else labels.names,
-        "checkpoints": [{name: meta[name] for name in names if name in meta} for meta in metas],
-        NORMALIZER: metas[0].get(NORMALIZER),
-        "versions": versions(),
-        **{name: str(root[name]) for name in KNOBS if name in root},
-    }
+def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, bytes], Any]:
+    """Read the file of labels that the model was trained with: as a bundle has it, and as labels.
 
-
-def _sample_rate(root: CommentedMap, run: Path) -> int:
-    rate = root.get("sample_rate", SAMPLE_RATE)
-    if isinstance(rate, bool) or not isinstance(rate, int):
+    Raises SbkitError where it is gone, or another one.
+    """
+    if task.labels is None:
+        return {}, None
+    file = run / task.labels.name
+    content = read_regular(file, largest=LARGEST_LABELS, what="The run's file of labels")
+    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
+    if declared is not None:
+        refuse_edited(run, declared)
+    expected = best.meta.get("tokenizer") if declared is None else declared.tokenizer
+    if expected not in (None, checksum(file)):
         raise SbkitError(
-            f"`sample_rate` must be a whole number, but {run / RESOLVED} has {rate}. Correct it."
+            f"{file} must be the one that the run was trained with, but is another: what the model "
+            "predicts would go by other names. Put it back."
         )
-    return int(rate)
-
-
-def _imports(described: dict[str, Any], own: frozenset[str]) -> list[str]:
-    """Name the modules of the user's that the parts come from."""
-    homes = {
-        name.rpartition(".")[0]
-        for part in described["parts"].values()
-        for _, name in names_of(part)
-    }
-    return sorted(own & homes)
-
-
-def _tokenizer_of(run: Path) -> Tokenizer | None:
-    file = run / TOKENIZER
-    if not os.path.lexists(file):
-        return None
-    content = read_regular(file, largest=LARGEST_MODEL, what="The run's tokenizer")
-    return Tokenizer(model_file=file, content=content)
+    return {file.name: content}, task.labels.read(file, content)
 
 
 def _described(file: Path) -> dict[str, Any] | None:
@@ -338,24 +287,6 @@ def _described(file: Path) -> dict[str, Any] | None:
             f"{file} must be what training wrote, but cannot be read. Write it again: "
             f"sbkit tune {file.parent}"
         ) from error
-
-
-def _labels_of(run: Path) -> ClassLabels | None:
-    file = run / LABEL_FILE
-    return ClassLabels(file=file) if os.path.lexists(file) else None
-
-
-def _refuse_others(run: Path, labels: ClassLabels | None) -> None:
-    """Refuse checkpoints, classes, or a YAML that are not of the run that the folder says it is."""
-    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    if declared is not None:
-        refuse_edited(run, declared)
-    expected = None if declared is None else declared.tokenizer
-    if labels is not None and expected not in (None, checksum(labels.file)):
-        raise SbkitError(
-            f"{labels.file} must list the classes that the run was trained on, in their order, but "
-            "is another list: what the model tells would go by other names. Put it back."
-        )
 
 
 def _require_run(run: Path) -> None:

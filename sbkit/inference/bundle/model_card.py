@@ -1,7 +1,7 @@
-"""The card of a bundle, README.md: what the model is, its data, its results and its licence.
+"""Write the card of a bundle, README.md: what the model is, its data, results and licence.
 
-Its head is YAML as model hubs read it. All is taken from what training wrote into the run folder;
-what is not known there is said to be unknown.
+Its head is YAML as model hubs read it. Everything comes from the task and from what training wrote
+into the run folder; what is not known there is said to be unknown.
 """
 
 import json
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.text import printable
 from sbkit.evaluate.run_results import DATA_REPORT
-from sbkit.inference.bundle.config import MODEL_CLASSES
+from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
+from sbkit.tasks.task import Task
 from sbkit.train.cost import SUMMARY
 
 LARGEST = 1 << 28  # bytes of one of them
-RATES = ("WER", "CER", "accuracy")
 LICENCE_UNKNOWN = "unknown"
 FORMATS = {  # how each is loaded, and what of
     "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
@@ -40,6 +40,7 @@ FORMATS = {  # how each is loaded, and what of
 
 def model_card(
     run: Path,
+    task: Task,
     config: Mapping[str, Any],
     certificates: Mapping[str, Mapping[str, Any]],
     *,
@@ -52,11 +53,11 @@ def model_card(
     try:
         summary, report = _read_json(run / SUMMARY), _read_json(run / DATA_REPORT)
         sections = [
-            _head(config, summary, licence),
-            _about(config, summary),
-            _use(config),
+            _head(task, config, summary, licence),
+            _about(task, config, summary),
+            _use(task),
             _data(report),
-            _results(summary, config),
+            _results(task, config, summary),
             _making(run, summary),
             _licences(licence),
             _formats(certificates),
@@ -69,16 +70,19 @@ def model_card(
     return "\n".join(section for section in sections if section)
 
 
-def _head(config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -> str:
+def _head(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -> str:
     language = str(config.get("language") or "und")
-    task = "automatic-speech-recognition" if _is_asr(config) else "audio-classification"
     lines = ["---", f"language: {json.dumps(language)}", f"license: {json.dumps(licence)}"]
-    lines += ["library_name: sbkit", f"pipeline_tag: {task}", f"tags: [speech, {task}]"]
+    lines += ["library_name: sbkit"]
+    if task.hub_task is None:
+        return "\n".join([*lines, "tags: [speech]", "---", ""])
+    lines += [f"pipeline_tag: {task.hub_task}", f"tags: [speech, {task.hub_task}]"]
     results = [
-        f"  - task: {{type: {task}}}\n    dataset: {{name: {json.dumps(name)}, type: test}}\n"
+        f"  - task: {{type: {task.hub_task}}}\n"
+        f"    dataset: {{name: {json.dumps(name)}, type: test}}\n"
         f"    metrics: [{{type: {key.lower()}, value: {figures[key]:.4f}}}]"
         for name, figures in summary.get("test", {}).items()
-        for key in RATES
+        for key in task.metrics
         if key in figures
     ]
     if results:
@@ -86,22 +90,23 @@ def _head(config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -
     return "\n".join([*lines, "---", ""])
 
 
-def _about(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    what = "A speech recognizer" if _is_asr(config) else "A classifier of speech"
+def _about(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     parts = ", ".join(
         f"`{printable(str(part.get('new')))}`" for part in config["parts"].values() if part
     )
     count = summary.get("parameters")
     size = f", {count:,} parameters" if count else ""
     return (
-        f"# {what}: language {config.get('language') or 'unknown'}\n\n"
-        f"{what} trained with sbkit: audio of {config['sample_rate']} Hz{size}, made of {parts}.\n"
+        f"# {task.model_name.capitalize()}: language {config.get('language') or 'unknown'}\n\n"
+        f"A {task.model_name} trained with sbkit: audio of {config['sample_rate']} Hz{size}, made "
+        f"of {parts}.\n"
     )
 
 
-def _use(config: Mapping[str, Any]) -> str:
-    command = "transcribe" if _is_asr(config) else "classify"
-    return f"## Use\n\n    sbkit {command} FOLDER talk.wav\n"
+def _use(task: Task) -> str:
+    uses = [f"    sbkit {command} FOLDER talk.wav" for command in task.commands]
+    uses = uses or ['    sbkit.inference.bundle.bundle.load_bundle(Path("FOLDER")).predict([clip])']
+    return "\n".join(["## Use", "", *uses, ""])
 
 
 def _data(report: Mapping[str, Any]) -> str:
@@ -116,37 +121,39 @@ def _data(report: Mapping[str, Any]) -> str:
     return "\n".join(["## Data", "", *head, *rows, ""])
 
 
-def _results(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _results(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     rows = [
-        f"| {printable(name)} | {decoder} | {key} | {100 * figures[key]:.2f} % | "
-        f"{_interval(figures.get(f'{key}_interval'))} |"
+        f"| {printable(name)} | {decoder} | {key} | {_value(figures[key], metric)} | "
+        f"{_interval(figures.get(f'{key}_interval'), metric)} |"
         for name, result in summary.get("test", {}).items()
-        for decoder, figures in _by_decoder(result, config)
-        for key in RATES
+        for decoder, figures in _by_decoder(task, config, result)
+        for key, metric in task.metrics.items()
         if key in figures
     ]
     if not rows:
         return "## Results\n\nUnknown: the run was not tested.\n"
-    head = ["| test set | decoder | rate | value | 95 % interval |", "|---|---|---|---|---|"]
+    head = ["| test set | decoder | metric | value | 95 % interval |", "|---|---|---|---|---|"]
     return "\n".join(["## Results", "", *head, *rows, ""])
 
 
 def _by_decoder(
-    result: Mapping[str, Any], config: Mapping[str, Any]
+    task: Task, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     decoder = result.get("decoder", "beam" if config.get("decoder") else "greedy")
-    yield (decoder if _is_asr(config) else "", result)
+    yield (decoder if "transcribe" in task.commands else "", result)
     if "greedy" in result:
         yield "greedy", result["greedy"]
 
 
-def _interval(found: Mapping[str, Any] | None) -> str:
+def _value(value: float, metric: Metric) -> str:
+    return f"{100 * value:.2f} %" if metric.is_fraction else f"{value:.4g}"
+
+
+def _interval(found: Mapping[str, Any] | None, metric: Metric) -> str:
     if not found or found.get("low") is None:
         return "unknown"
-    return (
-        f"{100 * found['low']:.2f} to {100 * found['high']:.2f} "
-        f"({found['unit_count']} {printable(str(found['unit']))}s)"
-    )
+    low, high = (_value(found[name], metric).removesuffix(" %") for name in ("low", "high"))
+    return f"{low} to {high} ({found['unit_count']} {printable(str(found['unit']))}s)"
 
 
 def _making(run: Path, summary: Mapping[str, Any]) -> str:
@@ -219,10 +226,6 @@ def _words(clips: Mapping[str, Any]) -> str:
     return (
         f"{rates}; other words in {clips['transcripts_with_other_words']} of {clips['utterances']}"
     )
-
-
-def _is_asr(config: Mapping[str, Any]) -> bool:
-    return bool(config["model_class"] == MODEL_CLASSES[0])
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.utterances import hash_pairs

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
 from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
@@ -27,7 +27,7 @@ def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),
         "samples_per_frame": bundle.model.samples_per_frame,
-        "blank": bundle.require_asr().vocabulary.blank,
+        "blank": bundle.tokenizer.vocabulary.blank,
         MADE_OF: listed_checksums(folder.parent).get(WEIGHTS, ""),
     }
     model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.decoder import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
@@ -194,7 +194,7 @@ def compare(
     bundle = source.bundle
     compared = [Comparison(each, bundle.config.has_words) for each in candidates]
     trained = partial(trained_log_probs, source.waveform)
-    blank, rate = bundle.require_asr().vocabulary.blank, bundle.config.sample_rate
+    blank, rate = bundle.tokenizer.vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
         with fitting(case.what):
             expected = trained(case.audio, case.lengths)
@@ -257,7 +257,7 @@ def _rows(found: LogProbs) -> list[Floats]:
 
 def _texts(bundle: Bundle, found: LogProbs) -> dict[str, list[str]]:
     """Decode greedily, and with the bundle's own decoder, given log-probabilities alone."""
-    tokenizer, decoder = bundle.require_asr(), bundle.decoder
+    tokenizer, decoder = bundle.tokenizer, bundle.decoder
     best = {"greedy": tokens(found, tokenizer.vocabulary.blank)}
     if decoder is not None:
         name = decoder.kind

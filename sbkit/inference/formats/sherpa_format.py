@@ -23,11 +23,10 @@ import torch
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.decoding.word_graph import MOST_ACTIVE, GraphSearch
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.bundle.config import FEATURES
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate, Limits
 from sbkit.inference.formats.onnx_format import make_onnx, save_onnx
 from sbkit.inference.formats.traced import EXAMPLE, FeatureModel, Source, trace
@@ -57,7 +56,7 @@ def write_sherpa(source: Source, folder: Path) -> Sequence[Candidate]:
     sherpa = require_package("sherpa_onnx", extra="export")
     bundle = source.bundle
     _require_features(bundle)
-    tokenizer = bundle.require_asr()
+    tokenizer = bundle.tokenizer
     (folder / TOKENS).write_text(_tokens(tokenizer), encoding="utf-8")
     frames = 100 * EXAMPLE
     lengths = torch.tensor([frames, frames - 20, frames // 2])
@@ -122,9 +121,8 @@ def _limits(model_type: str) -> Limits:
 
 
 def _require_features(bundle: Bundle) -> None:
-    features = bundle.config.parts.get(FEATURES)
-    arguments = features.get("arguments", {}) if isinstance(features, dict) else {}
-    name = features.get("new") if isinstance(features, dict) else None
+    features = bundle.config.parts.get("compute_features") or {}
+    name, arguments = features.get("new"), features.get("arguments") or {}
     ours = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
     mels = arguments.get("n_mels", N_MELS)
     if not ours or mels != N_MELS or bundle.config.sample_rate != SAMPLE_RATE:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
-from sbkit.base.optional import require_package
+from sbkit.base.process import require_package
 from sbkit.inference.bundle.config import Plain
 from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
 from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate
@@ -43,7 +43,7 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
     """Write YAML, weights and tokenizer, and let EncoderASR load them."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
-    bundle, tokenizer = source.bundle, source.bundle.require_asr()
+    bundle, tokenizer = source.bundle, source.bundle.tokenizer
     config = bundle.config
     arguments = {
         "model": list(config.model),

@@ -15,7 +15,7 @@ import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.provenance import versions
+from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.place import PARITY
@@ -89,12 +89,12 @@ def write_formats(
     """Write formats into a bundle's folder, each with its certificate.
 
     ``held_out`` may be why the run's test sets are not there.
-    Raises SbkitError for a classifier.
+    Raises SbkitError for a model that does not transcribe.
     """
-    if not source.bundle.config.is_asr:
+    if "transcribe" not in source.bundle.task.commands:
         raise SbkitError(
-            "`--formats` must be of a model that writes text, but this one tells labels apart. "
-            "Leave it out."
+            "`--formats` must be of a model that transcribes, but this one is a "
+            f"{source.bundle.task.model_name}. Leave it out."
         )
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}

@@ -14,12 +14,9 @@ from pathlib import Path
 import soundfile
 import torch
 
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.printable import printable
-from sbkit.base.provenance import versions
-from sbkit.base.thread_waiting import describe_waiting
-from sbkit.base.version import __version__
+from sbkit.base.machine import describe_waiting, usable_cores
+from sbkit.base.text import __version__, printable, versions
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
-from sbkit.base.memory import available_memory
-from sbkit.base.optional import require_package
-from sbkit.base.regular import read_regular
+from sbkit.base.files import read_regular
+from sbkit.base.machine import available_memory
+from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 
 FOLDER = "onnx"  # of a bundle

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
-from sbkit.base.provenance import versions
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle, load_torch, read_bundle
@@ -72,7 +72,7 @@ def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset(
 
 
 def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
-    read = read_bundle(folder, WEIGHTS)
+    read = read_bundle(folder, WEIGHTS, own=own)
 
     def make() -> Model:
         from sbkit.distributed.device import resolve
@@ -95,8 +95,8 @@ def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
             "`compile` must be left out with the runtime onnx, which compiles nothing, but is "
             f"{wanted.compile}. Leave it out, or use the runtime torch."
         )
-    read = read_bundle(folder)
-    tokenizer = read.bundle.require_asr()  # classifiers are not exported to ONNX
+    read = read_bundle(folder, own=own)
+    tokenizer = read.bundle.tokenizer  # classifiers are not exported to ONNX
 
     def make() -> Model:
         _require_cuda(wanted)

@@ -3,13 +3,10 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.bundle.config import FEATURES, MODEL_CLASSES, BundleConfig
-from sbkit.inference.bundle.module_spec import LARGEST_NUMBER, build, refuse_unlisted
+from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.bundle.module_spec import build
 from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
 from sbkit.inference.runtime.model import (
     Batch,
@@ -38,7 +35,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
-from sbkit.text.vocabulary import Vocabulary
+from sbkit.tasks.task import Task
 
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
@@ -48,14 +45,14 @@ MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose outputs have the precision
 class TorchModel:
     """A model on its device, which is given clips and gives arrays.
 
-    network: an AsrModel or an UtteranceClassifier; features: its part that computes them.
+    network: the model of a task, such as an AsrModel; parts: all modules that it calls.
     """
 
     def __init__(
         self,
         network: Any,
         *,
-        features: nn.Module,
+        parts: Iterable[nn.Module],
         sample_rate: int,
         placement: Placement = CPU,
         compilation: Compilation | None = None,
@@ -69,8 +66,7 @@ class TorchModel:
         """
         self.network = network
         self._placement, self._rate = placement, sample_rate
-        self._counts = getattr(network, "samples_per_frame", None)
-        for part in (network.model, features):
+        for part in (network.model, *parts):
             part.to(placement.device)
         self._blocks: CompiledBlocks | None = None
         with fitting("a second of silence"):
@@ -87,7 +83,7 @@ class TorchModel:
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         with self._uncompiled():
-            count: int = self.network.samples_per_frame(self._rate)
+            count: int = self.network.samples_per_frame
         return count
 
     @property
@@ -124,8 +120,7 @@ class TorchModel:
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Heard]:
         """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
-            features, frames = self.network.features(audio, audio_lengths)
-            states, frames = self.network.encode(features, frames)
+            states, frames = self.network.encode(audio, audio_lengths)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
         if self._blocks is not None:
             states = states.clone()  # CUDA graphs write the next batch's to the same place
@@ -146,10 +141,14 @@ class TorchModel:
         self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)
 
     @torch.inference_mode()
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        """Return what the task's model predicts of clips in one batch: (S,) of int16 each."""
+        with self._placement.autocast():
+            return self.network.predict(*self._as_batch(clips))
+
     def probabilities(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of each label: (S,) of int16 each -> (B, V)."""
-        with self._placement.autocast():
-            log_probs: Tensor = self.network.log_probs(*self._as_batch(clips))
+        log_probs: Tensor = self.predict(clips)
         return log_probs.float().exp().cpu().numpy()
 
     def _as_batch(
@@ -181,10 +180,7 @@ class TorchModel:
             for each in self.network.model.modules():
                 if isinstance(each, MATRICES):
                     hooks.enter_context(each.register_forward_hook(note))
-            if self._counts is None:
-                self.probabilities(silence)
-            else:
-                self._score(*self._as_batch(silence))
+            self.predict(silence)
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         places = {each.device for each in tensors}
         devices = sorted("mps" if each.type == "mps" else str(each) for each in places)
@@ -202,7 +198,8 @@ def load_model(
     *,
     folder: Path,
     file: Path,
-    vocabulary: Vocabulary | None,
+    task: Task,
+    labels: Any,
     own: frozenset[str] = frozenset(),
     placement: Placement = CPU,
     compilation: Compilation | None = None,
@@ -213,10 +210,7 @@ def load_model(
         SbkitError: a part is not on the list, or the weights are damaged or of another model.
     """
     weights = _parse_weights(content, file)
-    for part in config.parts.values():
-        refuse_unlisted(part, own=own, imports=config.imports)
-    largest = max((size for each in weights.values() for size in each.shape), default=0)
-    model, features = build_model(config, vocabulary, own=own, largest=largest)
+    model, parts = build_model(config, task, labels, own=own)
     modules: nn.ModuleList = model.model
     refuse_other_model(weights, modules.state_dict(), of=str(folder))
     names = {name for name, _ in modules.named_parameters()}
@@ -224,7 +218,7 @@ def load_model(
     _load_state(modules, weights, folder)
     return TorchModel(
         model,
-        features=features,
+        parts=parts,
         sample_rate=config.sample_rate,
         placement=placement,
         compilation=compilation,
@@ -232,50 +226,33 @@ def load_model(
 
 
 def build_model(
-    config: BundleConfig,
-    vocabulary: Vocabulary | None,
-    *,
-    own: frozenset[str] = frozenset(),
-    largest: int = LARGEST_NUMBER,
-) -> tuple[Any, nn.Module]:
-    """Build the parts that a config describes, with fresh weights: the model, and its features.
+    config: BundleConfig, task: Task, labels: Any, *, own: frozenset[str] = frozenset()
+) -> tuple[Any, list[nn.Module]]:
+    """Build the model that a config describes, with fresh weights; return it and its parts.
 
-    The parts go to the model's class by their names, with what else it asks for.
+    The parts go to the task's class by their names, with what it takes of the labels.
     """
-    made = model_class(config.model_class)
-    parts = {name: build(each, own=own, largest=largest) for name, each in config.parts.items()}
+    parts = {name: build(each, own=own) for name, each in config.parts.items()}
     strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
     if strange:
         raise SbkitError(
             f"Every part must be a torch.nn.Module, but `{strange[0]}` is a "
             f"{type(parts[strange[0]]).__name__}. Export it again."
         )
-    model = nn.ModuleList(parts[name] for name in config.model).eval()
-    parts[FEATURES].eval()
+    model = nn.ModuleList(parts[name] for name in config.model)
+    for part in parts.values():
+        part.eval()
     require_rate(parts, config.sample_rate)
-    more = {"vocabulary": vocabulary, "classes": len(config.labels or ())}
-    wanted = inspect.signature(made).parameters
-    more = {name: value for name, value in more.items() if name in wanted}
+    more = {} if task.labels is None else task.labels.arguments(labels)
     try:
-        return made(model=model, **parts, **more), parts[FEATURES]
+        return task.import_model()(model=model, **parts, **more), [*parts.values()]
     except SbkitError:
         raise
     except Exception as error:  # parts of others, which fit no other part
         raise SbkitError(
-            f"The parts must fit {config.model_class}, but it raised {type(error).__name__} "
+            f"The parts must fit {task.model_class}, but it raised {type(error).__name__} "
             f"({str(error)[:200]}). Export it again."
         ) from error
-
-
-def model_class(name: str) -> Any:
-    """Import one of MODEL_CLASSES; raises SbkitError when this version of sbkit has no such."""
-    home, _, last = name.rpartition(".")
-    if name not in MODEL_CLASSES or find_spec(home) is None:
-        raise SbkitError(
-            f"A bundle's model must be one that this sbkit has, but {name} is not here. Install a "
-            "newer sbkit."
-        )
-    return getattr(import_module(home), last)
 
 
 def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
-from sbkit.base.printable import printable
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import fitting
@@ -39,7 +39,7 @@ def classify_files(
 ) -> Iterator[Classification | SbkitError]:
     """Classify one file after the other; one that is no audio gives its error and no more."""
     loaded = load_bundle(bundle, own=own)
-    loaded.require_labels()
+    loaded.task.require("classify")
     for file in files:
         try:
             yield _classify(loaded, file)
@@ -49,7 +49,7 @@ def classify_files(
 
 def _classify(bundle: Bundle, file: Path) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
-    labels, rate = bundle.require_labels(), bundle.config.sample_rate
+    labels, rate = bundle.class_names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
         with fitting(file):

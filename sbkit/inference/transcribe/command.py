@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.printable import printable, printable_json
+from sbkit.base.text import printable, printable_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def transcribe(options: argparse.Namespace) -> int:
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
-    from sbkit.base.cores import usable_cores
+    from sbkit.base.machine import usable_cores
     from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.transcribe.audio_files import find_audio
     from sbkit.inference.transcribe.transcriber import Transcriber

@@ -9,17 +9,16 @@ Any number of threads may call one Transcriber.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy.typing as npt
 
 from sbkit.audio.io import Samples, convert_array, stream_audio
-from sbkit.base.allocator import return_freed_memory
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import SbkitError
-from sbkit.base.look_ahead import with_last
-from sbkit.base.printable import printable
+from sbkit.base.machine import return_freed_memory, usable_cores
+from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.clip_reader import Recognized
 from sbkit.decoding.reading import HeardClip, raise_errors
@@ -111,7 +110,7 @@ class Transcriber:
         """Take a bundle whose model has a thread of its own."""
         self._bundle, self._reading, self._times = bundle, bundle.reading, times
         self._thread: ModelThread = bundle.model
-        tokenizer = bundle.require_asr()
+        tokenizer = bundle.tokenizer
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
         self._silent = (tokenizer.vocabulary.blank, *spaces)
         self.effective = self._thread.effective
@@ -231,8 +230,8 @@ class Transcriber:
         for source in sources:
             pieces = cutter.pieces(source.blocks())
             try:
-                for piece, is_last in with_last(pieces):
-                    yield _Part(source, piece, is_last)
+                for piece, following in pairwise(chain(pieces, [None])):
+                    yield _Part(source, piece, is_last=following is None)
             except SbkitError as error:
                 yield _Part(source, None, is_last=True, error=error)
 

@@ -98,7 +98,7 @@ MUTATIONS = [
                 "<d_model>, 1]",
             ),
         ),
-        expected=(Expected("export", "ctc_lin", ("!apply:builtins.max",)),),
+        expected=(Expected("export", "ctc_lin", ("!apply:builtins.max",), stops=False),),
     ),
     Mutation(
         name="a part that decides by a number",

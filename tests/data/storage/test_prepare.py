@@ -473,7 +473,7 @@ def test_a_disk_that_is_too_small_is_foretold_by_the_first_clips(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.base.exit import leaving_when_asked
+from sbkit.base.process import leaving_when_asked
 from sbkit.data.storage import decode
 from sbkit.data.storage import fill
 from sbkit.data.storage import shard

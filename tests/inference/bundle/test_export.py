@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import try_lock
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.export import export_run
-from sbkit.inference.bundle.place import refuse_occupied, replacing
+from sbkit.inference.bundle.place import replacing, require_free
 from sbkit.inference.formats import held_out
 from sbkit.inference.formats.held_out import find_held_out
 from tests.inference.bundles import ROOT, make_run
@@ -74,72 +73,17 @@ def test_the_configuration_of_another_tool_is_no_bundle(run: Path, tmp_path: Pat
 @pytest.mark.parametrize("step", ["new", "old", "both"])
 def test_a_kill_at_any_step_leaves_a_bundle(run: Path, bundle: Path, step: str) -> None:
     """Put the folder into the state of a kill, before and between the two renames."""
-    new = bundle.with_name(f".bundle.{'a' * 12}.new")
+    new, old = bundle.with_name(".bundle.new"), bundle.with_name(".bundle.old")
     if step != "old":
         shutil.copytree(bundle, new)
         (new / "config.json").unlink()
     if step != "new":
-        bundle.rename(bundle.with_name(f".bundle.{'b' * 12}.old"))
+        bundle.rename(old)
     with pytest.raises(RuntimeError), replacing(bundle):
         load_bundle(bundle)  # it is back before anything is written
         raise RuntimeError
     load_bundle(bundle)
     assert names(bundle.parent) == {"bundle"}
-
-
-def test_a_rename_that_fails_puts_the_old_one_back(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename = Path.rename
-
-    def failing(self: Path, target: Path) -> Path:
-        if self.name.endswith(".new"):
-            raise OSError(5, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="Input/output"), replacing(bundle):
-        pass
-    load_bundle(bundle)
-    assert names(bundle.parent) == {"bundle"}
-
-
-def test_a_second_export_leaves_the_first_one_alone(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "bundle"
-    with replacing(out) as beside:
-        (beside / "config.json").touch()
-        with pytest.raises(SbkitError, match="One export at a time may write to"):
-            export_run(run, out)
-        assert names(beside) == {"config.json"}
-    assert names(tmp_path) == {"bundle"}
-
-
-def test_a_second_export_takes_nothing_from_one_that_is_between_its_renames(
-    bundle: Path,
-) -> None:
-    """Whichever of the first one's folders it sees first; here there are many old ones."""
-    writing = bundle.with_name(f".bundle.{'a' * 12}.new")
-    writing.mkdir()
-    for place in range(20):
-        (bundle.parent / f".bundle.{place:012x}.old").mkdir()
-    shutil.rmtree(bundle)
-    there, lock = names(bundle.parent), os.open(writing, os.O_RDONLY)
-    assert try_lock(lock)
-    with pytest.raises(SbkitError, match="One export at a time"), replacing(bundle):
-        pass
-    os.close(lock)
-    assert names(bundle.parent) == there
-
-
-def test_an_old_one_that_cannot_be_removed_does_not_lose_the_new(
-    run: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def keeping(folder: Path, *, ignore_errors: bool) -> None:
-        assert ignore_errors
-
-    monkeypatch.setattr("sbkit.inference.bundle.place.shutil.rmtree", keeping)
-    export_run(run, bundle)
-    load_bundle(bundle)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +97,7 @@ def test_a_place_that_is_none_is_said(
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "file").touch()
     with pytest.raises(SbkitError, match=words):
-        refuse_occupied(Path(out))
+        require_free(Path(out))
 
 
 def test_a_place_that_cannot_be_written_names_out(run: Path) -> None:
@@ -187,7 +131,7 @@ def test_a_foreign_run_is_data(run: Path, tmp_path: Path, old: str, new: str, wo
 @pytest.mark.parametrize(
     ("there", "lost", "words"),
     [
-        ((), "tokenizer.model", "must hold tokenizer.model"),
+        ((), "tokenizer.model", "file of labels .*tokenizer.model"),
         (("lm.safetensors", "summary.json"), "decoder.json", "and would decode greedily"),
     ],
 )
@@ -231,7 +175,7 @@ def test_a_pipe_in_a_run_does_not_block(run: Path, tmp_path: Path) -> None:
     foreign = Path(shutil.copytree(run, tmp_path / "run"))
     (foreign / "tokenizer.model").unlink()
     os.mkfifo(foreign / "tokenizer.model")
-    with pytest.raises(SbkitError, match="is a pipe"):
+    with pytest.raises(SbkitError, match="is not .it is no regular file"):
         export_run(foreign, tmp_path / "out")
 
 
@@ -246,11 +190,11 @@ def test_a_part_of_ones_own_is_exported_and_loaded_by_its_import(
     text = (ROOT / "hparams" / "ctc.yaml").read_text()
     yaml.write_text(text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:my_heads.Head"))
     run = make_run(tmp_path / "run", yaml)
-    with pytest.raises(SbkitError, match="pass --import and the name of its module"):
+    with pytest.raises(SbkitError, match="pass --import my_heads"):
         export_run(run, tmp_path / "bundle")
     own = frozenset(["my_heads"])
     export_run(run, tmp_path / "bundle", own=own)
-    with pytest.raises(SbkitError, match="exported with `--import my_heads`"):
+    with pytest.raises(SbkitError, match="pass --import my_heads"):
         load_bundle(tmp_path / "bundle")
     assert type(load_bundle(tmp_path / "bundle", own=own).model.network.ctc_lin).__name__ == "Head"
 

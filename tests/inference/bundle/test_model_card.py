@@ -10,9 +10,9 @@ import yaml
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.model_card import FORMATS, model_card
 from sbkit.inference.bundle.place import FOLDERS
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 CONFIG: dict[str, Any] = {
-    "model_class": "sbkit.models.asr.AsrModel",
     "sample_rate": 16000,
     "language": "no",  # false, where YAML 1.1 reads it bare
     "decoder": {"beam_size": 8},
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
-    card = model_card(run, CONFIG, {}, licence="cc-by-4.0")
+    card = model_card(run, SPEECH_RECOGNITION, CONFIG, {}, licence="cc-by-4.0")
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["language"] == "no" and head["license"] == "cc-by-4.0"
     assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
@@ -52,7 +52,7 @@ def test_a_card_says_data_results_licences_and_command(run: Path) -> None:
 
 
 def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
-    card = model_card(tmp_path, CONFIG, {})
+    card = model_card(tmp_path, SPEECH_RECOGNITION, CONFIG, {})
     assert 'license: "unknown"' in card and "fill it in before you publish" in card
     assert "Unknown: the run was not tested." in card and "no report of its data" in card
 
@@ -68,7 +68,9 @@ def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
     }
     refused = {"written": False, "reasons": ["no package"]}
     found = {"written": True, "reasons": [], "grid": grid, "held_out": clips}
-    card = model_card(run, CONFIG, {"onnx": {"fp32": found}, "torch": {"all": refused}})
+    card = model_card(
+        run, SPEECH_RECOGNITION, CONFIG, {"onnx": {"fp32": found}, "torch": {"all": refused}}
+    )
     assert (
         "| onnx fp32 | 3.0e-05 | 0 of 8 utterances | WER 40.00 % (greedy; trained model 39.50 %); "
         "other words in 2 of 65 |" in card
@@ -84,4 +86,4 @@ def test_a_card_knows_how_every_format_is_loaded() -> None:
 def test_what_training_did_not_write_is_refused(run: Path, content: str) -> None:
     (run / "summary.json").write_text(content)
     with pytest.raises(SbkitError, match="must be what training wrote"):
-        model_card(run, CONFIG, {})
+        model_card(run, SPEECH_RECOGNITION, CONFIG, {})

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle.module_spec import build, refuse_unlisted, to_plain
+from sbkit.inference.bundle.module_spec import build, to_plain
 from sbkit.inference.bundle.own_parts import import_own
 
 
@@ -94,10 +94,8 @@ def test_a_module_of_ones_own_is_built_once_the_user_names_it(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     plain = {"new": "my_own_layers.Layer", "arguments": {}}
-    with pytest.raises(SbkitError, match="pass --import and the name of its module"):
+    with pytest.raises(SbkitError, match="pass --import my_own_layers"):
         build(plain)
-    with pytest.raises(SbkitError, match="pass the same"):
-        refuse_unlisted(plain, imports=("my_own_layers",))
     assert "my_own_layers" not in sys.modules
     own = import_own(["my_own_layers"])
     assert type(build(plain, own=own)).__name__ == "Layer"
@@ -118,21 +116,13 @@ def test_what_cannot_be_imported_is_said(name: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"in_features": 10**6, "out_features": 1}, "beyond 65536"),
         ({"in_features": 1}, "TypeError"),
         ({"in_features": "a", "out_features": 1}, "raised TypeError"),
         ({"in_features": 1, "out_features": 1, "more": 1}, "unexpected keyword"),
-        ("text", "neither a list nor a mapping"),
-        (None, "neither a list nor a mapping"),
+        ("text", "TypeError"),
+        (None, "TypeError"),
     ],
 )
 def test_arguments_that_do_not_fit_are_said(arguments: Any, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         build({"new": "torch.nn.Linear", "arguments": arguments})
-
-
-@pytest.mark.timeout(20)
-def test_an_alias_that_repeats_itself_does_not_grow() -> None:
-    levels = "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
-    with pytest.raises(SbkitError, match="repeats itself"):
-        plain_of(f"a0: &a0 [x]\n{levels}\npart: !new:torch.nn.Identity {{a: *a39}}")

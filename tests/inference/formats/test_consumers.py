@@ -31,7 +31,7 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
-from sbkit.inference.bundle.export import Wanted, export_run
+from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
@@ -61,7 +61,7 @@ def louder(hparams: Any) -> None:
 @pytest.fixture(scope="module")
 def folder(run: Path) -> Path:
     """Export all formats; the exporter compares them with the clips, too."""
-    export_run(run, run.parent / "bundle", Wanted(formats=[*WRITERS], grid=SMALL))
+    export_run(run, run.parent / "bundle", ExportOptions(formats=[*WRITERS], grid=SMALL))
     return run.parent / "bundle"
 
 
@@ -109,7 +109,7 @@ def test_a_format_is_written_with_its_certificate(folder: Path, name: str) -> No
 def test_onnxruntime_hears_the_same_words(
     folder: Path, bundle: Bundle, clips: Clips, expected: list[str]
 ) -> None:
-    model, tokenizer = OnnxModel.load(folder), bundle.require_asr()
+    model, tokenizer = OnnxModel.load(folder), bundle.tokenizer
     short = np.zeros(10, np.int16)
     texts = [*expected, *bundle.transcribe([short])]
     for clip, text in zip([*clips, short], texts, strict=True):
@@ -158,7 +158,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
     folder: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
 ) -> None:
     """Of a language model whose words the model hears by chance; the graph is the bundle's."""
-    tokenizer = bundle.require_asr()
+    tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
     declared = Declared(source="", word_order=2, token_order=0)
     ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)

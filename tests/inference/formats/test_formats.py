@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.inference.bundle.bundle import load_bundle
-from sbkit.inference.bundle.export import Wanted, export_run
+from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.bundle.place import FOLDERS
 from sbkit.inference.formats import write
 from sbkit.inference.formats.candidate import EXACT, Candidate
@@ -102,7 +102,7 @@ def test_without_its_test_data_a_format_is_compared_on_noise(run: Path, tmp_path
     yaml.write_text(
         "\n".join("data_folder: /nowhere" if "data_folder:" in each else each for each in lines)
     )
-    export_run(lost, tmp_path / "out", Wanted(formats=["hub"], grid=SMALL))
+    export_run(lost, tmp_path / "out", ExportOptions(formats=["hub"], grid=SMALL))
     found = certificate(tmp_path / "out", "hub")["fp32"]
     assert found["grid"]["audio"] == "noise" and found["written"]
     assert "/nowhere is not a folder" in found["held_out"]["not_compared"]
@@ -110,7 +110,7 @@ def test_without_its_test_data_a_format_is_compared_on_noise(run: Path, tmp_path
 
 def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match=r"`--formats` must name some of onnx, .* 'tflite'"):
-        export_run(run, tmp_path / "out", Wanted(formats=["onnx", "tflite"]))
+        export_run(run, tmp_path / "out", ExportOptions(formats=["onnx", "tflite"]))
 
 
 def test_a_place_of_a_bundle_knows_the_folders_of_all_formats() -> None:
@@ -155,7 +155,7 @@ def test_audio_that_the_trained_model_fails_over_is_named(
 
     monkeypatch.setattr("sbkit.inference.formats.parity.trained_log_probs", fail)
     with pytest.raises(SbkitError, match="with 1 x 0.3 s, padding: none the model raised Runtime"):
-        export_run(run, tmp_path / "out", Wanted(formats=["hub"], grid=SMALL))
+        export_run(run, tmp_path / "out", ExportOptions(formats=["hub"], grid=SMALL))
 
 
 class Summed(nn.Module):

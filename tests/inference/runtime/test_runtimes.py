@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.base import provenance
+from sbkit.base import text
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
@@ -94,7 +94,7 @@ def stand_in(
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
     monkeypatch.setattr(onnx_runtime, "bound_memory", lambda: None)
-    monkeypatch.setattr(provenance, "version", partial(version_with, wheels))
+    monkeypatch.setattr(text, "version", partial(version_with, wheels))
     monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
 
 

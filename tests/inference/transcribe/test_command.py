@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from sbkit.base.cores import usable_cores
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.machine import usable_cores
 from sbkit.cli import run
 from sbkit.inference.runtime.model import Effective
 from sbkit.inference.transcribe.audio_files import find_audio

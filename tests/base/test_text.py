@@ -1,4 +1,4 @@
-"""A summary names the commit that made it, and does not name one that did not."""
+"""Names, numbers, and where figures come from: a summary names the commit that made it."""
 
 import platform
 import subprocess
@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.provenance import cpu_name, git_commit, versions
+from sbkit.base.errors import SbkitError
+from sbkit.base.text import cpu_name, git_commit, listed, plural, versions
+
+
+def test_numbers_of_things_and_the_first_of_their_names() -> None:
+    assert [plural(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert listed("abc") == "a, b, c"
+    assert listed(range(5)) == "0, 1, 2 and 2 more"
+
+
+def test_no_name_in_an_error_moves_the_cursor() -> None:
+    error = SbkitError("It must be one, but \x1b[2J\x9b2J\u202eno \udcff is two.\nTake one.")
+    assert str(error) == "It must be one, but \\x1b[2J\\x9b2J\\u202eno \\udcff is two.\\nTake one."
 
 
 @pytest.fixture
@@ -20,36 +32,21 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_commit_of_a_clean_then_a_changed_checkout(checkout: Path) -> None:
-    commit = _commit_all(checkout)
+    assert git_commit(checkout / "code") is None
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    _git(checkout, "init", "--quiet")
+    _git(checkout, "add", ".")
+    _git(checkout, *identity, "commit", "--quiet", "--no-verify", "--message", "first")
+    commit = _git(checkout, "rev-parse", "HEAD")
     assert git_commit(checkout / "code") == commit
     (checkout / "code" / "model.py").write_text("width = 512\n")
     assert git_commit(checkout / "code") == f"{commit}-dirty"
-
-
-def test_the_variables_of_a_hook_name_no_other_commit(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = _commit_all(checkout)
-    (checkout / "other").mkdir()
-    (checkout / "other" / "file").touch()
-    _commit_all(checkout / "other")
-    monkeypatch.setenv("GIT_DIR", str(checkout / "other" / ".git"))
-    assert git_commit(checkout / "code") == commit
-
-
-def test_no_commit_outside_a_checkout(checkout: Path) -> None:
-    assert git_commit(checkout / "code") is None
-
-
-def test_no_commit_for_a_package_installed_inside_some_checkout(checkout: Path) -> None:
-    _commit_all(checkout)
     installed = checkout / "environment" / "sbkit"
     installed.mkdir(parents=True)
-    assert git_commit(installed) is None
+    assert git_commit(installed) is None  # the checkout contains it, and does not track it
 
 
 def test_no_commit_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _commit_all(checkout)
     monkeypatch.setenv("PATH", str(checkout))
     assert git_commit(checkout / "code") is None
 
@@ -58,14 +55,6 @@ def test_versions_and_processor() -> None:
     assert versions()["python"] == platform.python_version()
     assert str(versions()["torch"]).startswith("2.")
     assert cpu_name()
-
-
-def _commit_all(folder: Path) -> str:
-    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
-    _git(folder, "init", "--quiet")
-    _git(folder, "add", ".")
-    _git(folder, *identity, "commit", "--quiet", "--no-verify", "--message", "first")
-    return _git(folder, "rev-parse", "HEAD")
 
 
 def _git(folder: Path, *arguments: str) -> str:

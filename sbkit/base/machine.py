@@ -1,0 +1,320 @@
+"""The machine as this process may use it: cores, memory, the allocator, and how threads wait.
+
+Threads of an operation wait for the next one: awake while nobody else needs the cores. A thread
+that spins is ready at once, one that sleeps has to be woken; but spinning threads take the cores
+from whoever else has work, and then from each other. Seconds of audio per second of the default
+YAML on two cores, alone and beside a busy process (median of rounds, November 2026):
+
+    GNU OpenMP as it comes                   151      9
+    OMP_WAIT_POLICY=active                   157     10
+    OMP_WAIT_POLICY=passive                   89     88
+    this module                              157     85
+
+GNU OpenMP spins GOMP_SPINCOUNT times, or as often as its throttled count says while it has more
+threads than the machine has processors; with OMP_WAIT_POLICY=passive the throttled count is zero
+(libgomp's env.c and config/linux/wait.h). So with both set, one more team of threads, asleep,
+turns spinning off, and its end turns it on again. Results do not change: the work is cut alike.
+
+Memory that an operation frees stays with the process, in large pages. glibc maps large tensors one
+by one and gives free memory at the end of its heap back to the system, so the same buffers are
+mapped and zeroed again, page by page, in every step. Here the heap grows by a gigabyte at once, of
+which only what is used takes memory, in pages of 2 MB where the system has them, and is kept.
+Seconds of audio per second of the joint model on two cores, page faults in a step, and the peak of
+memory (`tools/bench_train` has the model; alternating rounds, November 2026):
+
+    glibc as it comes     214    2091    1.55 GB
+    kept                  233     506    1.55 GB
+    in large pages too    238      73    1.58 GB
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+# Of the allocator: options of mallopt(3) and madvise(2), sizes in bytes.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+MADV_HUGEPAGE = 14
+LARGE_PAGE = 2 << 20
+HEAP = 1 << 30  # the heap grows by it at first, and by AT_ONCE later
+AT_ONCE = 64 << 20
+LARGEST = 32 << 20  # of a tensor; glibc maps what is larger in any case
+VARIABLES = (
+    *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
+    *("GLIBC_TUNABLES", "LD_PRELOAD"),
+)
+
+# Of threads that wait.
+SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
+EVERY = 0.25  # seconds between two looks at who needs the cores
+BUSY = 0.1  # share of the time that threads here waited for a core; it is 0.01 to 0.04 alone
+QUIET_LOOKS = 8  # in a row, before threads spin again
+LIBRARY = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece brings one of its own
+
+
+def usable_cores() -> int:
+    """Count the cores that affinity and the quota of version 2 cgroups leave, at least one.
+
+    `os.cpu_count()` counts those of the machine: of a job with 2 of 128 cores it says 128.
+    """
+    affine, quota = affine_cores(), cgroup_quota(CGROUPS, MEMBERSHIP)
+    return affine if quota is None else max(1, min(affine, int(quota)))
+
+
+def affine_cores() -> int:
+    """Count the cores that this process may be scheduled on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # no Linux
+        return os.cpu_count() or 1
+
+
+def cgroup_quota(root: Path, membership: Path) -> float | None:
+    """Return how many cores' time the cgroups of this process allow; None where none limits it.
+
+    The limit of every group above counts, too. Inside a container its own group is the root.
+    """
+    limits = [_cpu_limit(each / "cpu.max") for each in _cgroups(root, membership)]
+    return min((each for each in limits if each is not None), default=None)
+
+
+def available_memory(meminfo: Path = MEMINFO, groups: Sequence[Path] | None = None) -> int | None:
+    """Return the bytes that the system and version 2 cgroups leave; None where neither tells."""
+    groups = _cgroups(CGROUPS, MEMBERSHIP) if groups is None else groups
+    left = [_memory_left(each) for each in groups] + [_read(meminfo, "MemAvailable:", unit=1024)]
+    return min((each for each in left if each is not None), default=None)
+
+
+def _cgroups(root: Path, membership: Path) -> list[Path]:
+    """Return the folders of the version 2 cgroup of this process, and of all above it."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    inner = next((each[len("0::/") :] for each in lines if each.startswith("0::/")), "")
+    group = root / inner
+    return [group, *group.parents]
+
+
+def _cpu_limit(file: Path) -> float | None:
+    """Read microseconds of all cores' time and of the period: ``200000 100000`` are two cores."""
+    try:
+        quota, period = file.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _memory_left(group: Path) -> int | None:
+    """Return what a group may take beyond what it has, cached files not counted."""
+    limit, taken = (_read(group / f"memory.{name}") for name in ("max", "current"))
+    if limit is None or taken is None:
+        return None
+    cached = _read(group / "memory.stat", "inactive_file")
+    return max(0, limit - taken + (cached or 0))
+
+
+def _read(file: Path, name: str = "", unit: int = 1) -> int | None:
+    """Return the number behind a name in a file, or the first one in it; None where none is."""
+    try:
+        lines = map(str.split, file.read_text().splitlines())
+        found = next(each for each in lines if not name or each[0] == name)
+        return unit * int(found[1 if name else 0])
+    except (OSError, ValueError, IndexError, StopIteration):  # `max` is no limit
+        return None
+
+
+_is_kept = False
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep freed memory; return whether it does.
+
+    It does not where one of VARIABLES is set, or where there is no glibc.
+    """
+    global _is_kept
+    _is_kept = not _is_set(VARIABLES) and _set_up_allocator()
+    return _is_kept
+
+
+def return_freed_memory() -> None:
+    """Return free memory to the system, where there is glibc, which keeps some of it."""
+    with suppress(AttributeError, OSError):
+        _glibc().malloc_trim(0)
+
+
+def describe_allocator() -> str:
+    """Write for the log what becomes of memory that is freed."""
+    if _is_kept:
+        return "freed memory is kept"
+    return f"memory is allocated as {' and '.join(_is_set(VARIABLES)) or 'the system'} has it"
+
+
+def _is_set(variables: Sequence[str]) -> list[str]:
+    return [name for name in variables if name in os.environ]
+
+
+def _set_up_allocator() -> bool:
+    try:
+        glibc = _glibc()
+        options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
+        if not all(glibc.mallopt(option, value) for option, value in options):
+            return False
+        _grow_in_large_pages(glibc)
+        return bool(glibc.mallopt(M_TOP_PAD, AT_ONCE))
+    except (AttributeError, OSError):
+        return False
+
+
+def _grow_in_large_pages(glibc: Any) -> None:
+    """Make the heap grow now, and ask for large pages in what it grew by."""
+    glibc.sbrk.restype = glibc.malloc.restype = ctypes.c_void_p
+    start = glibc.sbrk(ctypes.c_ssize_t(0))
+    glibc.free(ctypes.c_void_p(glibc.malloc(ctypes.c_size_t(LARGEST // 2))))
+    end = glibc.sbrk(ctypes.c_ssize_t(0))
+    first = -(-start // LARGE_PAGE) * LARGE_PAGE
+    if first < end:
+        size = ctypes.c_size_t(end - first)
+        glibc.madvise(ctypes.c_void_p(first), size, MADV_HUGEPAGE)  # no harm where it is refused
+
+
+@cache
+def _glibc() -> Any:
+    return ctypes.CDLL(None)
+
+
+def prepare_waiting() -> bool:
+    """Set up OpenMP, before anything loads it; return whether this module decides how it waits.
+
+    OpenMP starts a thread for each core of the affinity. Where a container's quota allows fewer,
+    OMP_NUM_THREADS is set to that: more threads would use up each other's time.
+
+    This module does not decide where the user has set one of SETTINGS, where one thread does all
+    the work, and where the system does not tell how long threads wait for a core.
+    """
+    if usable_cores() < affine_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    # SETTINGS are what a parent of this process has set here.
+    if _openmp_settings() not in ({}, SETTINGS) or os.environ.get("OMP_NUM_THREADS") == "1":
+        return False
+    if waited_for_cores() is None:
+        return False
+    os.environ.update(SETTINGS)
+    return True
+
+
+def describe_waiting(count: int) -> str:
+    """Write for the log how ``count`` threads wait between two operations."""
+    if count == 1:
+        return "one thread"
+    settings = _openmp_settings()
+    if settings == SETTINGS:
+        return f"{count} threads, which sleep between operations while others need the cores"
+    written = " ".join(f"{name}={value}" for name, value in settings.items())
+    return f"{count} threads, which wait as {written or 'OpenMP does by itself'}"
+
+
+def _openmp_settings() -> dict[str, str]:
+    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
+
+
+def waited_for_cores() -> float | None:
+    """Return for how many seconds threads of this process were ready to run and had no core.
+
+    None where the system does not tell. A thread that has ended is not counted any more.
+    """
+    total = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                total += int((task / "schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return total / 1e9
+
+
+class SecondTeam:
+    """Turn spinning off by a second team of OpenMP threads, which sleeps while it is there."""
+
+    def __init__(self) -> None:
+        self._leave: threading.Event | None = None
+
+    def sleep(self) -> None:
+        """Start the team; does nothing where no OpenMP is loaded yet."""
+        library = loaded_library()
+        if self._leave is not None or library is None:
+            return
+        self._leave, ready = threading.Event(), threading.Event()
+        arguments = (library, self._leave, ready)
+        threading.Thread(target=_hold_team, args=arguments, daemon=True).start()
+        ready.wait()
+
+    def spin(self) -> None:
+        """End the team."""
+        if self._leave is not None:
+            self._leave.set()
+            self._leave = None
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """Open torch's OpenMP, where it is loaded and GNU's."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if any(each in line for each in LIBRARY):
+            return ctypes.CDLL(line.split(maxsplit=5)[-1])
+    return None
+
+
+def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Event) -> None:
+    """Start one thread more than OpenMP may use processors; they live as long as this thread."""
+    count = affine_cores() + 1
+    harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # what each of them calls
+    library.GOMP_parallel(harmless, None, count, 0)
+    ready.set()
+    leave.wait()
+
+
+class ThreadWaiting:
+    """Watch who needs the cores while a command runs, and switch."""
+
+    def __init__(self) -> None:
+        self._switch = SecondTeam()
+        self._quiet = 0
+        self._leave = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "ThreadWaiting":
+        """Begin to watch, where this module decides."""
+        if prepare_waiting():
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._switch.spin()
+
+    def decide(self, share: float) -> None:
+        """Switch by the share of the time in which threads waited for a core."""
+        self._quiet = 0 if share > BUSY else self._quiet + 1
+        if self._quiet == 0:
+            self._switch.sleep()  # again and again: OpenMP may not have been loaded before
+        elif self._quiet >= QUIET_LOOKS:
+            self._switch.spin()
+
+    def _watch(self) -> None:
+        before, since = waited_for_cores() or 0.0, time.perf_counter()
+        while not self._leave.wait(EVERY):
+            waited, now = waited_for_cores() or before, time.perf_counter()
+            self.decide((waited - before) / (now - since))
+            before, since = waited, now

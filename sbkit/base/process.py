@@ -1,0 +1,190 @@
+"""A command: its options and optional packages, its signals, and the code that it leaves with."""
+
+import argparse
+import errno
+import gc
+import os
+import re
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import TextIOWrapper
+from types import FrameType
+from typing import Any, NoReturn
+
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED, SbkitError
+from sbkit.base.machine import ThreadWaiting
+
+Handler = Callable[[int, FrameType | None], Any]
+
+AFTER_THE_FIRST = 10.0  # seconds; beside busy processes one rank was more than 3 s late
+ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+FIXES = {  # what the operating system says of a file, and what to do about it
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
+}
+LOST = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
+SHORTAGE = (
+    *("Cannot allocate memory", "can't allocate memory", "can't start new thread"),
+    *("map segment", "out of memory"),
+)
+
+
+class AskedToStop(SystemExit):
+    """Leave at once: a signal asks for it while nothing is trained that would have to be saved."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Take an option's name with `_` for `-`, too, as keys of a YAML have it: --report_by."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the arguments of this command; those of a subcommand come to its own parser."""
+        return super().parse_known_args([*map(self._spell, args)], namespace)
+
+    def _spell(self, argument: str) -> str:
+        name, *value = argument.split("=", 1)
+        spelled = name.replace("_", "-")
+        return "=".join([spelled, *value]) if spelled in self._option_string_actions else argument
+
+
+def require_package(name: str, *, extra: str) -> Any:
+    """Import a package of an extra; raises SbkitError where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SbkitError(
+            f"The package {name.partition('.')[0].replace('_', '-')} must be installed for this, "
+            f"but cannot be imported ({error}). Install it: pip install 'sbkit[{extra}]'"
+        ) from error
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Collect garbage among old objects ten times less often.
+
+    Imports make 450,000 objects that stay. To look through them, seven times until train.py had
+    imported what it needs, took 0.9 of 5.8 s.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], 10 * before[2])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command and leave with its exit code.
+
+    Bad input leaves a sentence, not a traceback; so do SIGTERM, SIGUSR1 and SIGHUP, which
+    `Brain.fit` handles itself while it trains.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal without letters, a name of other bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with handling(ASKING, _leave), ThreadWaiting():
+            code = main() or 0
+            sys.stdout.flush()  # raises here where the reader has left, not at Python's end
+    except AskedToStop:
+        if os.environ.get("RANK", "0") == "0":
+            print(
+                "Asked to stop outside of training; the same command starts again.", file=sys.stderr
+            )
+        code = ASKED_TO_STOP
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = PIPE_CLOSED
+    except Exception as error:
+        sentence = _sentence_of(error)
+        if sentence is None:
+            raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            # The first rank says it: torchrun ends all within a second of the first that ends.
+            time.sleep(AFTER_THE_FIRST)
+        print(sentence, file=sys.stderr, flush=True)
+        code = exit_code(error)
+    sys.exit(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the code that a command leaves with over an error."""
+    match error:
+        case Exception() if LOST.search(str(error)):
+            return FAILED
+        case Exception() if _sentence_of(error) is not None:
+            return BAD_INPUT
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case SystemExit(code=int() | None as code):
+            return code or 0
+    return FAILED
+
+
+def _sentence_of(error: Exception) -> SbkitError | None:
+    """Describe an error that a user can fix: input, a file, memory, a lost rank; else None."""
+    what = str(error).partition("\n")[0][:200] or type(error).__name__
+    if isinstance(error, SbkitError):
+        return error
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in FIXES):
+        return SbkitError(
+            f"{error.filename or 'A file'} must be a place to read and write, but is not "
+            f"({error.strerror}). {FIXES.get(error.errno or 0, 'Check it')}, and give the same "
+            "command again."
+        )
+    if LOST.search(str(error)):
+        return SbkitError(
+            "All processes of a run must live as long as it does, but another one ended "
+            f"({what[-100:]}). The same command goes on from the last checkpoint."
+        )
+    if isinstance(error, MemoryError) or any(map(str(error).__contains__, SHORTAGE)):
+        return SbkitError(
+            f"Memory and threads must suffice for this command, but the system refused some "
+            f"({what}). Free memory, a GPU's where it is CUDA's, or raise the limits (ulimit -v, "
+            "ulimit -u), and give the same command again."
+        )
+    return None
+
+
+@contextmanager
+def handling(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Handle signals, and leave them afterwards to what had them before.
+
+    Does nothing outside the main thread, where Python has no signals, nor with SIGHUP where `nohup`
+    made this process ignore it.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for each in signals:
+            if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:
+                before[each] = signal.signal(each, handler)
+    try:
+        yield
+    finally:
+        for each, earlier in before.items():
+            signal.signal(each, earlier)
+
+
+def leave_terminal() -> None:
+    """Print to /dev/null once the terminal is gone: writing to it would end the process."""
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise AskedToStop: what is open is closed on the way out."""
+    for each in ASKING:  # a second one would interrupt the cleaning up
+        signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        leave_terminal()
+    raise AskedToStop(ASKED_TO_STOP)

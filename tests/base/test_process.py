@@ -1,0 +1,82 @@
+"""A command leaves with a code that says why, and a sentence where a user can fix it."""
+
+import errno
+import gc
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED
+from sbkit.base.process import exit_code, rarely_collected, run_main
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, ASKED_TO_STOP)]
+)
+def test_a_signal_leaves_with_its_code(number: signal.Signals, code: int) -> None:
+    with pytest.raises(SystemExit) as left:
+        run_main(lambda: os.kill(os.getpid(), number))
+    assert left.value.code == code
+
+
+@pytest.mark.parametrize(
+    "raised", [RecursionError("a bug"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
+)
+def test_what_a_user_cannot_fix_is_raised(raised: Exception) -> None:
+    def command() -> int:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        run_main(command)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "printed"),
+    [
+        (OSError(errno.ENOSPC, "No space left", "/x"), BAD_INPUT, "/x must be a place to read"),
+        (FileNotFoundError(errno.ENOENT, "gone", "/x"), BAD_INPUT, "(gone). Check it"),
+        (OSError(errno.EMFILE, "Too many open files"), BAD_INPUT, "Allow more open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), BAD_INPUT, "Memory and threads must"),
+        (MemoryError(), BAD_INPUT, "the system refused some (MemoryError)"),
+        (RuntimeError("can't start new thread"), BAD_INPUT, "raise the limits (ulimit -v"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to\nA"),
+            BAD_INPUT,
+            "Tried to). Free memory, a GPU",
+        ),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer"),
+            FAILED,
+            "The same command goes on from the last checkpoint",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_machine_refuses_is_a_sentence(
+    raised: Exception, code: int, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise raised
+
+    with pytest.raises(SystemExit) as left:
+        run_main(command)
+    assert left.value.code == exit_code(raised) == code
+    assert printed in capsys.readouterr().err
+
+
+def test_old_objects_are_looked_through_less_often_and_then_as_before() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ImportError), rarely_collected():
+        assert gc.get_threshold() == (*before[:2], 10 * before[2])
+        raise ImportError
+    assert gc.get_threshold() == before
