@@ -134,6 +134,10 @@ class FeatureEncoder(Encoder):
             features = pad_to_bucket(features)
         return self.front_end(features, frame_lengths)
 
+    def encode_features(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode features: (B, T, M), (B,) -> (B, U, D), (B,)."""
+        return self.part.encode(*self.subsample(features, frame_lengths))
+
     def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
         """Count frames by what features and front-end declare."""
         frames = self.features.declared_lengths(audio_lengths)

@@ -18,7 +18,6 @@ from torch import nn
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.data.storage.shard import write_sealed
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.audio import FILES, HARMLESS
@@ -277,23 +276,12 @@ def _holding(name: str, make: Callable[[Path], Any]) -> Callable[[Path, Place], 
     return lambda entry, place: make(entry / name)
 
 
-def _sealed(content: Any) -> Callable[[Path, Place], Any]:
-    return lambda entry, place: write_sealed(entry / "corpus.json", content)
-
-
 CACHES: dict[str, Callable[[Path, Place], Any]] = {
     "a link to another folder": _to_the_run,
     "a link within": lambda entry, place: (entry / "a").symlink_to(place.folder),
     "a name that moves the cursor": lambda entry, place: entry.rename(entry.with_name("\x1b[2J")),
     **{f"corpus.json {name}": _holding("corpus.json", make) for name, make in TRICKS.items()},
-    **{f"listing {name}": _holding("a.json", make) for name, make in TRICKS.items()},
-    **{
-        f"sealed {str(content)[:40]}": _sealed(content)
-        for content in (
-            [], {"folder": 1}, {"folder": "\x1b[2J"}, {"folder": "\0"}, {"sample_rate": "x"},
-            {"folder": "/gone", "sample_rate": 0}, {"folder": "/gone", "sample_rate": -1},
-        )
-    },
+    **{f"table {name}": _holding("a.parquet", make) for name, make in TRICKS.items()},
 }  # fmt: skip
 IMPORTS = ("os", "../x", "/etc/passwd", "a.b.c", "", ".", "..x", "x;os", "\x1b[2J", "no such",
            "os.path", "subprocess")  # fmt: skip

@@ -13,8 +13,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.data.corpora.parquet import ROWS_AT_ONCE, ParquetFile, with_class_names
 from sbkit.data.corpora.tables import Table, TableRow
-from sbkit.data.storage.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
-from sbkit.data.storage.shard import CORPUS_FILE, write_sealed
+from sbkit.data.storage.audio_cache import (
+    EMBEDDED_FOLDER,
+    default_cache,
+    describe_folder,
+    note_use,
+)
 
 MARKS = ("state.json", "dataset_dict.json")
 LARGEST = 1 << 26  # bytes of what describes a dataset
@@ -140,8 +144,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
     if not file.is_file():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            if not (folder / CORPUS_FILE).is_file():
-                write_sealed(folder / CORPUS_FILE, {"folder": str(source.resolve())})
+            describe_folder(folder, source.resolve())
             write_bytes_atomically(file, content)
         except OSError as error:
             raise SbkitError(

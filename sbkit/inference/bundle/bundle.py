@@ -28,15 +28,15 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.reading import HeardClip, Reading, raise_errors
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.pool import DecoderPool, raise_errors
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
-from sbkit.inference.runtime.model import Heard
+from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
@@ -88,18 +88,18 @@ class Bundle:
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
         """Transcribe clips as `transcribe` does; with ``times``, with their words in time, too."""
-        reading = self.reading
-        pairs = zip(self.model.hear(clips), clips, strict=True)
-        heard = [self.heard_clip(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(reading.read(heard, times=times))
+        pool = self.decoder_pool
+        pairs = zip(self.model.encode(clips), clips, strict=True)
+        inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
+        return raise_errors(pool.decode(inputs, times=times))
 
-    def heard_clip(self, heard: Heard, *, samples: int, begin: float = 0.0) -> HeardClip:
-        """Make of what the model heard in a clip what `reading` takes."""
-        return HeardClip(
-            log_probs=heard.log_probs,
+    def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
+        """Return the encoder's output of a clip as the decoder takes it."""
+        return DecoderInput(
+            log_probs=encoded.log_probs,
             samples=samples,
             begin=begin,
-            attention=self._attention(heard),
+            attention=self._attention(encoded),
         )
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
@@ -108,25 +108,25 @@ class Bundle:
         Raises:
             SbkitError: a text is longer than its clip can hold.
         """
-        encode, reader = self.tokenizer.encode, self.reading.reader.words
-        reader = replace(reader, confidence=None)
-        rows = zip(clips, self.model.hear(clips), texts, strict=True)
+        encode, aligner = self.tokenizer.encode, self.decoder_pool.decoder.aligner
+        aligner = replace(aligner, confidence=None)
+        rows = zip(clips, self.model.encode(clips), texts, strict=True)
         return [
-            reader.read(heard.log_probs, encode(text), samples=len(clip))
-            for clip, heard, text in rows
+            aligner.align(encoded.log_probs, encode(text), samples=len(clip))
+            for clip, encoded, text in rows
         ]
 
-    def _attention(self, heard: Heard) -> AttentionDecoder | None:
+    def _attention(self, encoded: Encoded) -> AttentionDecoder | None:
         """Return the attention decoder of a clip, where it takes part."""
         if self.decoder is None or self.decoder.attention is None:
             return None
-        score = partial(self.model.decoder_log_probs, heard.states)
+        score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
-    def reading(self) -> Reading:
-        """Make what decodes what the model heard, and times and judges its words."""
-        words = WordReader(
+    def decoder_pool(self) -> DecoderPool:
+        """Make the decoder of the encoder's output, which times and judges words too."""
+        aligner = WordAligner(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
@@ -135,9 +135,9 @@ class Bundle:
             confidence=self.config.confidence.get(
                 GREEDY if self.decoder is None else self.decoder.kind
             ),
-            unjudged=frozenset() if self.decoder is None else self.decoder.expected,
+            unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return Reading(ClipReader(self.decoder, words), processes=usable_cores())
+        return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
@@ -175,7 +175,7 @@ class Bundle:
                     f"model's were chosen for {self.decoder.kind}. Choose others, and export the "
                     f"run again: sbkit tune RUN --decoder {name}"
                 )
-            self.decoder.require_possible()
+            self.decoder.check_graph()
         return self
 
     def with_hotwords(self, named: str | None) -> "Bundle":

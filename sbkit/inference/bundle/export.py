@@ -33,6 +33,7 @@ from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.inference.bundle.bundle import CONFIG, LARGEST_LABELS, WEIGHTS, load_bundle
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
@@ -40,11 +41,10 @@ from sbkit.inference.bundle.module_spec import refuse_unlisted, to_plain
 from sbkit.inference.bundle.place import CARD, HUB, replacing, require_free
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
-from sbkit.inference.formats.traced import Source
+from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
-from sbkit.train.cost import SUMMARY
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
 IN_BUNDLE = (  # of decoder.json
@@ -95,7 +95,7 @@ def export_run(
         certificates: Certificates = {}
         if options.formats:
             certificates = write_formats(
-                Source(bundle, own), beside, options.formats, _held_out(run), options.grid
+                TrainedModel(bundle, own), beside, options.formats, _held_out(run), options.grid
             )
         card = model_card(run, bundle.task, config, certificates, licence=options.licence)
         _write_into_both(beside, CARD, card)

@@ -13,10 +13,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.text import printable
 from sbkit.evaluate.run_results import DATA_REPORT
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
-from sbkit.train.cost import SUMMARY
 
 LARGEST = 1 << 28  # bytes of one of them
 LICENCE_UNKNOWN = "unknown"
@@ -27,12 +27,9 @@ FORMATS = {  # how each is loaded, and what of
     "torch": '`torch.export.load("model.pt2").module()` takes and gives the same. Load only files '
     "that you trust.",
     "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
-    'tokens="tokens.txt")` computes the features that the model was trained with. '
-    "`from_wenet_ctc(model.wenet_ctc.onnx)` and `from_zipformer_ctc(model.zipformer2_ctc.onnx)` "
-    "compute others: filters up to 7600 Hz in place of half the sample rate, and windows that "
-    "begin 120 samples earlier; below is what that does to the transcripts. Where `HLG.fst` is, "
-    "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, as "
-    '`ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
+    'tokens="tokens.txt")` computes the features that the model was trained with. Where `HLG.fst` '
+    "is, `OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it beside the model, "
+    'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, beside sbkit.",
     "hub": "a copy of the bundle to upload.",
 }

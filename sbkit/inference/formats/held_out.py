@@ -12,9 +12,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.evaluate.utterances import hash_pairs
 from sbkit.inference.transcribe.whole_clips import WholeClips, read_whole_clips
-from sbkit.train.cost import SUMMARY
 from sbkit.train.recipe import load_recipe
 
 LARGEST_SUMMARY = 1 << 24  # bytes

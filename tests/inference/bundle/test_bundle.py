@@ -17,9 +17,10 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.confidence import Confidence
-from sbkit.decoding.decoder import BeamDecoder, best_tokens
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import LanguageModels
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle import bundle as bundles
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.bundle.config import BundleConfig
@@ -96,15 +97,15 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
     loaded = load_bundle(bundle)
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
     (recognized,) = loaded.recognize([clip], times=True)
-    (heard,), tokenizer = loaded.model.hear([clip]), loaded.tokenizer
+    (heard,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
     tokens = best_tokens(heard.log_probs, tokenizer.vocabulary.blank)
-    reader = WordReader(
+    aligner = WordAligner(
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
         confidence=Confidence.of(weights),
     )
-    assert recognized.words == reader.read(heard.log_probs, tokens, samples=len(clip))
+    assert recognized.words == aligner.align(heard.log_probs, tokens, samples=len(clip))
     assert recognized.text.split() == [word.text for word in recognized.words]
     assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
     assert recognized.words
