@@ -24,7 +24,8 @@ from sbkit.models.frame_conv import FrameConv
 from sbkit.models.normalize import GlobalNorm
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.buffers import unchanged
-from sbkit.train.step import TRIES, as_loss, training_loss
+from sbkit.train.ddp import TRIES
+from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
 LONGER = 1.5  # times as long, where there is one
@@ -114,7 +115,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
 
 def inactive(brain: Any) -> frozenset[int]:
     """Return the ids of the parameters that a Brain declares to be off with the present knobs."""
-    return frozenset(id(each) for part in brain.resting for each in part.parameters())
+    return frozenset(id(each) for part in brain.inactive for each in part.parameters())
 
 
 def _train(brain: Any, batch: Any, trace: "StepTrace", watch: UseWatch) -> StepFailure | None:

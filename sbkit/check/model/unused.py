@@ -19,7 +19,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Find what of the model a small step leaves without a gradient, and what is frozen.
 
     A part may be off because a knob says so (`ctc_weight: 1.0` runs no decoder): the Brain declares
-    it in `resting`.
+    it in `inactive`.
     """
     seen = dry_run(planned)
     if seen.broken is not None:
@@ -51,7 +51,7 @@ def _parts(planned: PlannedRun, seen: DryRun, names: set[str], *, stops: bool) -
             declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained",
             effect=reason if stops else f"{'is' if len(found) == 1 else 'are'} {reason}",
             fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
-            "into `resting` of the Brain."
+            "into `inactive` of the Brain."
             if stops
             else "If that is meant, there is nothing to do; else unfreeze it.",
             stops=stops,

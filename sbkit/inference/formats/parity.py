@@ -18,13 +18,13 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.confidence import GREEDY
-from sbkit.decoding.decoder import best_tokens
+from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.traced import TrainedModel, trained_log_probs
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.transcribe.whole_clips import WholeClips
 
@@ -233,7 +233,7 @@ def compare(
     run_trained = partial(trained_log_probs, trained.waveform)
     blank, rate = bundle.tokenizer.vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
-        with fitting(case.what):
+        with naming_audio(case.what):
             expected = run_trained(case.audio, case.lengths)
         for each in compared:
             found = each.run(case.audio, case.lengths, case.what)
@@ -242,7 +242,7 @@ def compare(
     for clips in held_out.batches() if held_out else ():
         audio, lengths = _as_batch(clips)
         what = f"{len(audio)} held-out clips"
-        with fitting(what):
+        with naming_audio(what):
             expected = run_trained(audio, lengths)
         hypotheses = _texts(bundle, expected)
         for each in compared:
