@@ -63,11 +63,9 @@ def transcribe(options: argparse.Namespace) -> int:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
     from sbkit.base.machine import usable_cores
-    from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.transcribe.audio_files import find_audio
     from sbkit.inference.transcribe.transcriber import Transcriber
 
-    own = import_own(options.imports)
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
@@ -85,7 +83,7 @@ def transcribe(options: argparse.Namespace) -> int:
                 decoder=options.decoder,
                 hotwords=options.hotwords,
                 times=options.format in TIMED,
-                own=own,
+                own=options.own,
             )
         )
         print(f"running on {transcriber.effective}", file=sys.stderr)

@@ -122,7 +122,7 @@ def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
     [
         (["talks", "--format", "srt"], "must be of one recording, but there are 3"),
         (["talks/a.wav", "talks/a.wav", "--out", "here"], "must have different names"),
-        (["talks", "--out", "/proc/here"], "`--out` must lead to a folder to write to"),
+        (["talks", "--out", "/proc/here"], "`--out` must name a folder to write to"),
     ],
 )
 @pytest.mark.usefixtures("talks")
