@@ -191,9 +191,7 @@ def test_the_words_are_put_into_a_tree_once_for_all_weights(
 
 @pytest.mark.parametrize("weights", [{"word": "much"}, {"words": 1.0}, [1.0], {"word": 1e9}])
 def test_weights_that_are_none_are_refused(tokenizer: Tokenizer, weights: object) -> None:
-    with pytest.raises(
-        SbkitError, match="weights of a decoder must be numbers named"
-    ):
+    with pytest.raises(SbkitError, match="weights of a decoder must be numbers named"):
         BeamDecoder(tokenizer=tokenizer, language_models="x", weights=weights)  # type: ignore[arg-type]
 
 
