@@ -7,7 +7,6 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.data.alignment import impossible_rows
 from sbkit.check.data.audio_levels import check_levels
@@ -19,12 +18,11 @@ from sbkit.check.data.duplicates import (
     check_speakers,
 )
 from sbkit.check.data.utterances import TEXT, TRAIN, named, notice, transcripts_of
-from sbkit.check.finding import Finding, words_of
+from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.data.corpora.splits import Excluded
 from sbkit.data.corpora.transcripts import Transcripts
-from sbkit.train.slices import require_columns
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 FENCE = 3.0  # times the middle half of all rates, above it: Tukey's "far out"
@@ -50,14 +48,6 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
     for check in checks:
         with suppress(MissingPartError):
             yield from check(planned)
-
-
-def check_columns(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a column of `report_by` that a test set does not have, as training refuses it."""
-    try:
-        require_columns(planned.knobs.get("report_by") or [], planned.splits)
-    except SbkitError as error:
-        yield planned.finding("data", "report_by", **words_of(str(error)))
 
 
 def _check_excluded(planned: PlannedRun) -> Iterator[Finding]:
