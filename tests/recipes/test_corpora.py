@@ -139,9 +139,9 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
         "duration": "1.5", "speaker": "ann", "language": "en"
     }  # fmt: skip
     assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
-        ("line 2", "a part of a longer file"),
-        ("line 3", "not a JSON object"),
-        ("line 4", "not a file on this machine"),
+        ("row 2", "a part of a longer file"),
+        ("row 3", "not a JSON object"),
+        ("row 4", "not a file on this machine"),
     ]
 
 

@@ -26,7 +26,6 @@ from sbkit.data.corpora.tables import (
     TableRow,
     column_names,
     find_column,
-    lines_of,
     read_objects,
 )
 from sbkit.data.storage.filesystem import MissingFileError, Storage
@@ -89,8 +88,8 @@ def _read(file: str) -> Iterator[TableRow | BadRow]:
     """Yield the rows of a file; those of parquet have their values as they are stored."""
     with _reading(file):
         if file.endswith(".jsonl"):
-            with fsspec.open(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
-                yield from read_objects(lines_of(lines))
+            with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
+                yield from read_objects(lines)
             return
         with fsspec.open(file, "rb") as stream:
             batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches()
@@ -117,9 +116,9 @@ def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> 
     fields: dict[str, Any] = {**row.fields}
     path = _to_path(fields.pop(audio, None), file, scratch)
     if path is None:
-        return BadRow(f"line {row.line}", "no audio file", f"{row.fields[audio]!r:.200}")
+        return BadRow(f"row {row.number}", "no audio file", f"{row.fields[audio]!r:.200}")
     texts = {key: "" if value is None else str(value) for key, value in fields.items()}
-    return TableRow(row.line, {**texts, audio: path})
+    return TableRow(row.number, {**texts, audio: path})
 
 
 def _to_path(audio: object, file: str, scratch: Path) -> str | None:
