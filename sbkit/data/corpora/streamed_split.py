@@ -3,7 +3,6 @@
 It is read row by row into shards, and never in memory or on the disk as a whole.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from uuid import uuid4
 
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.manifest import BadRow, Row
 from sbkit.data.corpora.own_manifest import in_file, read_rows, with_language
-from sbkit.data.corpora.parquet import ParquetFile
-from sbkit.data.corpora.saved_dataset import file_name
+from sbkit.data.corpora.saved_dataset import file_name, parquet_batches
 from sbkit.data.corpora.tables import (
     PATH_COLUMNS,
     Table,
@@ -92,7 +91,7 @@ def _read(file: str) -> Iterator[TableRow | BadRow]:
                 yield from read_objects(lines)
             return
         with fsspec.open(file, "rb") as stream:
-            batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches()
+            batches = parquet_batches(pq.ParquetFile(stream))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from (TableRow(number, row) for number, row in enumerate(rows, start=1))
 
