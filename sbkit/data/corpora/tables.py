@@ -155,8 +155,8 @@ def _wrong_encoding(file: Path) -> SbkitError:
 def _read_delimited(file: Path, first: str, number: int) -> Table:
     """Read a table whose header is the line of a number."""
     delimiter = max(DELIMITERS, key=lambda each: (each == "\t" in first, first.count(each)))
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    (header,) = csv.reader([first], delimiter=delimiter, quoting=quoting)
+    is_quoted = delimiter != "\t"
+    (header,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
     names = [name.strip() for name in header]
     twice = [name for name, count in Counter(map(str.lower, names)).items() if name and count > 1]
     if twice:
@@ -166,10 +166,10 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
         )
     invalid = list[tuple[int, BadRow]]()
     try:
-        table = _parse(file, delimiter, len(names), number, None)
+        table = _parse(file, delimiter, len(names), number, invalid, skip=False)
     except pa.ArrowInvalid:  # once more, row by row, to find the rows that are not like the others
         try:
-            table = _parse(file, delimiter, len(names), number, invalid)
+            table = _parse(file, delimiter, len(names), number, invalid, skip=True)
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
                 raise _wrong_encoding(file) from error
@@ -182,7 +182,7 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
     if invalid:
         rows = np.setdiff1d(rows, [row for row, _ in invalid])
     bad = [each for _, each in invalid if each.detail]
-    if delimiter != "\t":
+    if is_quoted:
         table, rows = _without_swallowed_rows(table, rows, bad)
     if not len(table) and not bad:
         raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
@@ -199,12 +199,14 @@ def _parse(
     delimiter: str,
     count: int,
     header: int,
-    invalid: list[tuple[int, BadRow]] | None,
+    invalid: list[tuple[int, BadRow]],
+    *,
+    skip: bool,
 ) -> pa.Table:
-    """Read the rows below the header as texts; note those of another number of fields.
+    """Read the rows below the header as texts; ``skip`` and note those of other fields.
 
     Raises:
-        pa.ArrowInvalid: it is no table; or ``invalid`` is None, and there are such rows.
+        pa.ArrowInvalid: it is no table, or has such rows and they are not skipped.
     """
 
     def note(row: arrow_csv.InvalidRow) -> str:
@@ -220,13 +222,13 @@ def _parse(
             column_names=names,
             skip_rows=header,
             block_size=BLOCK_BYTES,
-            use_threads=invalid is None,
+            use_threads=not skip,
         ),
         parse_options=arrow_csv.ParseOptions(
             delimiter=delimiter,
             quote_char=False if delimiter == "\t" else '"',
             newlines_in_values=delimiter != "\t",
-            invalid_row_handler=None if invalid is None else note,
+            invalid_row_handler=note if skip else None,
         ),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
