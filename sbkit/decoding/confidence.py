@@ -111,9 +111,9 @@ def agreement(
     """Return the share of a beam, by its scores, that has each word in its place: -> (W,).
 
     others: the words of each hypothesis, aligned with those of the best; scores: natural
-    logarithms. Without a beam all agree.
+    logarithms. A beam of one agrees with itself.
     """
-    if not others:
+    if len(others) < 2:
         return np.ones(len(words))
     shares = np.exp(np.array(scores) - max(scores))
     merged = dict[tuple[str, ...], float]()  # hypotheses may differ in spaces alone

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.confidence import FEATURES, Confidence, Floats
-from sbkit.decoding.word_reader import Evidence
+from sbkit.decoding.word_aligner import WordFeatures
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import right_words
 
@@ -31,7 +31,7 @@ SMALLEST_STEP = 1e-9
 Bools = npt.NDArray[np.bool_]
 
 
-class Judged(NamedTuple):
+class LabeledWords(NamedTuple):
     """The words of one utterance: its reference, features by name and whether each is right."""
 
     text: str
@@ -68,27 +68,27 @@ class FittedConfidence:
         return f"none, since it says too little of words it was not fitted to: {self.calibration}"
 
 
-def judge(evidence: Evidence, reference: str) -> Judged:
-    """Compare the words of an utterance with what was said."""
-    heard = [word.text for word in evidence.words]
-    return Judged(reference, evidence.features, right_words(reference.split(), heard))
+def label_words(words: WordFeatures, reference: str) -> LabeledWords:
+    """Compare the decoded words of an utterance with its reference."""
+    decoded = [word.text for word in words.words]
+    return LabeledWords(reference, words.features, right_words(reference.split(), decoded))
 
 
-def fit_confidence(judged: Sequence[Judged]) -> FittedConfidence:
+def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     """Fit a confidence to words, whatever the order of the utterances.
 
     Nothing is chosen here: features and prior are fixed, and cross-validation only measures.
     """
-    judged = sorted((each for each in judged if each.right), key=_order)
-    right = np.array([each for every in judged for each in every.right], np.bool_)
+    labeled = sorted((each for each in labeled if each.right), key=_order)
+    right = np.array([each for every in labeled for each in every.right], np.bool_)
     counts = (len(right), int(right.sum()))
-    if len(judged) < 2 or min(counts[1], counts[0] - counts[1]) < FEWEST:
+    if len(labeled) < 2 or min(counts[1], counts[0] - counts[1]) < FEWEST:
         return FittedConfidence(None, None, *counts)
-    folds = np.array([place % FOLDS for place, each in enumerate(judged) for _ in each.right])
+    folds = np.array([place % FOLDS for place, each in enumerate(labeled) for _ in each.right])
     features = {
-        name: np.concatenate([each.features[name] for each in judged])
+        name: np.concatenate([each.features[name] for each in labeled])
         for name in FEATURES
-        if name in judged[0].features
+        if name in labeled[0].features
     }
     said = np.zeros(len(right))
     for fold in range(FOLDS):
@@ -100,8 +100,8 @@ def fit_confidence(judged: Sequence[Judged]) -> FittedConfidence:
     return FittedConfidence(_fit(features, right) if useful else None, worth, *counts)
 
 
-def _order(judged: Judged) -> tuple[Any, ...]:
-    return judged.text, *(each.tolist() for each in judged.features.values())
+def _order(labeled: LabeledWords) -> tuple[Any, ...]:
+    return labeled.text, *(each.tolist() for each in labeled.features.values())
 
 
 def _fit(features: dict[str, Floats], right: Bools) -> Confidence:

@@ -59,6 +59,7 @@ class JointBeamSearch:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
         check_log_probs(log_probs, self._settings.vocab_size)
         ctc = np.asarray(log_probs, np.float64)
+        self._automaton.limit()
         beam, ended = [self._root(ctc)], list[Hypothesis]()
         for _ in range(len(ctc) + 1):
             following = attention.next_log_probs([each.tokens for each in beam])
@@ -83,7 +84,7 @@ class JointBeamSearch:
         """End each prefix where it is: CTC must then have heard nothing more."""
         for each, log_prob in zip(beam, eos.tolist(), strict=True):
             heard = float(np.logaddexp(each.in_token[-1], each.in_blank[-1]))
-            added = each.added + self._automaton.end(each.state)
+            added = each.added + self._automaton.end(each.state.of_scorer)
             said = each.attention + self._weight * log_prob
             if heard > -inf:
                 yield Hypothesis(

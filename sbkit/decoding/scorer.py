@@ -81,10 +81,13 @@ class LazyAutomaton:
         self._scorer = scorer
         self._states = dict[Hashable, AutomatonState]()
 
-    def start(self) -> AutomatonState:
-        """Return the start state; forget all others where there are too many."""
+    def limit(self) -> None:
+        """Forget all states where there are too many; a search calls it where it holds none."""
         if len(self._states) > REMEMBERED:
             self._states = {}
+
+    def start(self) -> AutomatonState:
+        """Return the start state."""
         return self.state(self._scorer.start())
 
     def state(self, of_scorer: Hashable) -> AutomatonState:
@@ -99,9 +102,9 @@ class LazyAutomaton:
         arc = state.arcs[token] = self._scorer.step(state.of_scorer, token)
         return arc
 
-    def end(self, state: AutomatonState) -> float:
-        """Return what the end of the audio adds."""
-        return self._scorer.end(state.of_scorer)
+    def end(self, of_scorer: Hashable) -> float:
+        """Return what the end of the audio adds after a state of the scorer."""
+        return self._scorer.end(of_scorer)
 
 
 class TokenScorer:

@@ -40,7 +40,7 @@ ENOUGH = 60_000  # tokens that a rank tries with each of the weights: 2 minutes 
 Add = Callable[[Sequence[Scores]], list[Scores]]
 
 
-class Heard(NamedTuple):
+class TuningUtterance(NamedTuple):
     """An utterance of the validation set: its log-probabilities (U, V), and what is said.
 
     attention: its attention decoder, where that takes part.
@@ -75,7 +75,7 @@ class Tuned:
 
 def tune(
     decoder: BeamDecoder,
-    heard: Sequence[Heard],
+    heard: Sequence[TuningUtterance],
     *,
     by_words: bool = True,
     add: Add = list,
@@ -119,7 +119,7 @@ def _character_rate(scores: Scores) -> float:
     return scores.cer
 
 
-def _unknown_share(decoder: BeamDecoder, heard: Sequence[Heard], add: Add) -> float:
+def _unknown_share(decoder: BeamDecoder, heard: Sequence[TuningUtterance], add: Add) -> float:
     """Return the share of words that the model of words does not know, over all ranks."""
     words = [word for each in heard for word in each.text.split()]
     known = decoder.language_models.words
@@ -131,7 +131,7 @@ def _unknown_share(decoder: BeamDecoder, heard: Sequence[Heard], add: Add) -> fl
 
 def _choose(
     decoder: BeamDecoder,
-    heard: Sequence[Heard],
+    heard: Sequence[TuningUtterance],
     names: Sequence[str],
     aim: Callable[[Scores], float],
     add: Add,
@@ -224,13 +224,13 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield "attention"
 
 
-def take_enough(heard: Iterable[Heard]) -> list[Heard]:
+def limit_tokens(heard: Iterable[TuningUtterance]) -> list[TuningUtterance]:
     """Keep utterances evenly over the set, of at most ``ENOUGH`` tokens together.
 
     Of a set that has more, every second one is kept, or every fourth and so on: the others are
     dropped as they come. The log-probabilities of 4,000 clips of 4 s by 1,000 tokens take 1.6 GB.
     """
-    kept, counts, stride = list[Heard](), list[int](), 1
+    kept, counts, stride = list[TuningUtterance](), list[int](), 1
     for number, each in enumerate(heard):
         if number % stride:
             continue
@@ -241,7 +241,9 @@ def take_enough(heard: Iterable[Heard]) -> list[Heard]:
     return kept
 
 
-def _errors(decoder: BeamDecoder, heard: Sequence[Heard], ping: Callable[[], object]) -> Scores:
+def _errors(
+    decoder: BeamDecoder, heard: Sequence[TuningUtterance], ping: Callable[[], object]
+) -> Scores:
     scores = Scores()
     for each in heard:
         ping()

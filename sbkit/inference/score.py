@@ -33,7 +33,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
@@ -268,7 +268,7 @@ def score_rows(
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
     for clips in read_whole_clips(rows, bundle.config.sample_rate):
-        with fitting(", ".join(row["id"] for row in clips.rows[:3])):
+        with naming_audio(", ".join(row["id"] for row in clips.rows[:3])):
             found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 

@@ -11,7 +11,9 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import tune as tuning
-from sbkit.decoding.decoder import BeamDecoder, Weights, best_tokens
+from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.greedy import GreedySearch, best_tokens
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import (
     Declared,
@@ -23,7 +25,7 @@ from sbkit.decoding.language_models import (
     unknown_share,
 )
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.tune import Heard, Tuned, take_enough, tune, used_weights
+from sbkit.decoding.tune import Tuned, TuningUtterance, limit_tokens, tune, used_weights
 from sbkit.decoding.word_scorer import LexiconNode, make_lexicon
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.arpa import write_arpa
@@ -59,7 +61,9 @@ def trained(folder: Path, tokenizer: Tokenizer, *, words: int = 2, tokens: int =
     return file
 
 
-def misheard(tokenizer: Tokenizer, count: int = 6, texts: Sequence[str] = TEXTS) -> list[Heard]:
+def misheard(
+    tokenizer: Tokenizer, count: int = 6, texts: Sequence[str] = TEXTS
+) -> list[TuningUtterance]:
     """Say the texts with two letters in each that sound more like another."""
     random = np.random.default_rng(0)
     letters = "acdefhilmnorst"
@@ -67,17 +71,17 @@ def misheard(tokenizer: Tokenizer, count: int = 6, texts: Sequence[str] = TEXTS)
     for text in texts[:count]:
         places = [place for place, letter in enumerate(text) if letter != " "]
         other = {int(p): str(random.choice(list(letters))) for p in random.choice(places, 2)}
-        found.append(Heard(spoken(tokenizer, text, other), text))
+        found.append(TuningUtterance(spoken(tokenizer, text, other), text))
     return found
 
 
-def errors(decoder: BeamDecoder, heard: list[Heard]) -> Scores:
+def errors(decoder: BeamDecoder, heard: list[TuningUtterance]) -> Scores:
     best = (decoder.nbest(each.log_probs)[0].tokens for each in heard)
     pairs = zip(heard, map(decoder.tokenizer.decode, best), strict=True)
     return sum((count_errors(each.text, text) for each, text in pairs), Scores())
 
 
-Tuning = tuple[BeamDecoder, list[Heard], Tuned]
+Tuning = tuple[BeamDecoder, list[TuningUtterance], Tuned]
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +112,15 @@ def test_of_a_large_set_few_utterances_are_held_at_a_time(
     monkeypatch.setattr(tuning, "ENOUGH", 8 * tokens)
     made, held = list[ref[np.ndarray]](), list[int]()
 
-    def hear(count: int) -> Iterator[Heard]:
+    def hear(count: int) -> Iterator[TuningUtterance]:
         for number in range(count):
             log_probs = each.log_probs.copy()
             made.append(ref(log_probs))
             held.append(sum(each() is not None for each in made))
-            yield Heard(log_probs, str(number))
+            yield TuningUtterance(log_probs, str(number))
 
-    assert [kept.text for kept in take_enough(hear(8))] == list(map(str, range(8)))
-    assert [kept.text for kept in take_enough(hear(100))] == list(map(str, range(0, 100, 16)))
+    assert [kept.text for kept in limit_tokens(hear(8))] == list(map(str, range(8)))
+    assert [kept.text for kept in limit_tokens(hear(100))] == list(map(str, range(0, 100, 16)))
     assert max(held) <= 11
 
 
@@ -313,6 +317,45 @@ def test_a_list_that_is_not_spoken_changes_nothing(tmp_path: Path, tokenizer: To
     for text in TEXTS:
         log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
         assert heard(expecting, log_probs) == heard(plain, log_probs)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam", "hotwords", "rescore"])
+def test_frames_in_pieces_are_decoded_as_the_whole_clip(
+    tmp_path: Path, tokenizer: Tokenizer, kind: str
+) -> None:
+    file = trained(tmp_path, tokenizer)
+    search: BeamDecoder | GreedySearch = BeamDecoder(
+        tokenizer=tokenizer,
+        language_models=file,
+        attention="rescore" if kind == "rescore" else None,
+    )
+    attention = None
+    if kind == "rescore":
+        attention = AttentionDecoder(
+            log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
+        )
+    elif kind == "hotwords":
+        search = search.with_hotwords(["lam", "north"])
+    elif kind == "greedy":
+        search = GreedySearch(vocab_size=tokenizer.vocab_size, blank=tokenizer.vocabulary.blank)
+    drawn = np.random.default_rng(3)
+    for each in misheard(tokenizer):
+        state = search.start()
+        for piece in np.split(each.log_probs, np.sort(drawn.integers(0, len(each.log_probs), 9))):
+            state = search.advance(state, piece)
+        (best, *_), (whole, *_) = (
+            search.finish(state, attention),
+            search.nbest(each.log_probs, attention),
+        )
+        assert best.tokens == whole.tokens
+        assert best.score == pytest.approx(whole.score, abs=1e-9)
+
+
+def test_a_search_of_whole_clips_takes_no_pieces(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = trained(tmp_path, tokenizer)
+    joint = BeamDecoder(tokenizer=tokenizer, language_models=file, attention="joint")
+    with pytest.raises(SbkitError, match="in pieces must be decoded by prefix beam .* is joint"):
+        joint.start()
 
 
 def test_what_cannot_be_spelled_is_named(tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.inference.bundle.bundle import load_bundle
-from sbkit.inference.runtime.model import Heard, run_batches
+from sbkit.inference.runtime.model import Encoded, run_batches
 from tests.inference.bundles import make_bundle
 
 
@@ -22,32 +22,23 @@ def clips(*seconds: float) -> list[Samples]:
 def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
     both = threading.Barrier(2, timeout=60)
 
-    def hear(batch: Sequence[Samples]) -> list[Heard]:
+    def encode(batch: Sequence[Samples]) -> list[Encoded]:
         both.wait()
         if len(batch) == 2:
             raise RuntimeError("too many")
-        return [Heard(each[:, None]) for each in batch]
+        return [Encoded(each[:, None]) for each in batch]
 
-    one, two = run_batches(hear, [clips(0.1), clips(0.1, 0.1)], threads=2)
+    one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
     assert isinstance(one, list) and len(one) == 1
     assert isinstance(two, RuntimeError)
 
 
-def test_one_batch_needs_no_thread() -> None:
-    def hear(batch: Sequence[Samples]) -> list[Heard]:
-        assert threading.current_thread() is threading.main_thread()
-        return []
-
-    assert run_batches(hear, [clips(0.1)], threads=8) == [[]]
-    assert run_batches(hear, [], threads=8) == []
-
-
-def test_threads_hear_what_one_hears_and_leave_torch_its_threads(
+def test_threads_encode_as_one_does_and_leave_torch_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_bundle(make_bundle(tmp_path)).model
     batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
-    alone, used = [model.hear(each) for each in batches], set()
+    alone, used = [model.encode(each) for each in batches], set()
     score = model._score
     monkeypatch.setattr(
         model, "_score", lambda *batch: (used.add(torch.get_num_threads()), score(*batch))[1]
@@ -55,7 +46,7 @@ def test_threads_hear_what_one_hears_and_leave_torch_its_threads(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        together = model.hear_each(batches)
+        together = model.encode_batches(batches)
         assert used == {1} and torch.get_num_threads() == 3
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))

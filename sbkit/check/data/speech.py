@@ -10,20 +10,18 @@ from torch import nn
 
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.noise import FromFolder
-from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.data.alignment import impossible_rows
 from sbkit.check.data.characters import check_characters
 from sbkit.check.data.duplicates import check_duplicates
 from sbkit.check.data.utterances import TEXT, TRAIN, Rows, notice, transcripts_of
-from sbkit.check.finding import SHOWN, Finding, words_of
+from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.data.corpora.transcripts import Transcripts
 from sbkit.data.report import measure_data
 from sbkit.data.storage.audio_store import read_clips
-from sbkit.train.slices import require_columns
 
 MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
 FENCE = 3.0  # times the middle half of all rates, above it: Tukey's "far out"
@@ -49,14 +47,6 @@ def check_speech(planned: PlannedRun) -> Iterator[Finding]:
     for check in checks:
         with suppress(MissingPartError):
             yield from check(planned)
-
-
-def check_columns(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a column of `report_by` that a test set does not have, as training refuses it."""
-    try:
-        require_columns(planned.knobs.get("report_by") or [], planned.splits)
-    except SbkitError as error:
-        yield planned.finding("data", "report_by", **words_of(str(error)))
 
 
 def _check_report(planned: PlannedRun) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, ensure_language_models
-from sbkit.inference.runtime.model import Heard
+from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
@@ -142,10 +142,10 @@ def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
 class Fussy(ToneModel):
     """Fail over loud clips."""
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         if any(np.abs(clip).max() > 20_000 for clip in clips):
             raise RuntimeError("too loud")
-        return super().hear(clips)
+        return super().encode(clips)
 
 
 def test_a_clip_that_the_model_fails_over_does_not_fail_its_batch(tmp_path: Path) -> None:

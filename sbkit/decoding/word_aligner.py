@@ -1,4 +1,4 @@
-"""The words of what was decoded, in time, and how sure each is: the same in a run and a bundle.
+"""The times and confidences of decoded words, the same in a run and in a bundle.
 
 log-probabilities, tokens, beam -> alignment -> features of words -> confidences
 
@@ -26,7 +26,7 @@ from sbkit.text.word import Word
 
 
 @dataclass(frozen=True)
-class Evidence:
+class WordFeatures:
     """The words of an utterance, and their features by name, (W,) each."""
 
     words: tuple[TimedWord, ...]
@@ -34,15 +34,16 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordReader:
-    """Find when the words of a text are said, and how sure they are.
+class WordAligner:
+    """Compute the times and confidences of the words of a text, from the frames of a whole clip.
 
     Attributes:
         samples_per_frame, sample_rate: from frames to seconds.
         offsets: how far words reach beyond the frames of their tokens.
-        lm: what knows words, None for nothing.
+        lm: a language model of words, None for none.
         confidence: None where there is none.
-        unjudged: words that get none, since what it was fitted on had no such words: hotwords.
+        unjudged: words without a confidence, since none like them were in what it was fitted on:
+            hotwords.
     """
 
     tokenizer: Tokenizer
@@ -53,7 +54,7 @@ class WordReader:
     confidence: Confidence | None = None
     unjudged: frozenset[str] = frozenset()
 
-    def read(
+    def align(
         self,
         log_probs: LogProbs,
         tokens: Sequence[int],
@@ -61,24 +62,24 @@ class WordReader:
         *,
         samples: int,
     ) -> tuple[Word, ...]:
-        """Align tokens with log-probabilities (U, V), and judge the words that they spell.
+        """Align tokens with log-probabilities (U, V), and compute the confidence of their words.
 
         No word leaves the clip, of so many samples.
         """
         if self.confidence is None:
             return self._in_seconds(self._align(log_probs, tokens), samples)
-        evidence = self.weigh(log_probs, tokens, beam)
-        sure = self.confidence(evidence.features)
-        words = self._in_seconds(evidence.words, samples)
+        extracted = self.extract_features(log_probs, tokens, beam)
+        confidences = self.confidence(extracted.features)
+        words = self._in_seconds(extracted.words, samples)
         return tuple(
             word if word.text in self.unjudged else replace(word, confidence=confidence)
-            for word, confidence in zip(words, sure, strict=True)
+            for word, confidence in zip(words, confidences, strict=True)
         )
 
-    def weigh(
+    def extract_features(
         self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
-    ) -> Evidence:
-        """Align tokens with log-probabilities (U, V), and collect what is known of their words."""
+    ) -> WordFeatures:
+        """Align tokens with log-probabilities (U, V), and compute the features of their words."""
         words = self._align(log_probs, tokens)
         texts = [word.text for word in words]
         features = features_of_audio(log_probs, words)
@@ -89,7 +90,7 @@ class WordReader:
         )
         if self.lm is not None:
             features |= features_of_language(self.lm, texts)
-        return Evidence(words, features)
+        return WordFeatures(words, features)
 
     def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
         """Align the tokenizer's own spelling of the text, where the frames can hold it.

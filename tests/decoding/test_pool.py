@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding import reading
-from sbkit.decoding.clip_reader import ClipReader, Recognized
+from sbkit.decoding import pool
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import Declared, LanguageModels, ensure_language_models
-from sbkit.decoding.reading import HeardClip, Reading
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.pool import DecoderPool
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.decoding.spoken import spoken
@@ -30,7 +30,7 @@ STEP = 640  # samples of a frame
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> ClipReader:
+def decoder(tmp_path: Path) -> CtcDecoder:
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer.model",
         kind="char",
@@ -40,76 +40,76 @@ def reader(tmp_path: Path) -> ClipReader:
     declared = Declared(source="these", word_order=2, token_order=3)
     file = tmp_path / "lm.safetensors"
     ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
-    words = WordReader(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return ClipReader(decoder.with_hotwords(["norse"]), words)
+    search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    words = WordAligner(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=16_000)
+    return CtcDecoder(search.with_hotwords(["norse"]), words)
 
 
-def clips_of(reader: ClipReader) -> list[HeardClip]:
-    rows = [spoken(reader.words.tokenizer, text, {}) for text in TEXTS]
+def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
+    rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
     return [
-        HeardClip(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
+        DecoderInput(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
         for place, row in enumerate(rows)
     ]
 
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MANY_FRAMES", 0)
+    monkeypatch.setattr(pool, "MANY_FRAMES", 0)
 
 
 def test_processes_read_what_one_reads(
-    reader: ClipReader, several: None, monkeypatch: pytest.MonkeyPatch
+    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clips = clips_of(reader)
-    bad = HeardClip(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
-    many = Reading(reader, processes=2)
-    *found, error = many.read([*clips, bad], times=True)
+    clips = clips_of(decoder)
+    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
+    many = DecoderPool(decoder, processes=2)
+    *found, error = many.decode([*clips, bad], times=True)
     assert many._processes is not None
-    assert many.read(clips[:2], times=True) == found[:2]
+    assert many.decode(clips[:2], times=True) == found[:2]
     many.close()
-    monkeypatch.setattr(reading, "MANY_FRAMES", 1 << 30)
-    one = Reading(reader, processes=2)
-    assert one.read(clips, times=True) == found
+    monkeypatch.setattr(pool, "MANY_FRAMES", 1 << 30)
+    one = DecoderPool(decoder, processes=2)
+    assert one.decode(clips, times=True) == found
     assert one._processes is None
     assert [each.text for each in found if isinstance(each, Recognized)] == TEXTS
-    assert isinstance(error, SbkitError) and str(error) == str(one.read([bad], times=True)[0])
+    assert isinstance(error, SbkitError) and str(error) == str(one.decode([bad], times=True)[0])
 
 
-def test_a_process_that_is_killed_is_said(reader: ClipReader, several: None) -> None:
-    many, clips = Reading(reader, processes=2), clips_of(reader)
-    many.read(clips, times=True)
+def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) -> None:
+    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
+    many.decode(clips, times=True)
     assert many._processes is not None
     os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
-    with pytest.raises(SbkitError, match="but one was ended from outside"):
+    with pytest.raises(SbkitError, match="but one was killed"):
         for _ in range(1000):
-            many.read(clips, times=True)
-    assert len(many.read(clips, times=True)) == len(TEXTS)
+            many.decode(clips, times=True)
+    assert len(many.decode(clips, times=True)) == len(TEXTS)
     many.close()
 
 
-def test_closing_it_meanwhile_is_said(reader: ClipReader, several: None) -> None:
-    many, clips = Reading(reader, processes=2), clips_of(reader)
-    many.read(clips, times=True)
+def test_closing_it_meanwhile_is_said(decoder: CtcDecoder, several: None) -> None:
+    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
+    many.decode(clips, times=True)
     assert many._processes is not None
     with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(many.read, clips * 1000, times=True)
+        waiting = other.submit(many.decode, clips * 1000, times=True)
         while len(many._processes._pending_work_items) < 1000:
             time.sleep(0.01)
         many.close()
-        with pytest.raises(SbkitError, match="but it was closed meanwhile"):
+        with pytest.raises(SbkitError, match="but another thread closed"):
             waiting.result()
 
 
 def test_one_process_reads_where_there_is_no_shared_memory(
-    reader: ClipReader, several: None, monkeypatch: pytest.MonkeyPatch
+    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOENT, "no /dev/shm")
 
     monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
-    many = Reading(reader, processes=2)
-    assert len(many.read(clips_of(reader), times=True)) == len(TEXTS)
+    many = DecoderPool(decoder, processes=2)
+    assert len(many.decode(clips_of(decoder), times=True)) == len(TEXTS)
     many.close()
 
 
@@ -118,19 +118,19 @@ import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import reading
-reading.MANY_FRAMES = 0
-reader, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
-many = builtins.many = reading.Reading(reader, processes=2)  # there until the very end
-print(len(many.read(clips, times=False)))
+from sbkit.decoding import pool
+pool.MANY_FRAMES = 0
+decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
+many = builtins.many = pool.DecoderPool(decoder, processes=2)  # there until the very end
+print(len(many.decode(clips, times=False)))
 """
 
 
 def test_a_program_needs_no_main_block_and_need_not_close_it(
-    reader: ClipReader, tmp_path: Path
+    decoder: CtcDecoder, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
-    (tmp_path / "reader").write_bytes(pickle.dumps((reader, clips_of(reader))))
+    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips_of(decoder))))
     hostile = tmp_path / "hostile"  # a working folder whose modules nobody may import
     hostile.mkdir()
     for name in ("argparse", "pickle", "signal", "threading"):
@@ -148,29 +148,29 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
 
 
 def test_a_greedy_reader_needs_no_processes_and_refuses_the_same(
-    reader: ClipReader, several: None
+    decoder: CtcDecoder, several: None
 ) -> None:
-    greedy = Reading(ClipReader(None, reader.words), processes=2)
-    assert len(greedy.read(clips_of(reader), times=True)) == len(TEXTS)
+    greedy = DecoderPool(CtcDecoder.of(None, decoder.aligner), processes=2)
+    assert len(greedy.decode(clips_of(decoder), times=True)) == len(TEXTS)
     assert greedy._processes is None
-    shape = (3, reader.words.tokenizer.vocab_size)
-    bad = [HeardClip(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
+    shape = (3, decoder.aligner.tokenizer.vocab_size)
+    bad = [DecoderInput(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
     for error, beam in zip(
-        greedy.read(bad, times=False),
-        Reading(reader, processes=1).read(bad, times=False),
+        greedy.decode(bad, times=False),
+        DecoderPool(decoder, processes=1).decode(bad, times=False),
         strict=True,
     ):
         assert isinstance(error, SbkitError)
         assert str(error) == str(beam)
 
 
-def test_a_decoder_is_sent_to_a_process_whatever_its_words(reader: ClipReader) -> None:
+def test_a_decoder_is_sent_to_a_process_whatever_its_words(decoder: CtcDecoder) -> None:
     """A language without spaces has sentences for words; their letters lie inside each other."""
-    decoder, tokenizer = reader.decoder, reader.words.tokenizer
-    assert decoder is not None
+    search, tokenizer = decoder.search, decoder.aligner.tokenizer
+    assert isinstance(search, BeamDecoder)
     sentence = "callthenorthoffice" * 50
     models = LanguageModels(train([[sentence]], order=1).model, None)
-    long = decoder.with_language_models(models).with_hotwords([sentence])
+    long = search.with_language_models(models).with_hotwords([sentence])
     log_probs = spoken(tokenizer, TEXTS[0], {})
     found = long.nbest(log_probs)
     assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == found
