@@ -29,7 +29,7 @@ MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
-NUMBER = "device_id"  # the option of a provider that says which GPU
+NUMBER = "device_id"  # the provider's option for the GPU
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LARGEST = 1 << 31  # bytes, of a protobuf
@@ -50,7 +50,7 @@ class OnnxModel:
     """A session, and where its nodes run.
 
     Attributes:
-        device: cpu, or the GPU that the session says it has, such as cuda:0.
+        device: cpu, or the GPU that the session reports, such as cuda:0.
         precision: of the products, as their nodes are: fp32, or "int8 and fp32".
         placement: nodes by the provider that they were given to.
         metadata: of the file: sample_rate, min_samples, blank, weights.
