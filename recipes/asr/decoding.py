@@ -40,7 +40,6 @@ from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
-from sbkit.train.out_of_memory import BatchSplitter
 
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
@@ -90,11 +89,9 @@ class RunDecoding:
         """Compute the log-probabilities of this rank's share of the validation sets."""
         start_validation(brain)
         brain.modules.eval()
-        splitter = BatchSplitter()
         for loader in valid_sets(brain).values():
             for batch in brain.pinging(loader, "decoding"):
-                for part in splitter.compute(batch, partial(self._encode, brain)):
-                    yield from part
+                yield from self._encode(brain, batch)
 
     def _encode(self, brain: Any, batch: Any) -> list[TuningUtterance]:
         placed = brain.placed(batch)

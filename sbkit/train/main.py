@@ -25,14 +25,15 @@ from sbkit.data.storage.shard_units import ShardOptions
 from sbkit.data.storage.write_shards import parse_size, write_shards
 from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.train.cost import SUMMARY
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
+from sbkit.train.scoring import metrics_of
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -62,7 +63,7 @@ def train_run(run: Run, log: TextLog) -> None:
         start_weights(run)
         was_finished = is_finished(
             run.folder,
-            getattr(run.recipe.brain, "metrics", {}),
+            metrics_of(run.recipe.brain),
             number_of_epochs=run.hparams["epoch_counter"].limit,
             patience=run.knobs.get("early_stopping", 0),
         )

@@ -16,7 +16,7 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import Encoded
@@ -62,7 +62,7 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
     """Make a beam whose model of tokens has never seen two spaces."""
     assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
-    declared = Declared(source="these", word_order=0, token_order=3)
+    declared = LanguageModelSpec(source="these", word_order=0, token_order=3)
     texts = ["hello there there", "a quick brown fox"]
     ensure_language_models(file, declared, texts=lambda: texts, tokenizer=loaded.tokenizer)
     return BeamDecoder(

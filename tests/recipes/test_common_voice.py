@@ -137,7 +137,7 @@ def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
         file.write("ann\t../../secret.flac\tEscaped\n")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert prepared.excluded == [
-        Excluded("dev", "line 22", "path outside the clips folder", "../../secret.flac")
+        Excluded("dev", "row 22", "path outside the clips folder", "../../secret.flac")
     ]
 
 

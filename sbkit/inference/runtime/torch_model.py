@@ -197,7 +197,6 @@ def load_model(
     config: BundleConfig,
     content: bytes,
     *,
-    folder: Path,
     file: Path,
     task: Task,
     labels: Any,
@@ -213,10 +212,10 @@ def load_model(
     weights = _parse_weights(content, file)
     model, parts = build_model(config, task, labels, own=own)
     modules: nn.ModuleList = model.model
-    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    refuse_other_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(file), parameters=names)
-    _load_state(modules, weights, folder)
+    _load_state(modules, weights, file)
     return TorchModel(
         model,
         parts=parts,
@@ -266,11 +265,11 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], file: Path) -> None:
     try:
         modules.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         raise SbkitError(
-            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"The weights in {file} must be those of its model, but do not go into it "
             f"({str(error)[:200]}). Export it again."
         ) from error

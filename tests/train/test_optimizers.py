@@ -13,8 +13,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.replay import trace
 from sbkit.checkpoint.rng import torch_state
 from sbkit.train.brain import Brain
-from sbkit.train.freeze import Frozen, with_lr_scale
-from sbkit.train.step import share_batch_norms
+from sbkit.train.ddp import share_batch_norms
+from sbkit.train.optimizers import Frozen, with_lr_scale
 
 
 def parts() -> dict[str, Any]:
