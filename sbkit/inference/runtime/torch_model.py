@@ -134,7 +134,7 @@ class TorchModel:
             return score_tokens(self.network, states, tokens)
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        """Run compiled blocks as they are, for shapes that a batch does not have."""
         return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
 
     def _run_silence(self, clips: int, seconds: float) -> None:
