@@ -125,7 +125,7 @@ def _try_steps(planned: PlannedRun) -> FittingBatch:
     """
     device = planned.placement.device
     free = _free_memory(device)
-    if dry_run(planned).broken or dry_run(planned).mismatches:
+    if dry_run(planned).broken:
         return UNTRIED
     if free is None:
         raise SbkitError(

@@ -82,7 +82,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Note what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not planned.has_recipe:
         return
-    if dry_run(planned).broken or dry_run(planned).mismatches:
+    if dry_run(planned).broken:
         return  # what does not run cannot be exported either, and is reported
     try:
         config = _plain(planned)
