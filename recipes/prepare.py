@@ -22,7 +22,7 @@ from sbkit.data.corpora.corpus import read_listed
 from sbkit.data.corpora.manifest import check_locale
 from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.audio_store import COLUMNS, SHARDED, require_store
+from sbkit.data.storage.audio_store import AUDIO, require_store
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
@@ -42,7 +42,7 @@ RANGES = {  # of what every recipe here reads
     **dict.fromkeys(("data_folder", "corpus", "path_column"), Text()),
     "text_column": Text(or_false=True),
 }
-OF_AUDIO = frozenset({"samples", SHARDED, *COLUMNS.values()})  # columns that hold no text
+OF_AUDIO = frozenset({"samples", AUDIO})  # columns that hold no text
 
 
 def prepare_transcripts(knobs: Knobs) -> Splits:

@@ -1,12 +1,12 @@
-"""The command ``sbkit``: what a trained run is good for.
+"""The command ``sbkit``: check, prepare, tune, export, score and transcribe.
 
-Each command imports its parts when it runs, so that ``sbkit --help`` answers at once.
+Each command imports what it needs when it runs, so that ``sbkit --help`` answers at once.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
 from sbkit.base.process import Parser, rarely_collected, run_main
 from sbkit.base.text import __version__, printable, printable_json
+from sbkit.inference.bundle.own_parts import import_own
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
 from sbkit.inference.transcribe.command import transcribe as run_transcribe
 
 if TYPE_CHECKING:
     from sbkit.inference.transcribe.classify import Classification
+
+Command = Callable[[argparse.Namespace], int]
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     if more and options.command not in (_check, _prepare):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.overrides = more
+    options.own = import_own(getattr(options, "imports", ()))
     try:
         code: int = options.command(options)
     except ModuleNotFoundError as error:
@@ -50,41 +54,55 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="sbkit", description="Speech recognition from one YAML.")
+    parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
+    def add(name: str, command: Command, help: str, **more: Any) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(name, help=help, **more)
+        added.set_defaults(command=command)
+        return added
+
+    for add_commands in (_add_data, _add_models, _add_scores, _add_inference):
+        add_commands(add)
+    return parser
+
+
+def _add_data(add: Any) -> None:
     # A key of the YAML may begin like an option.
-    check = commands.add_parser("check", help="check a run before it starts", allow_abbrev=False)
+    check = add("check", _check, "check a run before it starts", allow_abbrev=False)
     check.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     check.add_argument("--target", metavar="cuda:N", help="the machine meant: N CUDA devices")
     check.add_argument("--strict", action="store_true", help="leave with 1 for notes too")
-    check.set_defaults(command=_check)
 
-    _add_prepare(commands)
-
-    replay = commands.add_parser(
-        "replay",
-        help="run a batch that was not finite again, and name where it began",
+    help = "decode the data of a run; any number of processes may share the work"
+    prepare = add("prepare", _prepare, help, allow_abbrev=False)
+    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
+    prepare.add_argument("--report", type=Path, metavar="DIR", help="write the data report there")
+    prepare.add_argument(
+        "--shards", metavar="DIR|URL", help="write the data there as shards, and nothing else"
     )
+    prepare.add_argument("--shard-size", metavar="SIZE", help="of audio (default: 1GB)")
+
+    replay = add("replay", _replay, "run a batch that was not finite again, and name the module")
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
     _add_import(replay)
-    replay.set_defaults(command=_replay)
 
-    _add_export(commands)
-    _add_tune(commands)
-    _add_score(commands)
-    _add_compare(commands)
+    cache = add("cache", _list_cache, "list and remove prepared audio")
+    actions = cache.add_subparsers(metavar="ACTION")
+    actions.add_parser("list", help="list it (the default)")
+    prune = actions.add_parser("prune", help="remove what is not needed")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="not used for so long")
+    prune.add_argument(
+        "--unused", action="store_true", help="the corpus folder is gone (the default)"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    prune.set_defaults(command=_prune_cache)
 
-    _add_cache(commands)
-    _add_lm(commands)
-    _add_inference(commands)
-    return parser
 
-
-def _add_export(commands: Any) -> None:
-    export = commands.add_parser("export", help="write everything needed to run a model elsewhere")
+def _add_models(add: Any) -> None:
+    export = add("export", _export, "write everything needed to run a model elsewhere")
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
     export.add_argument("--out", type=Path, metavar="DIR", required=True, help="the bundle")
     export.add_argument(
@@ -95,26 +113,21 @@ def _add_export(commands: Any) -> None:
     )
     export.add_argument("--license", metavar="ID", default="unknown", help="for the model card")
     _add_import(export)
-    export.set_defaults(command=_export)
 
-
-def _add_prepare(commands: Any) -> None:
-    prepare = commands.add_parser(
-        "prepare",
-        help="decode the data of a run; any number of processes may share the work",
-        allow_abbrev=False,
+    tune = add("tune", _tune, "choose the weights of a run's decoder on its validation sets")
+    tune.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
+    tune.add_argument("--lm-text", type=Path, metavar="TEXT|ARPA", help="of the language models")
+    tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
+    tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
+    tune.add_argument("--decoder", choices=("beam", "graph"), help="of the run from now on")
+    tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
+    tune.add_argument(
+        "--attention",
+        choices=("rescore", "joint", "none"),
+        help="how a trained attention decoder takes part; none: not",
     )
-    prepare.add_argument("yaml", type=Path, metavar="YAML", help="as given to train.py")
-    prepare.add_argument("--report", type=Path, metavar="DIR", help="write what the data is there")
-    prepare.add_argument(
-        "--shards", metavar="DIR|URL", help="write the data there as shards, and nothing else"
-    )
-    prepare.add_argument("--shard-size", metavar="SIZE", help="of audio (default: 1GB)")
-    prepare.set_defaults(command=_prepare)
 
-
-def _add_lm(commands: Any) -> None:
-    lm = commands.add_parser("lm", help="train an n-gram language model, and write it as ARPA")
+    lm = add("lm", _train_lm, "train an n-gram language model, and write it as ARPA")
     lm.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="a sentence on each line")
     lm.add_argument("--out", type=Path, metavar="FILE", required=True, help="the ARPA file")
     lm.add_argument("--order", type=int, default=3, help="of the n-grams (default: 3)")
@@ -122,45 +135,10 @@ def _add_lm(commands: Any) -> None:
     lm.add_argument(
         "--tokenizer", type=Path, metavar="RUN|BUNDLE", help="make it of its tokens, not of words"
     )
-    lm.set_defaults(command=_train_lm)
 
 
-def _add_cache(commands: Any) -> None:
-    cache = commands.add_parser("cache", help="list and remove prepared audio")
-    cache.set_defaults(command=_list_cache)
-    actions = cache.add_subparsers(metavar="ACTION")
-    actions.add_parser("list", help="what is there (the default)")
-    prune = actions.add_parser("prune", help="remove what is not needed")
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help="not used for so long")
-    prune.add_argument(
-        "--unused", action="store_true", help="the corpus folder is gone (the default)"
-    )
-    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
-    prune.set_defaults(command=_prune_cache)
-
-
-def _add_inference(commands: Any) -> None:
-    transcribe = commands.add_parser("transcribe", help="print what is said in audio files")
-    transcribe.set_defaults(command=run_transcribe)
-    add_transcribe_options(transcribe)
-    _add_decoder(transcribe)
-    _add_import(transcribe)
-    doctor = commands.add_parser("doctor", help="print what models can run on here")
-    doctor.add_argument(
-        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="whose formats are tried"
-    )
-    _add_import(doctor)
-    doctor.set_defaults(command=_doctor)
-    classify = commands.add_parser("classify", help="print which label audio files have")
-    classify.set_defaults(command=_classify)
-    classify.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-    classify.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
-    classify.add_argument("--format", choices=("text", "json"), default="text")
-    _add_import(classify)
-
-
-def _add_score(commands: Any) -> None:
-    score = commands.add_parser("score", help="score a model on data of yours; trains nothing")
+def _add_scores(add: Any) -> None:
+    score = add("score", _score, "score a model on data of yours; trains nothing")
     score.add_argument("model", type=Path, metavar="BUNDLE|RUN", help="a bundle or a run folder")
     score.add_argument(
         "data", type=Path, nargs="*", metavar="DATA", help="tables; none: a run's own test sets"
@@ -174,36 +152,33 @@ def _add_score(commands: Any) -> None:
     score.add_argument("--text-column", metavar="COLUMN", help="of the transcripts")
     _add_decoder(score)
     _add_import(score)
-    score.set_defaults(command=_score)
 
-
-def _add_tune(commands: Any) -> None:
-    tune = commands.add_parser(
-        "tune", help="choose the weights of a run's decoder again, on its validation sets"
-    )
-    tune.add_argument("run", type=Path, metavar="RUN", help="a run folder, as training names it")
-    tune.add_argument("--lm-text", type=Path, metavar="TEXT|ARPA", help="of the language models")
-    tune.add_argument("--word-lm-order", type=int, metavar="N", help="n-grams of words; 0: none")
-    tune.add_argument("--token-lm-order", type=int, metavar="N", help="of tokens; 0: none")
-    tune.add_argument("--decoder", choices=("beam", "graph"), help="which the run shall have")
-    tune.add_argument("--beam-size", type=int, metavar="N", help="hypotheses")
-    tune.add_argument(
-        "--attention",
-        choices=("rescore", "joint", "none"),
-        help="how a trained attention decoder takes part; none: not",
-    )
-    tune.set_defaults(command=_tune)
-
-
-def _add_compare(commands: Any) -> None:
-    compare = commands.add_parser("compare", help="test whether two runs differ")
+    compare = add("compare", _compare, "test whether two runs differ")
     for name in ("a", "b"):
         compare.add_argument(
             name, type=Path, metavar=f"RUN_{name.upper()}", help="a run, or a folder of scores"
         )
     compare.add_argument("--json", action="store_true", help="print the figures as JSON")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a page of both, too")
-    compare.set_defaults(command=_compare)
+
+
+def _add_inference(add: Any) -> None:
+    transcribe = add("transcribe", run_transcribe, "transcribe audio files")
+    add_transcribe_options(transcribe)
+    _add_decoder(transcribe)
+    _add_import(transcribe)
+
+    doctor = add("doctor", _doctor, "print what models can run on here")
+    doctor.add_argument(
+        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="whose formats are tried"
+    )
+    _add_import(doctor)
+
+    classify = add("classify", _classify, "print which label audio files have")
+    classify.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
+    classify.add_argument("files", type=Path, metavar="FILE", nargs="+", help="wav, flac, mp3...")
+    classify.add_argument("--format", choices=("text", "json"), default="text")
+    _add_import(classify)
 
 
 def _add_decoder(command: argparse.ArgumentParser) -> None:
@@ -282,19 +257,16 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from sbkit.check.replay import replay_file
-    from sbkit.inference.bundle.own_parts import import_own
 
-    import_own(options.imports)
     return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.export import ExportOptions, export_run
-    from sbkit.inference.bundle.own_parts import import_own
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
     wanted = ExportOptions(formats=formats, licence=options.license)
-    certificates = export_run(options.run, options.out, wanted, own=import_own(options.imports))
+    certificates = export_run(options.run, options.out, wanted, own=options.own)
     missed = [
         f"{name} ({kind}) is not written: {reason.rstrip('.')}."
         for name, several in certificates.items()
@@ -307,7 +279,6 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.score import ScoreOptions, score_model
 
     wanted = ScoreOptions(
@@ -319,8 +290,7 @@ def _score(options: argparse.Namespace) -> int:
         decoder=options.decoder,
         hotwords=options.hotwords,
     )
-    own = import_own(options.imports)
-    for line in score_model(options.model, options.data, wanted, own=own):
+    for line in score_model(options.model, options.data, wanted, own=options.own):
         print(printable(line), flush=True)
     return 0
 
@@ -340,19 +310,16 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.own_parts import import_own
-    from sbkit.inference.runtime.doctor import print_findings
+    from sbkit.inference.runtime.doctor import print_facts
 
-    return print_findings(options.bundle, own=import_own(options.imports))
+    return print_facts(options.bundle, own=options.own)
 
 
 def _classify(options: argparse.Namespace) -> int:
-    from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.transcribe.classify import classify_files
 
-    own = import_own(options.imports)
     code = 0
-    for result in classify_files(options.bundle, options.files, own=own):
+    for result in classify_files(options.bundle, options.files, own=options.own):
         if isinstance(result, SbkitError):
             print(result, file=sys.stderr)
             code = BAD_INPUT

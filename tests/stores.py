@@ -1,17 +1,20 @@
 """Prepared splits that a test makes up."""
 
+import tempfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from uuid import uuid4
 
 import datasets
+import numpy as np
+import pyarrow as pa
+from datasets.table import InMemoryTable
 
-FEATURES = datasets.Features(
-    {
-        **dict.fromkeys(("id", "text", "sentence", "speaker"), datasets.Value("string")),
-        "samples": datasets.Value("int64"),
-        "audio": datasets.Value("binary"),
-    }
-)
+from sbkit.data.storage.audio_store import AUDIO, PLACE, encode
+
+FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # which goes when Python ends
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,17 @@ class Utterance:
     audio: bytes
 
 
-def make_store(utterances: Iterable[Utterance]) -> datasets.Dataset:
-    """Return a split of these rows."""
-    return datasets.Dataset.from_list([asdict(each) for each in utterances], features=FEATURES)
+def make_store(utterances: Iterable[Utterance], store: str = "pcm") -> datasets.Dataset:
+    """Return a split of these rows, whose audio lies in one file."""
+    rows = [asdict(each) for each in utterances]
+    file, written = Path(FOLDER.name, uuid4().hex), b""
+    for row in rows:
+        samples = np.frombuffer(row[AUDIO], "<i2")
+        content = encode(samples, store=store, sample_rate=16_000)
+        row[AUDIO] = {"file": str(file), "start": len(written), "size": len(content), "shard": 0}
+        row[AUDIO] |= {"crc32": zlib.crc32(content), "sample_rate": 16_000}
+        written += content
+    file.write_bytes(written)
+    texts = dict.fromkeys(("id", "text", "sentence", "speaker"), pa.string())
+    schema = pa.schema({**texts, "samples": pa.int64(), AUDIO: PLACE})
+    return datasets.Dataset(InMemoryTable(pa.Table.from_pylist(rows, schema)))

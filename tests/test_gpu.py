@@ -3,7 +3,6 @@
 The data are noise that it makes, so that nothing is fetched.
 """
 
-import gc
 import os
 import re
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from recipes.asr.brain import AsrBrain
-from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
@@ -70,7 +69,6 @@ def losses(run: Path) -> list[float]:
 def test_a_run_is_on_the_gpu_and_says_so(plain: Path) -> None:
     summary = read_json(plain / "summary.json")
     assert summary["machine"]["accelerator"] == torch.cuda.get_device_name()
-    assert summary["cost"]["outcome"]["peak_bytes"] > 1e6
     assert len(losses(plain)) >= 4 and all(np.isfinite(losses(plain)))
 
 
@@ -105,23 +103,16 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on(
     assert losses(tmp_path) == pytest.approx(losses(plain), rel=CLOSE)
 
 
-def test_a_batch_that_does_not_fit_is_split(
+def test_a_batch_that_does_not_fit_ends_the_run_with_what_to_lower(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawless = ("--dropout=0", "--time_masks=0", "--freq_masks=0")
-    options = (*OPTIONS, *drawless, "--batch_seconds=200", "--eval_batch_seconds=20")
-    total = torch.cuda.get_device_properties(0).total_memory
-    assert workplace.train_here(tmp_path / "whole", *options) == 0
-    limit = 0.6 * torch.cuda.max_memory_allocated()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(limit / total)
+    options = (*OPTIONS, "--batch_seconds=200")
+    torch.cuda.set_per_process_memory_fraction(3e-4)
     try:
-        assert workplace.train_here(tmp_path / "split", *options) == 0
+        assert workplace.train_here(tmp_path, *options) == BAD_INPUT
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "did not fit into the memory" in capsys.readouterr().out
-    assert losses(tmp_path / "split") == pytest.approx(losses(tmp_path / "whole"), rel=CLOSE)
+    assert "Each batch must fit into memory" in capsys.readouterr().err
 
 
 def test_a_run_is_checked_fitted_and_profiled(
@@ -130,8 +121,6 @@ def test_a_run_is_checked_fitted_and_profiled(
     options = ("--check=true", "--batch_seconds=auto", "--profile", "--number_of_epochs=3")
     assert workplace.train_here(tmp_path, *OPTIONS, *options) == 0
     assert re.search(r"batch_seconds: auto -> \d+ \(peak .* GiB", capsys.readouterr().out)
-    cost = read_json(tmp_path / "summary.json")["cost"]
-    assert cost["prediction"]["peak_bytes"] > 0 and cost["outcome"]["peak_bytes"] > 0
     assert "is in kernels of the GPU" in (tmp_path / "profile.txt").read_text()
 
 
@@ -172,9 +161,9 @@ def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
     there, here = ModelThread(make), load_torch(read, bundle)
     assert there.effective.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: there.hear([clips[n % 3]])[0], range(24)))
+        found = list(threads.map(lambda n: there.encode([clips[n % 3]])[0], range(24)))
     for number, each in enumerate(found):
-        (expected,) = here.hear([clips[number % 3]])
+        (expected,) = here.encode([clips[number % 3]])
         np.testing.assert_allclose(each.log_probs, expected.log_probs, atol=atol)
         tokens = np.ones((2, number % 5 + 1), np.int64)  # kept until all others were heard
         scored = there.decoder_log_probs(each.states, tokens)

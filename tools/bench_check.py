@@ -24,7 +24,7 @@ from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_speech
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.corpora.splits import Splits
-from sbkit.data.storage.audio_store import COLUMNS
+from sbkit.data.storage.audio_store import AUDIO, PLACE
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards boldly mix many potions"
 SHARES = {"train": 0.96, "dev": 0.02, "test": 0.02}
@@ -73,7 +73,9 @@ def make_up(split: str, rows: int, folder: Path) -> datasets.Dataset:
         "sentence": texts,
         "speaker": [f"{split}{row // 50}" for row in range(rows)],
         "samples": samples,
-        COLUMNS["none"]: [f"{SAMPLE_RATE} {files[each]}".encode() for each in samples.tolist()],
+        AUDIO: pa.array(
+            [{"file": str(files[n]), "sample_rate": SAMPLE_RATE} for n in samples.tolist()], PLACE
+        ),
     }
     return datasets.Dataset(InMemoryTable(pa.table(columns)))
 

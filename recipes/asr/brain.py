@@ -63,7 +63,7 @@ class AsrBrain(Brain):
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     @property
-    def resting(self) -> tuple[nn.Module, ...]:
+    def inactive(self) -> tuple[nn.Module, ...]:
         """Return the modules that no loss of these weights trains: the decoder of CTC alone."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 

@@ -24,23 +24,22 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.clip_reader import ClipReader, Recognized
 from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
-from sbkit.decoding.confidence_fit import Judged, fit_confidence, judge
-from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder, best_tokens
-from sbkit.decoding.reading import HeardClip, Reading, raise_errors
-from sbkit.decoding.tune import Heard, take_enough, tune, used_weights
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, label_words
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
+from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
+from sbkit.decoding.greedy import best_tokens, merge_repeats
+from sbkit.decoding.pool import DecoderPool, raise_errors
+from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores, score
 from sbkit.logs.log import say
 from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.asr import AsrModel
-from sbkit.models.decoding import greedy
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
-from sbkit.train.out_of_memory import BatchSplitter
 
 ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 
@@ -63,40 +62,38 @@ class RunDecoding:
         self.search = _declared_search(hparams)
         self.kind = GREEDY if self.search is None else self.search.kind
         self.by_words = separates_words(getattr(hparams, "language", "und"))
-        self._readings: dict[str, Reading] = {}  # by the name of what decodes
+        self._pools: dict[str, DecoderPool] = {}  # by the name of what decodes
 
     def fit(self, brain: Any) -> None:
         """Fit the search and the confidences to the validation sets, never to a test set.
 
         Both are written into the run folder.
         """
-        heard = take_enough(self.encode_validation(brain))
+        utterances = limit_tokens(self.encode_validation(brain))
         sets = list(valid_sets(brain))
         ping = partial(brain.watchdog.ping, "tuning", brain.optimizer_step)
         if self.search is not None:
-            self.search = self._choose_weights(self.search, heard, sets, ping)
+            self.search = self._choose_weights(self.search, utterances, sets, ping)
         ping = partial(brain.watchdog.ping, "confidence", brain.optimizer_step)
-        readers = self._fit_confidences(heard, sets, ping)
+        aligners = self._fit_confidences(utterances, sets, ping)
         share = usable_cores() // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
-        self._readings = {
-            name: Reading(
-                ClipReader(None if name == GREEDY else self.search, reader), processes=share
+        self._pools = {
+            name: DecoderPool(
+                CtcDecoder.of(None if name == GREEDY else self.search, aligner), processes=share
             )
-            for name, reader in readers.items()
+            for name, aligner in aligners.items()
         }
 
     @torch.no_grad()
-    def encode_validation(self, brain: Any) -> Iterator[Heard]:
+    def encode_validation(self, brain: Any) -> Iterator[TuningUtterance]:
         """Compute the log-probabilities of this rank's share of the validation sets."""
         start_validation(brain)
         brain.modules.eval()
-        splitter = BatchSplitter()
         for loader in valid_sets(brain).values():
             for batch in brain.pinging(loader, "decoding"):
-                for heard in splitter.compute(batch, partial(self._encode, brain)):
-                    yield from heard
+                yield from self._encode(brain, batch)
 
-    def _encode(self, brain: Any, batch: Any) -> list[Heard]:
+    def _encode(self, brain: Any, batch: Any) -> list[TuningUtterance]:
         placed = brain.placed(batch)
         with brain.evaluation_ctx:
             predictions = brain.compute_forward(placed, Stage.VALID)
@@ -106,20 +103,24 @@ class RunDecoding:
             self._attention(predictions.states, predictions.frames),
         )
         return [
-            Heard(row[:count].copy(), text, each)  # a view keeps the whole batch
+            TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
             for text, row, count, each in zip(
                 batch.texts, log_probs, frames, attention, strict=True
             )
         ]
 
     def _choose_weights(
-        self, search: BeamDecoder, heard: Sequence[Heard], sets: Sequence[str], ping: Any
+        self,
+        search: BeamDecoder,
+        utterances: Sequence[TuningUtterance],
+        sets: Sequence[str],
+        ping: Any,
     ) -> BeamDecoder:
         """Return the search with the weights that its YAML declares, or the best it can find."""
         names = ("kind", "beam_size", "attention")
         record: dict[str, Any] = {name: getattr(search, name) for name in names}
-        if search.is_open and any(used_weights(search)):
-            tuned = tune(search, heard, by_words=self.by_words, add=_add, ping=ping)
+        if search.needs_tuning and any(used_weights(search)):
+            tuned = tune(search, utterances, by_words=self.by_words, add=_add, ping=ping)
             search = search.with_weights(tuned.weights)
             record |= {"chosen_on": list(sets), **tuned.plain()}
             chosen = tuned.weights.plain()
@@ -131,37 +132,38 @@ class RunDecoding:
         return search
 
     def _fit_confidences(
-        self, heard: Sequence[Heard], sets: Sequence[str], ping: Any
-    ) -> dict[str, WordReader]:
+        self, utterances: Sequence[TuningUtterance], sets: Sequence[str], ping: Any
+    ) -> dict[str, WordAligner]:
         """Return what times and judges words, with the confidences of each decoder."""
         hparams, search = self._hparams, self.search
         subsampling = measure_subsampling(
             hparams.compute_features, hparams.CNN, hparams.sample_rate
         )
-        reader = WordReader(
+        aligner = WordAligner(
             tokenizer=hparams.tokenizer,
             samples_per_frame=subsampling.stride,
             sample_rate=hparams.sample_rate,
             lm=None if search is None else search.language_models.words,
         )
-        judged: dict[str, list[Judged]] = {name: [] for name in (GREEDY, self.kind)}
-        for each in heard:
+        labeled: dict[str, list[LabeledWords]] = {name: [] for name in (GREEDY, self.kind)}
+        for each in utterances:
             ping()
             tokens = best_tokens(each.log_probs, hparams.tokenizer.vocabulary.blank)
-            judged[GREEDY].append(judge(reader.weigh(each.log_probs, tokens), each.text))
+            found = aligner.extract_features(each.log_probs, tokens)
+            labeled[GREEDY].append(label_words(found, each.text))
             if search is not None:
                 beam = search.nbest(each.log_probs, each.attention)
-                evidence = reader.weigh(each.log_probs, beam[0].tokens, beam)
-                judged[search.kind].append(judge(evidence, each.text))
+                found = aligner.extract_features(each.log_probs, beam[0].tokens, beam)
+                labeled[search.kind].append(label_words(found, each.text))
         fitted = {
             name: fit_confidence([each for share in gather_over_ranks(own) for each in share])
-            for name, own in judged.items()
+            for name, own in labeled.items()
         }
         source = ", ".join(sets) or "no validation set"
-        for name, found in fitted.items():
-            say(f"confidence of words, {name}: {found} ({source})")
-        self._write(CONFIDENCE_FILE, {name: found.plain() for name, found in fitted.items()})
-        return {name: replace(reader, confidence=each.confidence) for name, each in fitted.items()}
+        for name, fit in fitted.items():
+            say(f"confidence of words, {name}: {fit} ({source})")
+        self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
+        return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         if rank() == 0:
@@ -173,8 +175,12 @@ class RunDecoding:
     def score_greedily(self, batch: TextBatch, log_probs: Tensor, frames: Tensor) -> list[Scored]:
         """Decode every utterance greedily, and count its errors: (B, U, V), (B,)."""
         tokenizer = self._hparams.tokenizer
-        best = greedy(log_probs, frames, tokenizer.vocabulary.blank)
-        return self._count([Recognized(tokenizer.decode(each)) for each in best], batch)
+        best = log_probs.argmax(-1).cpu().numpy()  # one transfer from the device for all: (B, U)
+        found = [
+            merge_repeats(row[:count], tokenizer.vocabulary.blank)
+            for row, count in zip(best, frames.tolist(), strict=True)
+        ]
+        return self._count([Recognized(tokenizer.decode(each)) for each in found], batch)
 
     def score(
         self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor
@@ -186,12 +192,12 @@ class RunDecoding:
         rows, samples = log_probs.float().cpu().numpy(), batch.audio_lengths.tolist()
         parts = zip(rows, frames.tolist(), samples, self._attention(states, frames), strict=True)
         clips = [
-            HeardClip(log_probs=row[:count], samples=length, attention=attention)
+            DecoderInput(log_probs=row[:count], samples=length, attention=attention)
             for row, count, length, attention in parts
         ]
         scored = {
-            name: self._count(raise_errors(reading.read(clips, times=True)), batch)
-            for name, reading in self._readings.items()
+            name: self._count(raise_errors(pool.decode(clips, times=True)), batch)
+            for name, pool in self._pools.items()
         }
         if self.search is None:
             return scored[GREEDY]
@@ -240,7 +246,7 @@ def _declared_search(hparams: Any) -> BeamDecoder | None:
                 "but `ctc_weight` is 1.0. Lower that, or take rescore, which then does nothing."
             )
         search = search.with_attention(None)
-    search.require_possible()
+    search.check_graph()
     return search
 
 

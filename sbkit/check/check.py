@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.cost.prediction import check_cost, write_prediction
+from sbkit.check.cost import check_cost
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
-from sbkit.check.data.noises import check_noises
-from sbkit.check.data.speech import check_columns, check_speech
+from sbkit.check.data.speech import check_noises, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
@@ -45,7 +44,6 @@ CHECKS: tuple[Check, ...] = (
     check_state,
     check_causality,
     check_padding,
-    check_columns,
     check_speech,
     check_noises,
     check_unread,
@@ -95,8 +93,6 @@ def check_before_training(run: Run) -> None:
     for finding, listing in zip(findings, listings, strict=True):
         where = f" All of them are listed in {listing}." if listing else ""
         say(f"note: {finding.as_sentence()}{where}")
-    with suppress(OSError):  # a folder that cannot be written is refused by what needs it
-        write_prediction(planned)
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sbkit.base.files import to_json
 from sbkit.base.text import printable_json
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_planned_run
-from sbkit.check.cost.batch_seconds import settle
-from sbkit.check.cost.prediction import NAME as PREDICTION
-from sbkit.check.cost.prediction import Prediction, as_table
+from sbkit.check.cost import NAME as COST
+from sbkit.check.cost import Cost, as_table
 from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_overrides
@@ -29,11 +29,11 @@ def check_file(
 
     Raises SbkitError for a YAML that cannot be read, over which the command leaves with 2.
     """
-    overrides = settle(yaml_file, parse_overrides(arguments), target=target)
+    overrides = find_batch_seconds(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
-        prediction = planned.parts.get(PREDICTION)
-    _print(findings, prediction, as_json=as_json)
+        cost = planned.parts.get(COST)
+    _print(findings, cost, as_json=as_json)
     return exit_code(findings, strict=strict)
 
 
@@ -42,14 +42,13 @@ def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
     return FINDINGS if any(strict or finding.stops for finding in findings) else 0
 
 
-def _print(findings: Sequence[Finding], prediction: Prediction | None, *, as_json: bool) -> None:
+def _print(findings: Sequence[Finding], cost: Cost | None, *, as_json: bool) -> None:
     if as_json:
         record = {"findings": [finding.as_record() for finding in findings]}
-        predicted = {"prediction": asdict(prediction)} if prediction else {}
-        print(printable_json(to_json(record | predicted)))
+        print(printable_json(to_json(record | ({"cost": asdict(cost)} if cost else {}))))
         return
     for finding in findings:
         print(finding)
     print(summary(findings))
-    if prediction is not None:
-        print(as_table(prediction))
+    if cost is not None:
+        print(as_table(cost))

@@ -35,12 +35,11 @@ from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
-from sbkit.train.cost import PREDICTION
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
 TOKENIZER = "tokenizer.model"
-OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER, PREDICTION)
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER)
 
 
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
@@ -82,7 +81,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Note what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not planned.has_recipe:
         return
-    if dry_run(planned).broken or dry_run(planned).mismatches:
+    if dry_run(planned).broken:
         return  # what does not run cannot be exported either, and is reported
     try:
         config = _plain(planned)

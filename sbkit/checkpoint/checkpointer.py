@@ -206,7 +206,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
         Without keys they are ranked by the metric of the recipe that saved them.
         """
-        keys = keys or self._ranked_by()
+        keys = keys or self.ranked_by()
         averaged = read_averaged(self.checkpoints_dir)
         if averaged is not None:
             ranked = self.find_whole(len(averaged.of), **keys)
@@ -214,20 +214,15 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 return ranked[: len(averaged.checkpoints)]
         return self.find_whole(1, **keys)
 
-    def _ranked_by(self) -> dict[str, str]:
-        """Return the metric that the checkpoints were saved with, and its direction."""
+    def ranked_by(self) -> dict[str, str]:
+        """Return the metric that the checkpoints were saved with as `max_key` or `min_key`."""
         metas = [each.meta for each in self.list_checkpoints()]
         for named in (meta.get(RANKED_BY) for meta in metas):
             found = named if isinstance(named, dict) else {}
             for direction in ("min_key", "max_key"):
                 if isinstance(found.get(direction), str):
                     return {direction: found[direction]}
-        # An earlier sbkit did not say it; these are the metrics that its recipes had.
-        return (
-            {"max_key": "accuracy"}
-            if any("accuracy" in meta for meta in metas)
-            else {"min_key": "CER"}
-        )
+        return {}
 
     def _load_mean(self, best: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():

@@ -15,7 +15,7 @@ import soundfile
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.columns import take_columns
-from sbkit.data.storage.audio_store import read_rows, read_stored
+from sbkit.data.storage.audio_store import read_clips
 
 RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz, of MPEG
 COMPRESSION = 0.9  # of libsndfile, from 0 to 1
@@ -49,8 +49,7 @@ def encode_clips(
         if id not in row_of:
             continue
         try:
-            (row,) = read_rows(split, [row_of[id]])
-            audio = np.frombuffer(read_stored(row), "<i2")
+            (audio,) = read_clips(split, [row_of[id]])
         except SbkitError:
             continue
         encoded = encode_mp3(audio[: int(longest * sample_rate)], sample_rate)

@@ -1,6 +1,6 @@
-"""Confidences are fitted to the words of a validation set that were right and wrong, or absent.
+"""Fit the confidence of words to a validation set, and measure it by cross-validation.
 
-features of words, right or not -> logistic regression -> what it is worth, by cross-validation
+features of words, right or not -> logistic regression -> calibration by cross-validation
 
 Legend: N words, K features.
 """
@@ -13,14 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.decoding.confidence import FEATURES, Confidence, Floats
-from sbkit.decoding.word_reader import Evidence
+from sbkit.decoding.word_aligner import WordFeatures
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import right_words
 
-# Of right and of wrong words. Fitted to 14 of the demo's 55 dev clips, with 21 words of the rarer
-# kind, and measured on the rest, NCE was 0.39 (beam) and 0.59 (greedy) on average of 30 draws, 0.17
-# at worst; fitted to 30 clips, 0.43 and 0.61.
-FEWEST = 20
+FEWEST = 20  # right words, and wrong ones; with so few, NCE on other clips was 0.17 at worst
 FOLDS = 10
 PRIOR = 1.0  # a weight of a standardized feature is normally distributed with this precision
 SMALLEST_SCALE = 1e-2  # standard deviation of a feature that is used
@@ -31,7 +28,7 @@ SMALLEST_STEP = 1e-9
 Bools = npt.NDArray[np.bool_]
 
 
-class Judged(NamedTuple):
+class LabeledWords(NamedTuple):
     """The words of one utterance: its reference, features by name and whether each is right."""
 
     text: str
@@ -41,10 +38,10 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A confidence, and what it is worth on words that it was not fitted to.
+    """A confidence, and its calibration on words that it was not fitted to.
 
-    confidence: None where there are too few words, or where it says no more than the share of right
-    words does; calibration: by cross-validation over utterances, None where there was none.
+    confidence: None where there are too few words, or where it tells no more than the share of
+    right words does; calibration: by cross-validation over utterances, None where there was none.
     """
 
     confidence: Confidence | None
@@ -59,7 +56,7 @@ class FittedConfidence:
         return {"weights": weights, "words": self.words, "right": self.right, **figures}
 
     def __str__(self) -> str:
-        """Write what it is worth, or why there is none."""
+        """Write its calibration, or why there is none."""
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
         if self.calibration is None:
@@ -68,27 +65,27 @@ class FittedConfidence:
         return f"none, since it says too little of words it was not fitted to: {self.calibration}"
 
 
-def judge(evidence: Evidence, reference: str) -> Judged:
-    """Compare the words of an utterance with what was said."""
-    heard = [word.text for word in evidence.words]
-    return Judged(reference, evidence.features, right_words(reference.split(), heard))
+def label_words(words: WordFeatures, reference: str) -> LabeledWords:
+    """Compare the decoded words of an utterance with its reference."""
+    decoded = [word.text for word in words.words]
+    return LabeledWords(reference, words.features, right_words(reference.split(), decoded))
 
 
-def fit_confidence(judged: Sequence[Judged]) -> FittedConfidence:
+def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     """Fit a confidence to words, whatever the order of the utterances.
 
     Nothing is chosen here: features and prior are fixed, and cross-validation only measures.
     """
-    judged = sorted((each for each in judged if each.right), key=_order)
-    right = np.array([each for every in judged for each in every.right], np.bool_)
+    labeled = sorted((each for each in labeled if each.right), key=_order)
+    right = np.array([each for every in labeled for each in every.right], np.bool_)
     counts = (len(right), int(right.sum()))
-    if len(judged) < 2 or min(counts[1], counts[0] - counts[1]) < FEWEST:
+    if len(labeled) < 2 or min(counts[1], counts[0] - counts[1]) < FEWEST:
         return FittedConfidence(None, None, *counts)
-    folds = np.array([place % FOLDS for place, each in enumerate(judged) for _ in each.right])
+    folds = np.array([place % FOLDS for place, each in enumerate(labeled) for _ in each.right])
     features = {
-        name: np.concatenate([each.features[name] for each in judged])
+        name: np.concatenate([each.features[name] for each in labeled])
         for name in FEATURES
-        if name in judged[0].features
+        if name in labeled[0].features
     }
     said = np.zeros(len(right))
     for fold in range(FOLDS):
@@ -100,8 +97,8 @@ def fit_confidence(judged: Sequence[Judged]) -> FittedConfidence:
     return FittedConfidence(_fit(features, right) if useful else None, worth, *counts)
 
 
-def _order(judged: Judged) -> tuple[Any, ...]:
-    return judged.text, *(each.tolist() for each in judged.features.values())
+def _order(labeled: LabeledWords) -> tuple[Any, ...]:
+    return labeled.text, *(each.tolist() for each in labeled.features.values())
 
 
 def _fit(features: dict[str, Floats], right: Bools) -> Confidence:

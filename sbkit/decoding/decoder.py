@@ -1,4 +1,4 @@
-"""Decoders: what turns the log-probabilities of CTC into tokens.
+"""The search of a run: prefix beam, joint or through a graph, with its language models.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
@@ -8,9 +8,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import Any, ClassVar, Self, TypeVar
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
@@ -20,15 +18,18 @@ from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.joint_beam import JointBeamSearch
 from sbkit.decoding.language_models import LanguageModels, load_language_models
-from sbkit.decoding.prefix_beam import PrefixBeamSearch
+from sbkit.decoding.prefix_beam import BeamState, PrefixBeamSearch
 from sbkit.decoding.scorer import Scorer, SumOfScorers, TokenScorer
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
+AnySearch = TypeVar("AnySearch", PrefixBeamSearch, JointBeamSearch, GraphSearch)
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
+BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
+LARGEST_WEIGHT = 1e3
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
@@ -36,17 +37,9 @@ ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
-def best_tokens(log_probs: LogProbs, blank: int) -> list[int]:
-    """Decode greedily: the best token of each frame, repeats merged, no blanks: (U, V) -> ids."""
-    best = log_probs.argmax(1)
-    before = np.concatenate([[blank], best[:-1]])
-    tokens: list[int] = best[(best != blank) & (best != before)].tolist()
-    return tokens
-
-
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the language models and the attention decoder weigh beside CTC.
+    """The weights of the language models and of the attention decoder beside CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
@@ -64,19 +57,13 @@ class Weights:
 
     @classmethod
     def of(cls, values: object) -> Self:
-        """Read weights from plain data; raises SbkitError where they are none."""
-        names = [field.name for field in fields(cls)]
+        """Read weights from plain data; raise SbkitError for anything but numbers by name."""
+        names = {field.name for field in fields(cls)}
         given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
-        if not all(
-            name in names
-            and isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) < 1e3
-            for name, value in given.items()
-        ):
+        if not (names >= given.keys() and all(map(is_weight, given.values()))):
             raise SbkitError(
-                f"The weights of a decoder must be numbers named {', '.join(names)}, but are "
-                f"{str(values)[:100]}. Correct them, or write null to have them chosen."
+                f"The weights of a decoder must be numbers named {', '.join(sorted(names))}, but "
+                f"are {str(values)[:100]}. Correct them, or write null to have them chosen."
             )
         return cls(**{name: float(value) for name, value in given.items()})
 
@@ -85,11 +72,17 @@ class Weights:
         return asdict(self)
 
 
-class BeamDecoder:
-    """Prefix beam search with the language models of a run, and its attention decoder.
+def is_weight(value: object) -> bool:
+    """Check whether a value is a number that a weight may be."""
+    return type(value) in (int, float) and abs(value) < LARGEST_WEIGHT  # type: ignore[arg-type]
 
-    ``kind``: "beam", or "graph" for the best path through a graph of the model of words, which is
-    made of it when it is needed first. That takes no part of the others, and has a beam of its own.
+
+class BeamDecoder:
+    """A search with the language models of a run, and perhaps its attention decoder and hotwords.
+
+    ``kind``: "beam" for prefix beam search, or "graph" for the best path through a graph of the
+    model of words, which is built when it is first needed. That uses neither the model of tokens
+    nor the attention decoder, and prunes by itself.
     ``weights`` are chosen on the validation set at the end of training where they are null.
     ``attention``: "rescore" adds the attention decoder's score to the hypotheses of the beam,
     "joint" searches token by token with it, "none" or None does without.
@@ -108,38 +101,37 @@ class BeamDecoder:
         attention: str | None = None,
         kind: str = KINDS[0],
     ) -> None:
-        self.tokenizer, self.beam_size = tokenizer, beam_size
+        ways = (NO_ATTENTION, *ATTENTION)
+        for name, value, known in (
+            ("kind", kind, KINDS),
+            ("attention", attention or NO_ATTENTION, ways),
+        ):
+            if value not in known:
+                raise SbkitError(
+                    f"The decoder's `{name}` must be {' or '.join(known)}, but is "
+                    f"{str(value)[:100]}. Correct it."
+                )
+        self.tokenizer, self.beam_size, self.kind = tokenizer, beam_size, kind
         self.attention = None if attention == NO_ATTENTION else attention
-        self.kind = kind
-        if kind not in KINDS:
-            raise SbkitError(
-                f"The decoder's `kind` must be {' or '.join(KINDS)}, but is {str(kind)[:100]}. "
-                "Correct it."
-            )
-        if self.attention not in (None, *ATTENTION):
-            raise SbkitError(
-                f"The decoder's `attention` must be {', '.join(ATTENTION)} or {NO_ATTENTION}, but "
-                f"is {str(attention)[:100]}. Correct it."
-            )
         self._source = language_models
-        self.is_open = weights is None  # its weights are to be chosen
+        self.needs_tuning = weights is None
         given = Weights() if weights is None else weights
         self.weights = given if isinstance(given, Weights) else Weights.of(given)
         self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is made again when it is needed: its trees are too deep for pickle."""
-        made = {"search", "_biased", "_hotwords", "_lexicon"}
-        return {name: value for name, value in vars(self).items() if name not in made}
+        """Leave out what is built when it is needed: its trees are too deep for pickle."""
+        built = {"search", "_biased", "_hotwords", "_lexicon"}
+        return {name: value for name, value in vars(self).items() if name not in built}
 
     @property
-    def expected(self) -> frozenset[str]:
-        """Return the words of the hotwords."""
+    def hotwords(self) -> frozenset[str]:
+        """Return the words of the hotword phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @cached_property
     def language_models(self) -> LanguageModels:
-        """Load the language models when they are needed first."""
+        """Load the language models when they are first needed."""
         if isinstance(self._source, LanguageModels):
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
@@ -148,7 +140,9 @@ class BeamDecoder:
         """Return the same decoder with other weights, and perhaps another beam."""
         lexicon = self._lexicon  # also loads the language models, before they are copied
         beam_size = beam_size or self.beam_size
-        return self._copy(weights=weights, is_open=False, beam_size=beam_size, _lexicon=lexicon)
+        return self._copy(
+            weights=weights, needs_tuning=False, beam_size=beam_size, _lexicon=lexicon
+        )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
         """Return the same decoder, in which the attention decoder takes part in another way."""
@@ -158,14 +152,27 @@ class BeamDecoder:
         """Return the same decoder with other language models."""
         return self._copy(language_models=models)
 
+    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
+        """Return the same decoder with phrases to expect, which its tokens can spell.
+
+        Its transcript changes only where the search then finds one of them.
+        """
+        if self.kind == "graph":
+            raise SbkitError(
+                "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
+                "or choose another decoder: sbkit tune RUN --decoder beam"
+            )
+        made = self.with_weights(self.weights)
+        made.phrases = tuple(phrases)
+        return made
+
     def _copy(self, **changes: Any) -> "BeamDecoder":
-        """Copy all but what is made again when it is needed."""
-        made = copy(self)
+        made = copy(self)  # by __getstate__
         vars(made).update(changes)
         return made
 
-    def require_possible(self) -> None:
-        """Raise SbkitError where a graph is declared that cannot decode here, or not so."""
+    def check_graph(self) -> None:
+        """Raise SbkitError for a graph without its packages, or with an attention decoder."""
         if self.kind != "graph":
             return
         for name in PACKAGES:
@@ -177,19 +184,7 @@ class BeamDecoder:
                 "--attention_decoding=none (tune: --attention none), or --decoder_type=beam."
             )
 
-    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
-        """Return the same decoder, which expects some phrases that can be spelled.
-
-        Its transcript is another one only where one of them is then heard.
-        """
-        if self.kind == "graph":
-            raise SbkitError(
-                "Hotwords must have the beam search, but this decoder is a word graph. Do without, "
-                "or choose another decoder: sbkit tune RUN --decoder beam"
-            )
-        made = self.with_weights(self.weights)
-        made.phrases = tuple(phrases)
-        return made
+    # -- how its parts are built --------------------------------------------------------------
 
     @cached_property
     def _spelling(self) -> Spelling:
@@ -218,10 +213,10 @@ class BeamDecoder:
     @cached_property
     def _biased(self) -> Search:
         """Make the search with hotwords."""
-        return self._search([*self._scorers(self.expected), self._hotwords])
+        return self._search([*self._scorers(self.hotwords), self._hotwords])
 
     def _search_graph(self) -> GraphSearch:
-        self.require_possible()
+        self.check_graph()
         words, weights = self.language_models.words, self.weights
         special = self.tokenizer.vocabulary
         if words is None:
@@ -283,31 +278,63 @@ class BeamDecoder:
             )
         return scorers
 
+    # -- decoding -----------------------------------------------------------------------------
+
     def nbest(
         self, log_probs: LogProbs, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Return the beam of an utterance, (U, V), the best hypothesis first.
+        """Return the beam of a whole clip, (U, V), the best hypothesis first.
 
-        Raises SbkitError where the attention decoder is to take part and is not given.
+        Raises SbkitError where the attention decoder takes part and is not given.
         """
         if self.attention is not None and attention is None:
             raise SbkitError(
                 f"A decoder with `attention: {self.attention}` must be given the attention decoder "
                 "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
             )
-        plain = self._decode(self.search, log_probs, attention)
-        if not self.phrases:
-            return plain
-        return self._hotwords.choose(plain, self._decode(self._biased, log_probs, attention))
+        if isinstance(self.search, PrefixBeamSearch):
+            return self.finish(self.advance(self.start(), log_probs), attention)
+        if attention is not None:
+            return self._choose(
+                [each.decode(log_probs, attention) for each in self._of(JointBeamSearch)]
+            )
+        return self._choose([each.decode(log_probs) for each in self._of(GraphSearch)])
 
-    def _decode(
-        self, search: Search, log_probs: LogProbs, attention: AttentionDecoder | None
+    def start(self) -> BeamStates:
+        """Return the state before the first frame of a clip whose frames come in pieces.
+
+        Raises SbkitError for a search that takes whole clips alone: joint, or through a graph.
+        """
+        if not isinstance(self.search, PrefixBeamSearch):
+            raise SbkitError(
+                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
+                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
+                "--decoder beam --attention none"
+            )
+        return tuple(search.start() for search in self._of(PrefixBeamSearch))
+
+    def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
+        """Return the state after more frames, (U, V); the one before stays as it is."""
+        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
+        return tuple(search.advance(state, log_probs) for search, state in pairs)
+
+    def finish(
+        self, states: BeamStates, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Search, with the attention decoder where it takes part."""
-        if isinstance(search, JointBeamSearch):
-            assert attention is not None
-            return search.decode(log_probs, attention)
-        found = search.decode(log_probs)
-        if self.attention is None or attention is None:
-            return found
-        return rescore(found, attention, self.weights.attention)
+        """Return the beam of a clip that ends here, the best hypothesis first.
+
+        The end of the sentence is scored, and the attention decoder rescores where it is given.
+        """
+        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
+        beams = [search.finish(state) for search, state in pairs]
+        if self.attention is not None and attention is not None:
+            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
+        return self._choose(beams)
+
+    def _of(self, kind: type[AnySearch]) -> list[AnySearch]:
+        """Return the search and, with hotwords, the one that is biased to them."""
+        searches = [self.search, self._biased] if self.phrases else [self.search]
+        return [each for each in searches if isinstance(each, kind)]
+
+    def _choose(self, beams: Sequence[list[Hypothesis]]) -> list[Hypothesis]:
+        return self._hotwords.choose(*beams) if self.phrases else beams[0]

@@ -1,4 +1,4 @@
-"""What a beam search takes and gives: log-probabilities, tokens worth a try, and hypotheses.
+"""The input and output of a search: log-probabilities, the tokens to try, and hypotheses.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
@@ -23,7 +23,6 @@ class BeamSettings:
     log-probability that a token must exceed to be appended at a frame (the best token of a frame is
     always tried; blanks and repeats always count); most_tokens: how many tokens may be appended at
     a frame, the likeliest, None for all; excluded: tokens that never are, such as `<unk>`.
-    Raises SbkitError for a beam without hypotheses, or a blank or token outside the vocabulary.
     """
 
     vocab_size: int
@@ -33,25 +32,12 @@ class BeamSettings:
     most_tokens: int | None = None
     excluded: Collection[int] = ()
 
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot be."""
-        if self.beam_size < 1:
-            raise SbkitError(
-                f"`beam_size` must be at least 1, but is {self.beam_size}. Try --beam_size=16."
-            )
-        for token in (self.blank, *self.excluded):
-            if not 0 <= token < self.vocab_size:
-                raise SbkitError(
-                    f"The blank and excluded tokens must be ids from 0 to {self.vocab_size - 1}, "
-                    f"but one is {token}. Take them from the tokenizer of this model."
-                )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
     """A token sequence and its natural logarithmic scores; score is the sum of the three.
 
-    tokens: ids without blanks; ctc_score: ln p(tokens | audio), of the alignments that the beam
+    tokens: ids without blanks; ctc_score: ln p(tokens | audio), of the alignments that the search
     kept; lm_score: all that the scorers add, weighted, hotword rewards among it;
     attention_score: ln p(tokens, end | audio) of an attention decoder, weighted.
     """
@@ -59,7 +45,7 @@ class Hypothesis:
     tokens: tuple[int, ...]
     score: float
     ctc_score: float
-    lm_score: float
+    lm_score: float = 0.0
     attention_score: float = 0.0
 
 
@@ -84,38 +70,21 @@ def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
 
 
 def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
-    """Refuse log-probabilities that cannot be decoded.
-
-    Raises SbkitError for another shape than (U, V), for what is no number, and for an impossible
-    frame.
-    """
-    if log_probs.ndim != 2:
+    """Raise SbkitError for another vocabulary, and for a frame without a finite largest value."""
+    if log_probs.shape[1] != vocab_size:
         raise SbkitError(
-            f"Log-probabilities must have the two axes (frames, tokens), but have the shape "
-            f"{log_probs.shape}. Pass one utterance at a time."
+            f"Log-probabilities must have as many columns as the tokenizer has tokens "
+            f"({vocab_size}), but have {log_probs.shape[1]}. Decode with this model's own "
+            "tokenizer."
         )
-    require_vocabulary(log_probs.shape[1], vocab_size)
     best = log_probs.max(1, initial=-inf)  # NaN where one is
     if not np.isfinite(best).all():
         place = int(np.flatnonzero(~np.isfinite(best))[0])
-        raise frame_error(place, float(best[place]))
-
-
-def require_vocabulary(size: int, vocab_size: int) -> None:
-    """Refuse log-probabilities of another vocabulary."""
-    if size != vocab_size:
         raise SbkitError(
-            f"Log-probabilities must have as many columns as the tokenizer has tokens "
-            f"({vocab_size}), but have {size}. Decode with this model's own tokenizer."
+            "Each frame's largest log-probability must be a finite number, but that of frame "
+            f"{place} is {float(best[place])}. Look for NaN or infinity in the audio or the "
+            "model's weights."
         )
-
-
-def frame_error(place: int, best: float) -> SbkitError:
-    """Return the error of a frame whose largest log-probability is no finite number."""
-    return SbkitError(
-        "Each frame's largest log-probability must be a finite number, but that of frame "
-        f"{place} is {best}. Look for NaN or infinity in the audio or the model's weights."
-    )
 
 
 def _tried(log_probs: LogProbs, settings: BeamSettings) -> npt.NDArray[np.bool_]:

@@ -10,6 +10,8 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import cpu_name, git_commit, versions
 
+SUMMARY = "summary.json"  # in the run folder
+
 
 def write_summary(
     path: Path,
@@ -19,13 +21,11 @@ def write_summary(
     train_seconds: float,
     audio_seconds: float,
     device: torch.device,
-    cost: Mapping[str, Any],
 ) -> None:
     """Write the run's figures as JSON, those of each test set by its name.
 
     ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
     epoch and every rank counted; ``rtfx`` is their quotient, null for a run that did not train.
-    ``cost`` is what was predicted beside what was taken.
     """
     summary = {
         "test": test,
@@ -33,7 +33,6 @@ def write_summary(
         "train_seconds": round(train_seconds, 1),
         "audio_seconds": round(audio_seconds, 1),
         "rtfx": round(audio_seconds / train_seconds, 1) if train_seconds > 0 else None,
-        "cost": cost,
         "versions": versions(),
         "git_commit": git_commit(Path(__file__).parent),
         "machine": _machine(device),

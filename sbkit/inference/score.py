@@ -33,7 +33,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
@@ -132,15 +132,18 @@ def _report(
 
 
 def describe_decoding(bundle: Bundle) -> dict[str, Any]:
-    """Say how a recognizer's text was decoded, and with which hotwords."""
+    """Return the decoder of a recognizer and its hotwords, as plain data."""
     if "transcribe" not in bundle.task.commands:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    said: dict[str, Any] = {"decoder": bundle.decoder.kind}
+    described: dict[str, Any] = {"decoder": bundle.decoder.kind}
     if bundle.decoder.phrases:
-        said |= {"hotwords": bundle.decoder.phrases, "refused_hotwords": bundle.refused_hotwords}
-    return said
+        described |= {
+            "hotwords": bundle.decoder.phrases,
+            "refused_hotwords": bundle.refused_hotwords,
+        }
+    return described
 
 
 def _write_page(
@@ -268,7 +271,7 @@ def score_rows(
     """Score every utterance, the shortest first, in the order of the rows."""
     found: dict[int, Any] = {}
     for clips in read_whole_clips(rows, bundle.config.sample_rate):
-        with fitting(", ".join(row["id"] for row in clips.rows[:3])):
+        with naming_audio(", ".join(row["id"] for row in clips.rows[:3])):
             found |= zip(clips.places, score(clips.rows, clips.audio), strict=True)
     return [found[row] for row in range(len(rows))]
 
@@ -287,7 +290,7 @@ def _scorer_of(bundle: Bundle, options: ScoreOptions) -> Scorer:
         )
     if scorer.target == "label" and options.label is None:
         raise SbkitError(
-            "A classifier must be told the column of the right answers, but `--label` is missing. "
+            "`--label` must name the column of a classifier's right answers, but is missing. "
             "Pass --label=language, or another column of the data."
         )
     return scorer

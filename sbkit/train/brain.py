@@ -25,6 +25,7 @@ from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import say
 from sbkit.logs.metric import best_key
+from sbkit.train.ddp import agree_on_buffers, check_same_weights
 from sbkit.train.evaluation import (
     evaluate_splits,
     gather_results,
@@ -36,13 +37,18 @@ from sbkit.train.evaluation import (
 from sbkit.train.finished import stops_early
 from sbkit.train.metrics import MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
+from sbkit.train.position import (
+    counters_kept,
+    length_of,
+    mark_last,
+    read_counters,
+    share_of_steps,
+    write_counters,
+)
 from sbkit.train.profiling import Profile
-from sbkit.train.saved_counters import counters_kept, read_counters, write_counters
 from sbkit.train.slices import slice_columns
-from sbkit.train.step import agree_on_buffers, as_loss, require_same_weights
-from sbkit.train.step_brain import StepBrain
+from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
-from sbkit.train.walk import length_of, mark_last, share_of_steps
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 
 STALL_SECONDS = 120.0
@@ -110,7 +116,7 @@ class Brain(StepBrain):
             valid_set = self._valid_set = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
         enable = not self.noprogressbar if progressbar is None else progressbar
         try:
-            with self._watchdog() as self.watchdog, self._cost:
+            with self._watchdog() as self.watchdog:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # asked to stop in it, a run leaves at once: nothing is trained
@@ -147,28 +153,34 @@ class Brain(StepBrain):
     ) -> float:
         """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
 
-        Without a key the first of `metrics` says which checkpoint is best.
+        Without a key the checkpoints say by which figure they were saved.
         """
         test_set = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        if type(self).metrics and max_key is None and min_key is None:
-            max_key, min_key = best_key(type(self).metrics)
-        self.on_evaluate_start(max_key=max_key, min_key=min_key)
+        if max_key is None and min_key is None:
+            self.on_evaluate_start(**self._best_keys())
+        else:
+            self.on_evaluate_start(max_key=max_key, min_key=min_key)
         with self.signals, self._watchdog() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
 
     def load_best(self, valid_set: Any) -> None:
         """Load what a test would be run with, without training or testing anything."""
         self._valid_set = self._loaders(valid_set, Stage.VALID, None)
-        max_key, min_key = best_key(type(self).metrics)
         with self._watchdog() as self.watchdog:
-            self.on_evaluate_start(max_key=max_key, min_key=min_key)
+            self.on_evaluate_start(**self._best_keys())
+
+    def _best_keys(self) -> dict[str, str | None]:
+        """Name the figure that chooses the best checkpoint, as a Checkpointer takes it."""
+        if type(self).metrics:
+            return best_key(type(self).metrics)._asdict()
+        ours = isinstance(self.checkpointer, Checkpointer)
+        return {**self.checkpointer.ranked_by()} if ours else {}
 
     # -- training -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Any, epoch: int, enable: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
-        self._cost.begin_epoch(self.optimizer_step)
-        self._global_step.begin_epoch()
+        self._counts = None  # of a step that an epoch left open
         self._training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
@@ -177,7 +189,7 @@ class Brain(StepBrain):
         self._choose_epoch(train_set, epoch)
         count = length_of(train_set)
         log_every = self._declared("log_every", LOG_EVERY)
-        self.wrap_step()
+        self.share_step()
         batches = iter(train_set)
         self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
         marked = mark_last(batches, count=count, done=self.step)
@@ -230,13 +242,11 @@ class Brain(StepBrain):
     def _fit_valid(self, valid_set: Any, epoch: int, enable: bool) -> None:
         """Validate. A recipe may override this, to do it less often; hence the arguments."""
         if valid_set is not None:
-            self._cost.begin_validation()
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
-        self._cost.end_epoch(self.optimizer_step)
 
     def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
         if self._has_own_step():
-            require_same_weights(self.modules)
+            check_same_weights(self.modules)
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0
@@ -244,7 +254,6 @@ class Brain(StepBrain):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
-        self._cost.end_step()
         self.on_stage_end(stage, mean, epoch)
         self.step = 0
         return mean
@@ -257,18 +266,20 @@ class Brain(StepBrain):
             outputs = self.compute_forward(batch, stage=stage)
             objective = self.compute_objectives(outputs, batch, stage=stage)
         if type(self).metrics:
-            self.results.setdefault(self.split, []).extend(self.score(outputs, batch))
-            if stage is Stage.TEST and (names := self._declared("report_by", [])):
-                samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
-                columns = slice_columns(names, batch.columns, samples, rate, batch.clips())
-                self.columns.setdefault(self.split, []).extend(columns)
-        return objective.detach().cpu()
+            self._results.setdefault(self._split, []).extend(self.score(outputs, batch))
+        names = self._declared("report_by", [])
+        if names and stage is Stage.TEST and isinstance(batch, Batch):
+            samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
+            columns = slice_columns(names, batch.columns, samples, rate, batch.clips())
+            self._columns.setdefault(self._split, []).extend(columns)
+        one = as_loss(objective) if isinstance(objective, Mapping) else objective
+        return one.detach().cpu()
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """Log, show and save after validation, report after the test, where there are `metrics`."""
-        if not type(self).metrics or stage is Stage.TRAIN:
+        """Log, show and save after validation, and report after the test."""
+        if stage is Stage.TRAIN:
             return
-        results = gather_results(self.results)
+        results = gather_results(self._results)
         if stage is Stage.TEST:
             report_test(self, results)
         else:
@@ -286,7 +297,7 @@ class Brain(StepBrain):
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self._global_step.nonfinite.begin_epoch(sampler, epoch)
+        self._nonfinite.begin_epoch(sampler, epoch)
         if isinstance(sampler, TrainSampler):
             if self.saved_accumulation is not None:  # other micro-batches of the same steps
                 steps = self.step // self.saved_accumulation
@@ -297,13 +308,13 @@ class Brain(StepBrain):
         self.saved_accumulation = None
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
-        rates = [each.param_groups[0]["lr"] for each in self._active_optimizers()]
+        rates = [each.param_groups[0]["lr"] for each in self._active_optimizers().values()]
         rate = rates[0] if rates else 0.0
         reading = self._read()
         self._training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
     def _read(self) -> MetricTotals:
-        """Ask the device what was lost since the last reading, and which steps were bad."""
+        """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
         reading = self._training_metrics.read()
         self.avg_train_loss = self._training_metrics.so_far.loss

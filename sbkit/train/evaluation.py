@@ -19,16 +19,16 @@ from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
-from sbkit.evaluate.summary import write_summary
+from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
 from sbkit.logs.metric import best_key
 from sbkit.models.loss import Loss
-from sbkit.train.cost import SUMMARY
-from sbkit.train.finished import BEST_EPOCH, first_best_epoch
-from sbkit.train.out_of_memory import BatchSplitter
+from sbkit.train.ddp import agree_on_buffers
+from sbkit.train.finished import first_best_epoch
+from sbkit.train.scoring import BEST_EPOCH, LOSS, metrics_of
 from sbkit.train.slices import measure_slices, write_slices
-from sbkit.train.step import agree_on_buffers, as_loss
+from sbkit.train.step import as_loss, explained_memory
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -37,27 +37,24 @@ Results = dict[str, list[Any]]  # of each split, one for every utterance
 def evaluate_splits(
     brain: Any, loaders: Mapping[str, Any], stage: Stage, *, phase: str
 ) -> list[Loss]:
-    """Return the loss of every batch, and leave what was scored in ``brain.results``.
+    """Return the loss of every batch, and leave the results of each split in the Brain.
 
-    A Brain without `metrics` keeps what its recipe calls by these names. After a signal no more
-    batches are evaluated. ``phase`` is for the watchdog.
+    After a signal no more batches are evaluated. ``phase`` is for the watchdog.
     """
-    is_scored = bool(type(brain).metrics)
-    if is_scored:
-        brain.results, brain.columns = ({name: [] for name in loaders} for _ in range(2))
+    brain._results, brain._columns = ({name: [] for name in loaders} for _ in range(2))
     brain.modules.eval()
     agree_on_buffers(brain.modules)
     losses: list[Loss] = []
-    splitter = BatchSplitter()
-    for name, loader in loaders.items():
-        if is_scored:
-            brain.split = name
+    for brain._split, loader in loaders.items():
         for batch in brain.pinging(loader, phase):
             if brain.signals.heard:
                 return losses
             brain.step += 1
-            found = splitter.compute(batch, lambda piece: brain.evaluate_batch(piece, stage))
-            losses.extend(map(as_loss, found))
+            with explained_memory(batch, "eval_batch_seconds"):
+                losses.append(as_loss(brain.evaluate_batch(batch, stage)))
+            if not type(brain).metrics:
+                rows = zip(losses[-1].sums.tolist(), losses[-1].counts.tolist(), strict=True)
+                brain._results[brain._split].extend(rows)
             if brain.debug and brain.step >= brain.debug_batches:
                 break
     return losses
@@ -70,16 +67,11 @@ def start_validation(brain: Any) -> None:
 
 
 def validation_error(brain: Any, loaders: Mapping[str, Any]) -> float:
-    """Validate the weights as they are, and return what chooses the best: lower is better.
-
-    That is the first of `metrics`, negative where more is better, or else the mean loss.
-    """
+    """Validate the weights as they are, and return what chooses the best: lower is better."""
     start_validation(brain)
-    losses = evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
-    if not type(brain).metrics:
-        return mean_over_ranks(losses)
-    name, metric = next(iter(type(brain).metrics.items()))
-    value = measure_splits(brain.measured, gather_results(brain.results))[name]
+    evaluate_splits(brain, loaders, Stage.VALID, phase="averaging")
+    name, metric = next(iter(metrics_of(type(brain)).items()))
+    value = measure_splits(brain.measured, gather_results(brain._results))[name]
     return value if metric.lower_is_better else -value
 
 
@@ -116,11 +108,14 @@ def measure_splits(
 
 def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> None:
     """Log and show the metrics of an epoch, and save it with them; every rank calls it."""
-    values, best = measure_splits(brain.measured, results), best_key(type(brain).metrics)
-    brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=values)
+    values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
+    figures = {name: value for name, value in values.items() if name not in LOSS}
+    brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=figures)
     counter = brain._declared("epoch_counter", None)
     if isinstance(counter, EpochCounterWithStopper):
         counter.update_metric(values[best.name])
+    if brain.checkpointer is None:
+        return
     folder = Path(brain.checkpointer.checkpoints_dir)
     first = first_best_epoch(folder, best, epoch=epoch, value=values[best.name])
     brain.checkpointer.save_and_keep_only(
@@ -133,10 +128,10 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
 
 def report_test(brain: Any, results: Results) -> None:
     """Write the reports of the test sets, the summary and the curves; print the scores."""
-    columns = gather_results(brain.columns)
-    if rank() > 0:
+    columns = gather_results(brain._columns)
+    folder = brain._run_folder
+    if rank() > 0 or folder is None:
         return
-    folder = Path(brain.hparams.output_folder)
     values = {name: brain.measured(each) for name, each in results.items()}
     log = RunLog(folder, resume_step=brain.optimizer_step)
     epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
@@ -161,11 +156,11 @@ def report_test(brain: Any, results: Results) -> None:
         train_seconds=brain._training_metrics.train_seconds,
         audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
-        cost=brain._cost.summary(folder, brain.optimizers_dict or {}),
     )
-    draw_curves(folder / LOG_FILE, folder / "curves.png", type(brain).metrics)
+    draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
+    rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        say(f"{name}: {brain.describe(each)}, {plural(len(each), 'utterance')}, {weights}")
+        say(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
 
 
 def report_run(
@@ -184,7 +179,7 @@ def report_run(
         clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
         if splits
         else lambda *_: {},
-        metrics=type(brain).metrics,
+        metrics=metrics_of(type(brain)),
         known=_known_words(splits.train) if splits and results.utterances else None,
         notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
     )

@@ -1,7 +1,6 @@
 """Whether a run has anything left to train, and whose results lie in its folder."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX
 from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.listing import describe, newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.logs.log import say
 from sbkit.logs.metric import BestKey, Metrics, best_key
-from sbkit.train.cost import SUMMARY
-
-BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
+from sbkit.train.scoring import BEST_EPOCH, metrics_of
 
 
 def epochs_since_best(checkpoints: Path, key: BestKey) -> int:
@@ -37,7 +35,7 @@ def _ranked_epochs(checkpoints: Path, key: BestKey) -> dict[int, tuple[bool, flo
     described = filter(None, map(describe, sorted(checkpoints.glob(f"{CKPT_PREFIX}+*"))))
     metas = (each.meta for each in described if each.meta.get("end-of-epoch", True))
     return {
-        meta["epoch"]: (*_rank(meta[key.name], key), _first_of(meta))
+        meta["epoch"]: (*_rank(meta[key.name], key), meta.get(BEST_EPOCH, meta["epoch"]))
         for meta in metas
         if isinstance(meta.get("epoch"), int) and isinstance(meta.get(key.name), int | float)
     }
@@ -50,16 +48,9 @@ def _rank(value: float, key: BestKey) -> tuple[bool, float]:
     return False, -value if key.max_key else value
 
 
-def _first_of(meta: Mapping[str, Any]) -> int:
-    first = meta.get(BEST_EPOCH)  # what an earlier sbkit saved has none
-    return first if isinstance(first, int) else meta["epoch"]
-
-
 def has_stopped_early(checkpoints: Path, metrics: Metrics, patience: int) -> bool:
     """Return whether the first metric is no better since ``patience`` epochs; 0 never stops."""
-    return bool(patience and metrics) and (
-        epochs_since_best(checkpoints, best_key(metrics)) >= patience
-    )
+    return patience > 0 and epochs_since_best(checkpoints, best_key(metrics)) >= patience
 
 
 def stops_early(brain: Any, patience: int) -> bool:
@@ -68,10 +59,10 @@ def stops_early(brain: Any, patience: int) -> bool:
         return False
     folder = Path(brain.checkpointer.checkpoints_dir)
     stops: bool = gather_over_ranks(
-        rank() == 0 and has_stopped_early(folder, type(brain).metrics, patience)
+        rank() == 0 and has_stopped_early(folder, metrics_of(type(brain)), patience)
     )[0]
     if stops:
-        name = best_key(type(brain).metrics).name
+        name = best_key(metrics_of(type(brain))).name
         say(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
     return stops
 

@@ -10,29 +10,30 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.machine import describe_allocator, describe_waiting
 from sbkit.base.text import plural
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
-from sbkit.check.cost.batch_seconds import settle
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command, save_resolved
+from sbkit.data.corpora.columns import shard_numbers
 from sbkit.data.corpora.splits import Splits
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.storage.audio_cache import default_cache
-from sbkit.data.storage.audio_store import SHARDED
 from sbkit.data.storage.filesystem import Storage
 from sbkit.data.storage.shard_units import ShardOptions
 from sbkit.data.storage.write_shards import parse_size, write_shards
 from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.evaluate.summary import SUMMARY
 from sbkit.logs.log import say
 from sbkit.logs.text_log import TextLog
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.train.cost import SUMMARY
 from sbkit.train.finished import is_finished, may_write_results
 from sbkit.train.initialize import initialize_from
 from sbkit.train.run import Run
+from sbkit.train.scoring import metrics_of
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -62,7 +63,7 @@ def train_run(run: Run, log: TextLog) -> None:
         start_weights(run)
         was_finished = is_finished(
             run.folder,
-            getattr(run.recipe.brain, "metrics", {}),
+            metrics_of(run.recipe.brain),
             number_of_epochs=run.hparams["epoch_counter"].limit,
             patience=run.knobs.get("early_stopping", 0),
         )
@@ -89,7 +90,7 @@ def train_run(run: Run, log: TextLog) -> None:
 
 def settle_batches(run: Run) -> Run:
     """Return the run with a number in the place of `batch_seconds: auto`."""
-    overrides = settle(run.yaml_file, run.overrides, recipe=run.recipe)
+    overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
     if overrides == run.overrides:
         return run
     return Run(run.yaml_file, overrides, recipe=run.recipe)
@@ -142,7 +143,7 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
         say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
         say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
-    if SHARDED not in splits.train.column_names:
+    if not shard_numbers(splits.train).any():
         say(f"prepared audio: {default_cache()}")
     if report is not None:
         say(f"report: {report_data(run, splits, report)}")

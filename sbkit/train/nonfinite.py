@@ -79,10 +79,6 @@ class NonFiniteRecorder:
         place = (self._epoch, number) if is_planned else None
         self._seen.append(Record(describe(batch), place, random, lost.detach()))
 
-    def forget(self) -> None:
-        """Drop the micro-batches of a step that begins again."""
-        self._seen.clear()
-
     def end_step(self, step: int, flags: Tensor) -> None:
         """Add a step of the micro-batches recorded since the last one."""
         self._steps.append(Step(step, tuple(self._seen), flags))
@@ -105,7 +101,7 @@ class NonFiniteRecorder:
                 self._write(step, "loss" if losses else "gradient")
         return int(sum(was_skipped for _, was_skipped in flags)), bad
 
-    def refuse_more(self, count: int, patience: int) -> None:
+    def check_count(self, count: int, patience: int) -> None:
         """Stop a run in which too many steps of an epoch were bad."""
         if count > patience:
             where = f" (they are in {self._folder})" if self._folder else ""

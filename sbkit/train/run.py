@@ -96,9 +96,10 @@ class Run:
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""
+        several = "optimizers" in self.hparams
         brain: Brain = self.recipe.brain(
             modules={"model": self.hparams["model"]},
-            opt_class=self.hparams["opt_class"],
+            opt_class=self.hparams.get("opt_class") if several else self.hparams["opt_class"],
             hparams=self.hparams,
             run_opts={"device": self.placement.device, **run_opts},
             checkpointer=self.hparams["checkpointer"],

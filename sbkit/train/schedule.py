@@ -10,16 +10,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import SHARE
 
 
-def require_schedule(hparams: Mapping[str, Any]) -> None:
-    """Refuse a `lr_schedule` that gives no factor of `lr`, as SpeechBrain's schedulers do not.
-
-    Raises SbkitError.
-    """
+def check_schedule(hparams: Mapping[str, Any]) -> None:
+    """Raise SbkitError for a `lr_schedule` that is no function of progress, as SpeechBrain's."""
     schedule = hparams.get("lr_schedule")
     if schedule is None:
         return
     counts = hasattr(hparams.get("epoch_counter"), "limit")
-    rate = isinstance(hparams.get("lr"), int | float)
+    rate = isinstance(hparams.get("lr"), int | float) or hparams.get("optimizers")
     if not (counts and rate and _gives_factor(schedule)):
         raise SbkitError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
@@ -38,11 +35,15 @@ def _gives_factor(schedule: Any) -> bool:
     return are_factors and once == again
 
 
-def set_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
-    """Set the learning rate of every group, times its `lr_scale`."""
+def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:
+    """Set the learning rate of every group: a rate, or else the optimizer's own, times the factor.
+
+    A group with an `lr_scale` has that share of it.
+    """
     for optimizer in optimizers:
+        declared = optimizer.defaults["lr"] if rate is None else rate
         for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
+            group["lr"] = declared * factor * group.get("lr_scale", 1.0)
 
 
 class WarmupCosine:

@@ -1,5 +1,9 @@
-"""What the Brain of a recipe defines to be measured: its metrics, scores and reports."""
+"""What the Brain of a recipe defines to be measured: its metrics, scores and reports.
 
+A Brain without `metrics` is judged by its loss.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,11 +15,17 @@ from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY, TASK
 from sbkit.logs.log import own_fields
 from sbkit.logs.metric import Metric, Metrics, as_words
-from sbkit.train.finished import BEST_EPOCH
 
+BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
 OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
 OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
 OF_REPORTS = {"column", "value", "utterances", "report_by"}
+LOSS: Metrics = {"loss": Metric(is_fraction=False)}
+
+
+def metrics_of(kind: Any) -> Metrics:
+    """Return what a Brain is judged by: its `metrics`, or else the loss."""
+    return getattr(kind, "metrics", None) or LOSS
 
 
 class Scoring:
@@ -24,9 +34,6 @@ class Scoring:
     Attributes:
         metrics: what `measure` computes, by name; the first one chooses the best checkpoint. It is
             the class's: a recipe of SpeechBrain's may have an attribute of that name.
-        split: the name of the split that is being evaluated.
-        results: what `score` returned of each split so far.
-        columns: what the columns of `report_by` say of each of these utterances.
     """
 
     metrics: ClassVar[Metrics] = {}
@@ -47,8 +54,11 @@ class Scoring:
                     f"without `/`, but {type(self).__name__} calls one {name!r}. Rename it."
                 )
         super().__init__(*arguments, **options)
-        self.split, self.results = "", dict[str, list[Any]]()
-        self.columns: dict[str, list[Any]] = {}
+        # Of the splits that are evaluated, by name: the one at hand, what `score` returned of each,
+        # or else the sum and the count of each loss, and the values of the columns of `report_by`.
+        self._split = ""
+        self._results: dict[str, list[Any]] = {}
+        self._columns: dict[str, list[Any]] = {}
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
         """Return a result for every utterance of an evaluated batch, plain data that travels."""
@@ -56,11 +66,16 @@ class Scoring:
 
     def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
         """Return the value of each of `metrics` over the results of a split."""
-        raise NotImplementedError("a Brain with `metrics` defines `measure`")
+        if type(self).metrics:
+            raise NotImplementedError("a Brain with `metrics` defines `measure`")
+        sums, counts = (
+            math.fsum(each) for each in (zip(*results, strict=True) if results else ((), ()))
+        )
+        return {"loss": sums / counts if counts else math.nan}
 
     def measured(self, results: Sequence[Any]) -> dict[str, float]:
         """Return what `measure` computes; raises SbkitError for what are no numbers."""
-        values, best = self.measure(results), next(iter(type(self).metrics))
+        values, best = self.measure(results), next(iter(metrics_of(type(self))))
         try:
             numbers = {name: float(value) for name, value in values.items()}
             return {best: numbers[best], **numbers}
@@ -92,9 +107,9 @@ class Scoring:
 
     def describe(self, results: Sequence[Any]) -> str:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""
-        return ", ".join(as_words(type(self).metrics, self.measure(results)))
+        return ", ".join(as_words(metrics_of(type(self)), self.measure(results)))
 
     @property
-    def resting(self) -> tuple[nn.Module, ...]:
+    def inactive(self) -> tuple[nn.Module, ...]:
         """Return the modules that the present knobs turn off, which need no gradient."""
         return ()

@@ -1,306 +1,420 @@
-"""One training step as one module: what DDP wraps, and what it needs to know before."""
+"""One training step, from a micro-batch to new weights, in the order in which it happens.
 
-import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+    forward and loss -> backward -> (once the global batch is complete:) divide by the labels of all
+    ranks -> unscale and clip -> step, unless a loss or a gradient is not finite
+
+Losses are sums and counts, so that micro-batches and ranks add up to the gradient of the mean over
+the global batch. The host does not wait for the device: whether a step was skipped is read now and
+then. SpeechBrain's hooks of a step keep their names and order.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
+import speechbrain as sb
 import torch
 import torch.distributed as dist
 from speechbrain import Stage
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
-from sbkit.distributed.ranks import (
-    from_main_rank,
-    gather_over_ranks,
-    sum_over_ranks,
-    world_size,
-)
+from sbkit.checkpoint.rng import seed_step, torch_state
+from sbkit.config.knobs import KnobAttributes
+from sbkit.data.batches.batch import Batch
+from sbkit.distributed.device import Placement, check_precision, resolve
+from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.logs.log import say
 from sbkit.models.loss import Loss
-from sbkit.train.buffers import unchanged
-from sbkit.train.out_of_memory import TooLarge, halves
+from sbkit.train.buffers import RunningStatistics
+from sbkit.train.compiling import compile_blocks
+from sbkit.train.ddp import DdpStep, ForwardLoss
+from sbkit.train.nonfinite import NonFiniteRecorder, ids_of
+from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
+from sbkit.train.options import check_hooks, declared_options
+from sbkit.train.schedule import check_schedule, set_rate
+from sbkit.train.scoring import Scoring
 
-TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
-Forward = Callable[[Any, Stage], Any]
-Objective = Callable[[Any, Any, Stage], Any]
-
-
-class ForwardLoss(nn.Module):
-    """Forward and loss in one module.
-
-    One reducer sees every parameter, whichever modules a recipe calls and in whatever order.
-    """
-
-    def __init__(self, *, modules: nn.Module, forward: Forward, objectives: Objective) -> None:
-        super().__init__()
-        self.parts = modules
-        self._forward, self._objectives = forward, objectives
-
-    def forward(self, batch: Any) -> tuple[Any, Any]:
-        """Return what the recipe predicts and what it loses."""
-        outputs = self._forward(batch, Stage.TRAIN)
-        return outputs, self._objectives(outputs, batch, Stage.TRAIN)
+ONLY = "loss"  # the name of a loss that has none
 
 
-class DdpStep:
-    """A step that is this process's own until it is wrapped: then DDP adds up its gradients.
+class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
+    """Train what a recipe defines, one step at a time.
 
-    The first one is computed outside of DDP, to see by which parameters have a part in the loss.
-    DDP would wait for the gradients of the others, which never come, or search for them in every
-    step. One that has none in a later step on some rank, a layer that was dropped say, has zero
-    there.
+    `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
+    Raises SbkitError when device and precision do not go together here.
 
-    find_unused_parameters: let DDP search, for parameters that join later; none is frozen.
+    Attributes:
+        epoch_share: how much of the current epoch lies before the current step.
+        step, optimizer_step: micro-batches of the epoch, and steps of the run, so far.
+        nonfinite_count: steps of the epoch, as far as they were read, that were skipped as bad.
     """
 
     def __init__(
-        self, graph: ForwardLoss, device: torch.device, *, find_unused_parameters: bool = False
+        self,
+        modules: dict[str, nn.Module] | None,
+        opt_class: Any,
+        hparams: dict[str, Any] | None,
+        run_opts: Any,
+        checkpointer: Any,
     ) -> None:
-        self._graph, self._device = graph, device
-        self._searches = find_unused_parameters
-        self._wrapped: DistributedDataParallel | None = None
-        self._is_first = False
-        self._sent: list[Any] = []  # buckets of gradients in this step
+        options = declared_options(hparams, run_opts)
+        placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        eval_precision = options.get("eval_precision", "fp32")
+        check_precision(placement.device.type, eval_precision, key="eval_precision")
+        evaluation = Placement(placement.device, eval_precision)
+        options["device"] = str(placement.device)
+        declared = hparams or {}
+        check_hooks(type(self), has_own_step=self._has_own_step())
+        check_schedule(declared)
+        self._frozen = Frozen(declared.get("freeze") or (), declared)
+        if opt_class is not None:
+            opt_class = with_lr_scale(opt_class, declared.get("lr_scale") or {}, declared)
+        super().__init__(modules, opt_class, hparams, options, checkpointer)
+        if hparams is not None:
+            self.hparams = KnobAttributes(**hparams)
+        self.device, self.device_type = placement.device, placement.device.type
+        self.training_ctx, self.evaluation_ctx = placement.autocast(), evaluation.autocast()
+        self.scaler = placement.grad_scaler()
+        if self.scaler.is_enabled() and checkpointer is not None:  # in the place of SpeechBrain's
+            checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        self._make_step()
 
-    def __call__(self, batch: Any) -> tuple[Any, Any]:
-        """Return what the recipe predicts and what it loses."""
-        if self._wrapped is None or self._is_first:
-            alone: tuple[Any, Any] = self._graph(batch)
-            return alone
-        self._sent.clear()
-        outputs, objective = self._wrapped(batch)
-        return outputs, objective if self._searches else reach_all(objective, self._graph)
+    def _make_step(self) -> None:
+        """Make what a step consists of besides the modules and their optimizers."""
+        self._statistics = RunningStatistics(self.modules)
+        self._nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
+        self._counts: Tensor | None = None  # (losses, 2) of the step at hand, on this rank
+        self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
+        graph = ForwardLoss(
+            modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
+        )
+        self.ddp_step = DdpStep(
+            graph,
+            self.device,
+            backward=self._backward,
+            find_unused_parameters=self.find_unused_parameters,
+        )
+        self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
+        self.epoch_share = 0.0
+        self._is_last = False  # micro-batch of its epoch
+        self._is_planned = False  # the epoch, by sbkit's sampler
+
+    # -- the step -----------------------------------------------------------------------------
 
     @property
-    def is_wrapped(self) -> bool:
-        """Return whether gradients are added up over the ranks."""
-        return self._wrapped is not None
+    def should_step(self) -> bool:
+        """Return whether the optimizer steps with this micro-batch: every so many, and the last."""
+        return self._is_last or self.step % self.grad_accumulation_factor == 0
 
-    def wrap(self) -> None:
-        """Share the step among the ranks, which begin with the weights of rank 0.
+    def fit_batch(self, batch: Any) -> Any:
+        """Add one micro-batch's gradient, and step when the global batch is complete.
 
-        On GPUs batch normalization sees the batch of all ranks.
+        Returns what `compute_objectives` returned, without its graph; so may a recipe that
+        overrides this. `optimizers_step` expects the gradient of a mean.
         """
-        if self._device.type == "cuda":
-            share_batch_norms(self._graph)
-        self._wrapped = self._with_reducer(init_sync=True)
-        self._is_first = not self._searches
+        batch = self.placed(batch)
+        if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
+            self._statistics.save()
+        self._set_rate_and_seed()
+        self.on_fit_batch_start(batch, self.should_step)
+        random = torch_state(self.device)
+        with self.no_sync(not self.should_step), explained_memory(batch):
+            with self.training_ctx:
+                outputs, objective = self.ddp_step(batch)
+            total, counts = self._backward(objective)
+        self._counts = counts if self._counts is None else self._counts + counts
+        self._nonfinite.record(batch, random, total, self.step)
+        if self.should_step:
+            with explained_memory(batch):
+                self.ddp_step.share_first(batch, inactive=self.inactive)
+            self._normalize()
+            self.optimizers_step()
+            self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
+        self.on_fit_batch_end(batch, outputs, objective, self.should_step)
+        return detached(objective)
 
-    def share_first(self, batch: Any, *, resting: Iterable[nn.Module] = ()) -> None:
-        """Average the gradients of the first step; freeze and name what got none on any rank.
+    def _set_rate_and_seed(self) -> None:
+        """Set the rate and the seed from the place in the run: a resumed run needs nothing else.
 
-        batch: one of the step, to look once more where parameters got none; no random number is
-        drawn by it.
-        resting: modules that are turned off, which need not be named.
+        The rate where the YAML has `lr_schedule`, a function of the progress of the run; the seed
+        where sbkit's sampler plans the batches.
         """
-        if not self._is_first:
-            return
-        unused = freeze_unused(self._graph, batch, self._device)
-        known = {id(each) for part in resting for each in part.parameters()}
-        parameters = dict(self._graph.parts.named_parameters())
-        _tell_unused([name for name in unused if id(parameters[name]) not in known])
-        self._is_first = False
-        if unused:
-            self.renew()
-        wrapped: Any = self._wrapped
-        # By the buckets and the hook of later steps, which average as they do.
-        for bucket in wrapped.reducer._get_zeros_like_grad_buckets():
-            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-            for parameter, share in pairs:
-                if parameter.grad is not None:
-                    share.copy_(parameter.grad)
-            wrapped.reducer._run_comm_hook(bucket).wait()
-            for parameter, share in pairs:
-                parameter.grad = share.clone()
+        epochs = self._declared("epoch_counter", None)
+        schedule = self._declared("lr_schedule", None)
+        if schedule is not None:
+            progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+            rate = None if self._declared("optimizers", None) else self.hparams.lr
+            set_rate(self._active_optimizers().values(), schedule(progress), rate)
+        if self._is_planned:
+            seed_step(self.hparams.seed, epoch=epochs.current, step=self.step)
 
-    def _with_reducer(self, *, init_sync: bool) -> DistributedDataParallel:
-        # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        wrapped = DistributedDataParallel(
-            self._graph,
-            device_ids=None if self._device.type == "cpu" else [self._device],
-            broadcast_buffers=False,
-            init_sync=init_sync,
-            find_unused_parameters=self._searches,
-            gradient_as_bucket_view=True,
-        )
-        wrapped.register_comm_hook(self._sent, average_bucket)
-        return wrapped
+    def _backward(self, objective: Any) -> tuple[Tensor, Tensor]:
+        """Add the gradient of a micro-batch to those of the step, of each loss to its own parts.
 
-    def require_independent_forward(self) -> None:
-        """Raise SbkitError where a rank that begins a batch again would leave others waiting."""
-        if any(isinstance(each, nn.SyncBatchNorm) for each in self._graph.modules()):
-            raise SbkitError(
-                "A batch must fit into memory where batch normalization sees the batch of all "
-                "ranks, but one did not, and cannot be split. Lower --batch_seconds."
+        Returns the sum of all losses, (), and for each of them its labels and whether it is not
+        finite, (losses, 2).
+        """
+        losses = self._losses_of(objective)
+        totals = [loss.sums.sum() for loss in losses.values()]
+        for number, (name, total) in enumerate(zip(losses, totals, strict=True), 1):
+            parameters = None
+            if isinstance(objective, Mapping):
+                groups = self.optimizers_dict[name].param_groups
+                parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+            torch.autograd.backward(
+                self.scaler.scale(total), inputs=parameters, retain_graph=number < len(totals)
             )
+        counts = [
+            torch.stack([loss.counts.sum(), ~total.isfinite()]).to(torch.float32)
+            for loss, total in zip(losses.values(), totals, strict=True)
+        ]
+        return reduce(torch.add, totals), torch.stack(counts)
 
-    def send_zeros(self) -> None:
-        """Send zeros for the buckets that a step which broke off on this rank has not sent.
+    def _losses_of(self, objective: Any) -> dict[str, Loss]:
+        """Return the losses by name, several in the order of their optimizers."""
+        losses, optimizers = as_losses(objective), [*(self.optimizers_dict or {})]
+        if not isinstance(objective, Mapping):
+            return losses
+        if losses.keys() != {*optimizers}:
+            raise SbkitError(
+                "`compute_objectives` must return one Loss, or one for each of `optimizers` "
+                f"({', '.join(optimizers)}), but returned {', '.join(losses)}. Correct the names."
+            )
+        return {name: losses[name] for name in optimizers}
 
-        The other ranks wait for them.
+    def _normalize(self) -> None:
+        """Turn the gradient of each sum into that of its mean over all labels of all ranks.
+
+        DDP has averaged over the ranks what is to be summed, hence the world size. Where any rank's
+        loss was not finite every rank's gradient becomes NaN, so that they skip the step together.
         """
-        if self._is_first:
+        assert self._counts is not None
+        labels, bad = sum_over_ranks(self._counts.clone()).unbind(1)  # (losses,)
+        self._counts, self._bad = None, bad.sum()
+        factors = torch.where(self._bad > 0, torch.nan, world_size() / labels.clamp(min=1))
+        names = [*(self.optimizers_dict or {})]
+        for name, optimizer in self._active_optimizers().items():
+            factor = factors[names.index(name) if len(factors) > 1 else 0]
+            grads = [each.grad for each in with_gradient(optimizer) if each.grad is not None]
+            if any(each.is_sparse for each in grads):
+                raise SbkitError(
+                    "Gradients must be dense, to be divided and clipped, but those of an embedding "
+                    "are sparse. Take `sparse=True` out of it."
+                )
+            if grads:
+                torch._foreach_mul_(grads, factor.to(grads[0].device))
+
+    def optimizers_step(self) -> None:
+        """Step every optimizer, or none where a loss or a gradient is not finite."""
+        optimizers = self._active_optimizers().values()
+        if not optimizers:
             return
-        wrapped: Any = self._wrapped
-        left = wrapped.reducer._get_zeros_like_grad_buckets()[len(self._sent) :]
-        for bucket in left:
-            wrapped.reducer._run_comm_hook(bucket).wait()
-        if left and self._searches:
-            wrapped._match_unused_params_allreduce()
+        # Those without a gradient are left out: a GradScaler refuses them, and torch has the norm
+        # of no gradient on the CPU, whatever the device.
+        stepping = [each for each in optimizers if any(True for _ in with_gradient(each))]
+        for optimizer in stepping:
+            self.scaler.unscale_(optimizer)
+        norms = [clip(each, self.max_grad_norm) for each in stepping]
+        skipped = ~torch.stack([torch.zeros_like(self._bad), *norms]).isfinite().all()
+        for optimizer in stepping:
+            step_unless(skipped, optimizer, self.scaler)
+        self._statistics.restore(skipped)
+        self.scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.optimizer_step += 1
+        self._nonfinite.end_step(self.optimizer_step, torch.stack([self._bad, skipped]))
+        if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
+            self._read_skipped()
 
-    def renew(self) -> None:
-        """Make the reducer anew, on all ranks: one that broke off waits for the rest for ever."""
-        broken: Any = self._wrapped
-        broken.reducer = broken.logger = None  # its hooks on the parameters, too
-        self._wrapped = self._with_reducer(init_sync=False)
+    def _read_skipped(self) -> None:
+        """Read which steps were skipped; raises SbkitError where too many of them were bad."""
+        skipped, bad = self._nonfinite.flush(overflow_is_usual=self.scaler.is_enabled())
+        self.nonfinite_count += bad
+        self._nonfinite.check_count(self.nonfinite_count, self.nonfinite_patience)
+        self._training_metrics.meter.skipped += skipped
 
-    def unwrap(self) -> None:
-        """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
-        self._wrapped, self._is_first = None, False
+    # -- what it consists of ------------------------------------------------------------------
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    def init_optimizers(self) -> None:
+        """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
+        declared = self._declared("optimizers", None)
+        if not declared:
+            super().init_optimizers()
+            return
+        if self.opt_class is not None:
+            raise SbkitError(
+                "A YAML must declare `opt_class` or `optimizers`, but has both. Remove one of them."
+            )
+        self.optimizers_dict = make_optimizers(
+            declared,
+            named_parameters(self.modules, vars(self.hparams)),
+            vars(self.hparams),
+            remove_vector_weight_decay=self.remove_vector_weight_decay,
+        )
+        for name, optimizer in self.optimizers_dict.items() if self.checkpointer else ():
+            self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
+
+    def _active_optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers that step now, by name; `init_optimizers` may make none."""
+        if self.optimizers_dict is not None:
+            return dict(self.freeze_optimizers(self.optimizers_dict))
+        return {} if self.opt_class is None else {"opt_class": self.optimizer}
+
+    def train_mode(self) -> None:
+        """Put the modules into training mode, but what is frozen into that of evaluation."""
+        self.modules.train()
+        self._frozen.eval()
+
+    def placed(self, batch: Any) -> Any:
+        """Return a batch on the device of the model."""
+        return batch.to(self.device) if hasattr(batch, "to") else batch
+
+    def _declared(self, name: str, default: Any) -> Any:
+        return getattr(getattr(self, "hparams", None), name, default)
+
+    @property
+    def _run_folder(self) -> Path | None:
+        folder = self._declared("output_folder", None)
+        return None if folder is None else Path(folder)
+
+    def _compile(self) -> None:
+        """Compile the blocks of the model where `compile` says so, in place.
+
+        Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls
+        a ModuleList.
+        """
+        chosen = self.compile_module_keys or list(self.modules)
+        unknown = [key for key in chosen if key not in self.modules]
+        if unknown or (self.compile_module_keys and not self.compile):
+            raise SbkitError(
+                f"`compile_module_keys` must name modules of the Brain ({', '.join(self.modules)}) "
+                f"and go with compile: True, but is {', '.join(chosen)} with compile: "
+                f"{bool(self.compile)}. Correct it, or leave it out."
+            )
+        if self.compile:
+            counts = compile_blocks((self.modules[key] for key in chosen), self.device)
+            named = ", ".join(f"{count} {name}" for name, count in counts.items())
+            say(f"compiling {named or 'nothing'}")
+
+    # -- several processes --------------------------------------------------------------------
+
+    def _wrap_distributed(self) -> None:
+        """Wrap every module for a recipe with a `fit_batch` of its own; else `share_step` does."""
+        if self._has_own_step() and world_size() > 1:
+            self.distributed_backend = dist.get_backend()
+            super()._wrap_distributed()
+
+    def share_step(self) -> None:
+        """Share the step among the ranks, once it has the weights that it begins with."""
+        if world_size() > 1 and not self.ddp_step.is_shared and not self._has_own_step():
+            self.ddp_step.share()
+
+    def _unwrap_distributed(self) -> None:
+        """Drop the reducers."""
+        self.ddp_step.unwrap()
+        for name, module in self.modules.items():
+            if isinstance(module, DistributedDataParallel):
+                self.modules[name] = module.module
+
+    def _has_own_step(self) -> bool:
+        return type(self).fit_batch is not StepBrain.fit_batch
+
+    def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         """Leave gradients on this rank while a batch is still being accumulated."""
-        return self._wrapped.no_sync() if self._wrapped else nullcontext()
+        if use and self.ddp_step.is_shared:
+            return self.ddp_step.no_sync()
+        context: AbstractContextManager[None] = super().no_sync(use)
+        return context
 
 
-def share_batch_norms(modules: nn.Module) -> None:
-    """Let batch normalizations see the batch of all ranks.
+def as_losses(objective: Any) -> dict[str, Loss]:
+    """Return the losses of `compute_objectives` by name, a single one as `loss`.
 
-    They stay the modules that they are, unlike with torch's `convert_sync_batchnorm`: a recipe, or
-    what is frozen by name, may hold them.
+    A mean is the loss of one label. Raises SbkitError for what is none.
     """
-    each: Any
-    for each in modules.modules():
-        if type(each) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            each.__class__ = nn.SyncBatchNorm
-            each.process_group = None  # that of all
-
-
-def average_bucket(sent: list[Any], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average gradients over the ranks, as DDP does by itself, and note that they were sent."""
-    work: Any = dist.all_reduce(bucket.buffer().mul_(1 / world_size()), async_op=True)
-    sent.append(work)
-    averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return averaged
-
-
-class _Reach(torch.autograd.Function):
-    """Connect parameters to a loss without a gradient for them, which DDP counts as zero."""
-
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, *parameters: Tensor) -> Tensor:
-        return sums.view_as(sums)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        return *slopes, *[None] * (len(ctx.needs_input_grad) - 1)
-
-
-def reach_all(objective: Any, step: ForwardLoss) -> Any:
-    """Connect the loss to every parameter: each then reports to DDP in every step."""
-    trainable = [each for each in step.parts.parameters() if each.requires_grad]
-    apply: Any = _Reach.apply
+    if isinstance(objective, Mapping) and objective:
+        return {name: as_loss(each) for name, each in objective.items()}
     if isinstance(objective, Loss):
-        return Loss(apply(objective.sums, *trainable), objective.counts)
-    return apply(objective, *trainable)
-
-
-def freeze_unused(step: ForwardLoss, batch: Any, device: torch.device) -> list[str]:
-    """Freeze the parameters that have got no gradient in a step, on any rank, and name them.
-
-    Where some have got none, as of a layer that is dropped at random, a batch is tried again. In
-    the other runs a recipe sees each batch once: one may count it, or step a schedule, in its loss.
-    Raises SbkitError where an utterance does not fit into memory by itself.
-    """
-    trainable = [(name, each) for name, each in step.parts.named_parameters() if each.requires_grad]
-    unused = _without_gradient(trainable)
-    everywhere = _on_all_ranks(unused)
-    with unchanged(step.parts, device):
-        for _ in range(TRIES - 1):
-            if not everywhere:
-                break
-            for failure in filter(None, gather_over_ranks(_backward(step, batch))):
-                failure.refuse()
-            unused &= _without_gradient(trainable)
-            everywhere = _on_all_ranks(unused)
-    for name, parameter in trainable:
-        parameter.requires_grad_(name not in everywhere)
-    return sorted(everywhere)
-
-
-def _without_gradient(parameters: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
-    return {name for name, each in parameters if each.grad is None}
-
-
-def _on_all_ranks(names: set[str]) -> set[str]:
-    return set.intersection(*gather_over_ranks(names))
-
-
-def _backward(step: ForwardLoss, batch: Any) -> TooLarge | None:
-    """Run forward and backward, in halves where the whole does not fit; return what never does."""
-    try:
-        torch.autograd.backward(as_loss(step(batch)[1]).sums.sum())
-        return None
-    except torch.OutOfMemoryError:
-        failure = TooLarge.of(batch)
-    if not failure.is_splittable:
-        return failure
-    first, second = halves(batch)
-    return _backward(step, first) or _backward(step, second)
-
-
-def _tell_unused(names: list[str]) -> None:
-    if names:
-        verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
-        say(
-            f"note: {len(names)} of the model's parameters ({listed(names)}) {verb} as made. For "
-            "a part in later steps only, declare find_unused_parameters: True."
+        return {ONLY: objective}
+    if not isinstance(objective, Tensor) or objective.numel() != 1:
+        raise SbkitError(
+            "`compute_objectives` must return a sbkit.models.loss.Loss, a mean as a tensor of one "
+            f"number, or one of them for each of `optimizers`, but returned {objective!r:.100}. "
+            "Correct it."
         )
+    return {ONLY: Loss(objective.reshape(1), torch.ones(1, device=objective.device))}
 
 
-@torch.no_grad()
-def agree_on_buffers(modules: nn.Module) -> None:
-    """Make the buffers of all ranks the same, before they are used in common, or saved.
+def as_loss(objective: Any) -> Loss:
+    """Return the loss that is logged and judged: of several the first."""
+    return next(iter(as_losses(objective).values()))
 
-    What batch normalizations saw is averaged; of all others, such as a running mean of a module of
-    the user's, those of rank 0 are taken, which a checkpoint holds.
+
+def detached(objective: Any) -> Any:
+    """Return what `compute_objectives` returned without its graph."""
+    if isinstance(objective, Mapping):
+        return {name: each.detach() for name, each in objective.items()}
+    return objective.detach()
+
+
+def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Clip the groups of an optimizer by one norm over all of them; return the norm before: ().
+
+    Each optimizer by its own, as SpeechBrain does: that of a pretrained encoder, say, is not held
+    back by the gradients of a new head. A ``max_norm`` that is not positive clips nothing; PyTorch
+    would reverse the gradient.
     """
-    if world_size() == 1:
-        return
-    norms = [
-        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
-    ]
-    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
-    averaged = {id(each): each for each in statistics if each is not None}
-    for statistic in averaged.values():
-        sum_over_ranks(statistic).div_(world_size())
-    for buffer in modules.buffers():
-        if id(buffer) not in averaged and buffer.numel():
-            from_main_rank(buffer)
+    limit = max_norm if max_norm > 0 else math.inf
+    return nn.utils.clip_grad_norm_(list(with_gradient(optimizer)), limit)
 
 
-def require_same_weights(modules: nn.Module) -> None:
-    """Refuse weights that are not those of rank 0 on every rank: each trains a model of its own.
+def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
 
-    Raises SbkitError, on all ranks.
+    skipped (): on the device. A fused optimizer reads it there, by the protocol that GradScaler has
+    with it; for another one the host has to wait for it, which costs nothing on the CPU.
     """
-    if world_size() == 1:
-        return
-    mine = {name: each.detach().double().sum().item() for name, each in modules.named_parameters()}
-    everyone = gather_over_ranks(mine)
-    for name in mine:
-        if len({str(each[name]) for each in everyone}) > 1:  # as text, where nan is nan
-            raise SbkitError(
-                f"All ranks must have the same weights, but `{name.replace('.module.', '.')}` "
-                "differs: its gradients are not added up over them. Call each module as "
-                "`self.modules.NAME`, by which SpeechBrain's DDP sees it, and step on all ranks."
-            )
+    if scaler.is_enabled():
+        for found in scaler._found_inf_per_device(optimizer).values():
+            found.copy_(skipped)  # by itself it looks at the gradients of this optimizer alone
+        scaler.step(optimizer)
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+        device: Any = optimizer
+        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
+        scaler.step(optimizer)
+        del device.grad_scale, device.found_inf
+    elif not bool(skipped):
+        scaler.step(optimizer)
+
+
+def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters that have a gradient, over all groups."""
+    for group in optimizer.param_groups:
+        yield from (each for each in group["params"] if each.grad is not None)
+
+
+@contextmanager
+def explained_memory(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
+    """Raise SbkitError, with what to lower, where a batch does not fit into memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = (
+            f"{len(batch)} utterances, {batch.seconds:.0f} s, " if isinstance(batch, Batch) else ""
+        )
+        raise SbkitError(
+            f"Each batch must fit into memory, but one ({size}{', '.join(ids_of(batch)[:3])}, ...) "
+            f"did not. Lower --{knob} or --max_seconds, raise --grad_accumulation_factor, or take "
+            "a smaller model."
+        ) from error
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:
@@ -308,15 +422,3 @@ def training_loss(brain: Any, batch: Any) -> Loss:
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
-
-
-def as_loss(objective: Any) -> Loss:
-    """Return a Loss as it is, and a mean as that of one label; raises SbkitError for others."""
-    if isinstance(objective, Loss):
-        return objective
-    if not isinstance(objective, Tensor) or objective.numel() != 1:
-        raise SbkitError(
-            "`compute_objectives` must return a sbkit.models.loss.Loss, or a mean as a tensor of "
-            f"one number, but returned {objective!r:.100}. Correct it."
-        )
-    return Loss(objective.reshape(1), torch.ones(1, device=objective.device))

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from recipes.asr.recipe import ASR
 from sbkit.check.check import CHECKS, Check, check_planned_run
-from sbkit.check.cost.prediction import check_cost
+from sbkit.check.cost import check_cost
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, read_document

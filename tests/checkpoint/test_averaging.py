@@ -43,8 +43,6 @@ class Scored:
     [
         ([{"TER": 3, RANKED_BY: {"min_key": "TER"}}, {"TER": 2, RANKED_BY: {"min_key": "TER"}}], 1),
         ([{"F1": 3, RANKED_BY: {"max_key": "F1"}}, {"F1": 2, RANKED_BY: {"max_key": "F1"}}], 0),
-        ([{"CER": 3, RANKED_BY: "nonsense"}, {"CER": 2}], 1),
-        ([{"accuracy": 0.3}, {"accuracy": 0.2}], 0),
     ],
 )
 def test_the_best_is_found_by_the_metric_that_ranked_it(

@@ -12,7 +12,6 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.train.muon import Muon
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -62,7 +61,6 @@ def in_two_groups(model: nn.Module) -> Optimizer:
     [
         over(Adam),
         over(AdamW),
-        over(Muon),
         over(SGD, momentum=0.9),
         over(SGD),
         in_two_groups,

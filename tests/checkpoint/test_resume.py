@@ -60,7 +60,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(
     error = capsys.readouterr().err
     assert "the tokenizer: " in error
     assert len(error.splitlines()) == 1
-    with pytest.raises(SbkitError, match="The tokenizer of .* is another"):
+    with pytest.raises(SbkitError, match="but is another"):
         sbkit_command(["export", str(begun), "--out", str(tmp_path / "bundle")])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.cost.batch_seconds import settle
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
 from sbkit.train.brain import Brain
@@ -81,7 +81,7 @@ def test_lengths_are_numbers_in_every_recipe(
     file.write_text(automatic)
     if not line.startswith("batch_seconds"):
         with pytest.raises(SbkitError, match=said):
-            settle(file, {})
+            find_batch_seconds(file, {})
 
 
 def test_nothing_is_built_over_it(tmp_path: Path) -> None:

@@ -4,30 +4,19 @@ import base64
 import io
 
 import datasets
-import numpy as np
 import pytest
 import soundfile
 
 from sbkit.data.players import encode_clips
+from tests.stores import Utterance, make_store
 
 
 @pytest.fixture(scope="module")
 def split() -> datasets.Dataset:
-    """Make three clips of 1, 2 and 3 seconds, of which the last is damaged."""
-    audio = [np.zeros(16_000 * seconds, "<i2").tobytes() for seconds in (1, 2)]
-    return datasets.Dataset.from_dict(
-        {
-            "id": ["a", "b", "c"],
-            "samples": [16_000, 32_000, 48_000],
-            "audio_flac": [*map(as_flac, audio), as_flac(audio[0])],
-        }
-    )
-
-
-def as_flac(audio: bytes) -> bytes:
-    content = io.BytesIO()
-    soundfile.write(content, np.frombuffer(audio, "<i2"), 16_000, format="FLAC")
-    return content.getvalue()
+    """Make three clips of 1, 2 and 3 seconds, of which the last is cut short."""
+    audio = [bytes(2 * 16_000 * seconds) for seconds in (1, 2, 2)]
+    rows = zip("abc", (16_000, 32_000, 48_000), audio, strict=True)
+    return make_store((Utterance(id, "", "", "", n, each) for id, n, each in rows), "flac")
 
 
 def seconds_of(clip: str) -> float:

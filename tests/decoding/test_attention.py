@@ -167,7 +167,7 @@ def test_a_model_without_a_decoder_does_not_decode() -> None:
 
 
 def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> None:
-    with pytest.raises(SbkitError, match="must be rescore, joint or none, but is aloud"):
+    with pytest.raises(SbkitError, match="must be none or rescore or joint, but is aloud"):
         BeamDecoder(tokenizer=None, language_models="x", attention="aloud")  # type: ignore[arg-type]
     decoder = BeamDecoder(tokenizer=None, language_models="x", attention="joint")  # type: ignore[arg-type]
     with pytest.raises(SbkitError, match="must be given the attention decoder"):

@@ -14,9 +14,9 @@ from sbkit.decoding.confidence import (
     features_of_audio,
     features_of_language,
 )
-from sbkit.decoding.confidence_fit import Judged, fit_confidence, fit_logistic, judge
+from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, fit_logistic, label_words
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.word_reader import WordReader
+from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import spoken
@@ -101,7 +101,7 @@ def test_words_that_a_feature_tells_apart_wholly_keep_finite_weights() -> None:
 # -- fitting -------------------------------------------------------------------------------------
 
 
-def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[Judged]:
+def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
     """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
     random = np.random.default_rng(1)
     found = []
@@ -115,7 +115,7 @@ def utterances(count: int, *, informed: bool = True, words: int = 4) -> list[Jud
             "length": np.zeros(words),
             "agreement": np.ones(words),
         }
-        found.append(Judged(f"utterance {place}", features, right.tolist()))
+        found.append(LabeledWords(f"utterance {place}", features, right.tolist()))
     return found
 
 
@@ -199,7 +199,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None:
     log_probs = spoken(tokenizer, "call the office", {5: "c"})
     tokens = tokenizer.encode("call the office")
-    reader = WordReader(
+    aligner = WordAligner(
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
@@ -207,7 +207,7 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
         confidence=Confidence(0.0, {"posterior": 1.0}),
         unjudged=frozenset({"office"}),
     )
-    call, the, office = reader.read(log_probs, tokens, samples=640 * len(log_probs))
+    call, the, office = aligner.align(log_probs, tokens, samples=640 * len(log_probs))
     assert [call.text, the.text, office.text] == ["call", "the", "office"]
     assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
     assert call.confidence is not None
@@ -215,14 +215,14 @@ def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None
     assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
     assert office.confidence is None
     assert "confidence" not in office.plain()
-    assert reader.read(log_probs[:0], [], samples=0) == ()
+    assert aligner.align(log_probs[:0], [], samples=0) == ()
 
 
 def test_special_tokens_are_no_words(tokenizer: Tokenizer) -> None:
     tokens = [*tokenizer.encode("call"), tokenizer.vocabulary.unk]
     log_probs = np.log(np.full((12, tokenizer.vocab_size), 1 / tokenizer.vocab_size))
-    reader = WordReader(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    (word,) = reader.read(log_probs, tokens, samples=12 * 640)
+    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
+    (word,) = aligner.align(log_probs, tokens, samples=12 * 640)
     assert word.text == "call"
 
 
@@ -230,9 +230,9 @@ def test_the_evidence_of_an_utterance_is_judged_by_its_reference(tokenizer: Toke
     tokens = tuple(tokenizer.encode("call the norm"))
     other = tuple(tokenizer.encode("cold the norm"))
     beam = [Hypothesis(tokens=each, score=0, ctc_score=0, lm_score=0) for each in (tokens, other)]
-    reader = WordReader(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    evidence = reader.weigh(spoken(tokenizer, "call the norm", {}), tokens, beam)
-    judged = judge(evidence, "call norm")
+    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
+    evidence = aligner.extract_features(spoken(tokenizer, "call the norm", {}), tokens, beam)
+    judged = label_words(evidence, "call norm")
     assert judged.right == [True, False, True]
     assert judged.features["agreement"].tolist() == [0.5, 1.0, 1.0]
     assert "known" not in judged.features  # no language model was asked

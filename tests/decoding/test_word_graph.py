@@ -16,13 +16,13 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import Spelling
-from sbkit.decoding.tune import Heard, tune, used_weights
+from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph
 from sbkit.lm.automaton import Automaton, make_automaton
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import END, UNKNOWN, Grams, NgramModel
+from sbkit.lm.ngram import END, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
 from tests.decoding.spoken import heard, spoken
@@ -167,7 +167,7 @@ def graph_of(
     folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
 ) -> BeamDecoder:
     file = folder / "lm.safetensors"
-    declared = Declared(source="these", word_order=order, token_order=2)
+    declared = LanguageModelSpec(source="these", word_order=order, token_order=2)
     ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
     given: dict[str, object] = {"weights": Weights(word=1.0), "kind": "graph", **options}
     return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
@@ -203,7 +203,9 @@ def test_threads_may_share_a_search(tmp_path: Path, tokenizer: Tokenizer) -> Non
 def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer, weights=None)
     assert [*used_weights(decoder)] == ["word", "unknown", "word_bonus"]
-    tuned = tune(decoder, [Heard(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]])
+    tuned = tune(
+        decoder, [TuningUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]]
+    )
     assert tuned.scores.wer == 0
     assert decoder.with_weights(tuned.weights).kind == "graph"
 
@@ -223,7 +225,7 @@ def test_weights_are_tried_without_the_orders_that_are_large(
     monkeypatch.setattr("sbkit.decoding.decoder.make_graph", make)
     monkeypatch.setattr("sbkit.decoding.tune.MOST_NGRAMS", len(words.grams[0]) + 1)
     monkeypatch.setattr("sbkit.decoding.tune.POINTS", 4)
-    tune(decoder, [Heard(spoken(tokenizer, TEXTS[0], {}), TEXTS[0])])
+    tune(decoder, [TuningUtterance(spoken(tokenizer, TEXTS[0], {}), TEXTS[0])])
     assert orders == [1, 1, 1, 1, 3]
 
 
@@ -244,7 +246,7 @@ def test_what_a_graph_cannot_do_is_refused(
     with pytest.raises(SbkitError, match="must be beam or graph, but is tree"):
         graph_of(tmp_path, tokenizer, kind="tree")
     with pytest.raises(SbkitError, match="must do without the attention decoder"):
-        graph_of(tmp_path, tokenizer, attention="rescore").require_possible()
+        graph_of(tmp_path, tokenizer, attention="rescore").check_graph()
     with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
         decoder.with_hotwords(["sam"])
     with pytest.raises(SbkitError, match="must have a language model of words"):
@@ -254,26 +256,10 @@ def test_what_a_graph_cannot_do_is_refused(
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
     with pytest.raises(SbkitError, match=r"Install it: pip install 'sbkit\[graph\]'"):
-        decoder.require_possible()
+        decoder.check_graph()
 
 
 def test_a_model_of_words_that_cannot_be_spelled_is_refused() -> None:
     model = train([["x", "y"]], order=2).model
     with pytest.raises(SbkitError, match="must have words that the tokenizer can spell"):
         make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
-
-
-def test_a_model_of_scores_beyond_reason_is_refused() -> None:
-    model = train((text.split() for text in SENTENCES), order=2).model
-    unigrams, pairs = model.grams
-    hostile = Grams(unigrams.keys, unigrams.log_probs, unigrams.backoffs + np.float32(3e38))
-    model = NgramModel(model.words, (hostile, pairs))
-    with pytest.raises(SbkitError, match="must be below 1e\\+06 for a word graph, but one is 2.4e"):
-        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
-
-
-def test_an_impossible_frame_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    search = graph_of(tmp_path, tokenizer).search
-    log_probs = np.full((3, tokenizer.vocab_size), -inf)
-    with pytest.raises(SbkitError, match="largest log-probability must be a finite number"):
-        search.decode(log_probs)  # type: ignore[call-arg]

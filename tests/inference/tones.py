@@ -14,7 +14,7 @@ from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig
-from sbkit.inference.runtime.model import Batch, Effective, Heard, ModelThread, run_batches
+from sbkit.inference.runtime.model import Batch, Effective, Encoded, ModelThread, run_batches
 from sbkit.inference.transcribe.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -35,12 +35,12 @@ class ToneModel:
         self._vocab_size, self._blank = vocab_size, blank
         self.batches: list[list[float]] = []  # seconds of the clips
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         self.batches.append([len(clip) / RATE for clip in clips])
-        return [Heard(self._hear(clip)) for clip in clips]
+        return [Encoded(self._hear(clip)) for clip in clips]
 
-    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
-        return run_batches(self.hear, batches)
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
+        return run_batches(self.encode, batches)
 
     def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
         raise NotImplementedError

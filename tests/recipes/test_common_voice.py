@@ -14,6 +14,7 @@ from recipes.prepare import prepare_audio, prepare_transcripts
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.release import find_release
 from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
+from sbkit.data.storage.audio_store import read_rows
 from sbkit.models.striding import Striding
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store
@@ -73,12 +74,11 @@ def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: i
     assert list(prepared.named()) == list(SPLITS)
     assert prepared.excluded == []
     for split in SPLITS:
-        rows = prepared.named()[split].to_list()
+        rows = list(read_rows(prepared.named()[split], range(3)))
         assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
         assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
         assert rows[2]["sentence"] == '"Clip" number 2!'
         for n, row in enumerate(rows):
-            assert len(row["audio"]) == 2 * row["samples"]
             assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400 if kind == "mp3" else 1)
 
 
@@ -137,7 +137,7 @@ def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
         file.write("ann\t../../secret.flac\tEscaped\n")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert prepared.excluded == [
-        Excluded("dev", "line 22", "path outside the clips folder", "../../secret.flac")
+        Excluded("dev", "row 22", "path outside the clips folder", "../../secret.flac")
     ]
 
 

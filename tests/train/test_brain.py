@@ -18,7 +18,7 @@ from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.loss import Loss
-from sbkit.train import optimizer_step
+from sbkit.train import step
 from sbkit.train.brain import Brain
 from tests import processes
 
@@ -294,7 +294,7 @@ def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain
     for name in ("scale", "unscale_", "step", "update"):
         monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
     monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
-    monkeypatch.setattr("sbkit.train.optimizer_step.clip", noted("clip", optimizer_step.clip))
+    monkeypatch.setattr("sbkit.train.step.clip", noted("clip", step.clip))
     return brain
 
 

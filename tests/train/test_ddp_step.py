@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests import processes
-from tests.train import splitting
 from tests.train.sharing import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
@@ -37,14 +36,3 @@ def test_a_run_with_speechbrains_loaders_goes_on_within_an_epoch(tmp_path: Path)
     for within, at_its_end in ranks:
         assert within["stopped"] == within["whole"]
         assert at_its_end["stopped"] == at_its_end["whole"]
-
-
-def test_memory_that_ends_on_one_rank_splits_its_batches_and_the_step_is_the_same() -> None:
-    said, ((found, sentence), (others, same)) = tell("tests.train.splitting")
-    assert found == others
-    alone = [splitting.train(splitting.UTTERANCES, "", each) for each in splitting.ACCUMULATIONS]
-    for shared, wanted in zip(found, 3 * alone, strict=True):
-        assert shared == pytest.approx(wanted, rel=1e-5)
-    assert sentence == same
-    assert "Each utterance must fit into memory by itself, but clip0-4" in sentence
-    assert all("did not fit into the memory of rank 1" in line for line in said)

@@ -10,7 +10,7 @@ from speechbrain.nnet.schedulers import NoamScheduler
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import WarmupCosine, require_schedule
+from sbkit.train.schedule import WarmupCosine, check_schedule
 
 HALF = math.sqrt(0.5)
 FACTORS: list[tuple[WarmupCosine, float, float]] = [
@@ -46,7 +46,7 @@ def test_a_scheduler_of_another_kind_is_refused_in_a_sentence() -> None:
     ):
         declared = {"lr": 0.1, "epoch_counter": counter, "lr_schedule": scheduler}
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function from the progress"):
-            require_schedule(declared)
+            check_schedule(declared)
 
 
 SCHEDULES = [WarmupCosine(warmup_fraction=0.15), WarmupCosine(warmup_fraction=0.0)]

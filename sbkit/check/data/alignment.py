@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_of
+from sbkit.check.data.utterances import TRAIN, Rows, about, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.model.shapes import measure_front_end
 from sbkit.check.planned_run import PlannedRun
@@ -50,9 +50,11 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     for key, fix in FIXES.items():
         yield from about(
             planned,
-            CHECK,
             key,
-            found=named(planned, lacking[key], f"too short for its transcript ({key})", detail),
+            found=lacking[key],
+            reason=f"too short for its transcript ({key})",
+            detail=detail,
+            check=CHECK,
             declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
             effect="have too few",
             fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
@@ -63,7 +65,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
 def subsampling_of(planned: PlannedRun) -> Striding | None:
     """Return what the front-end leaves; None where it does not run, which other checks find."""
     _ = planned.hparams
-    with suppress(Exception):  # of whatever kind: a front-end may be anybody's
+    with suppress(Exception):  # a user's front-end may raise anything
         return measure_front_end(planned)
     return None
 

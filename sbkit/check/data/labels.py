@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from sbkit.check.data.characters import check_unseen
-from sbkit.check.data.utterances import TEXT, TRAIN, about, named, transcripts_of
+from sbkit.check.data.utterances import TEXT, TRAIN, about, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, walk
@@ -105,9 +105,11 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
 
     yield from about(
         planned,
-        CHECK,
         "tokenizer",
-        found=named(planned, refused, "label out of range", wrong),
+        check=CHECK,
+        found=refused,
+        reason="label out of range",
+        detail=wrong,
         declared=f"every label must be from 0 to {vocabulary.size - 1} and not the blank "
         f"({vocabulary.blank})",
         effect="hold another",
@@ -115,9 +117,10 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     )
     yield from about(
         planned,
-        CHECK,
         "output_folder",
-        found=named(planned, unknown, "unknown character"),
+        check=CHECK,
+        found=unknown,
+        reason="unknown character",
         declared="the tokenizer must know every character of train",
         effect="hold one that it does not know",
         fix="Choose another --output_folder, for which a tokenizer is trained anew.",

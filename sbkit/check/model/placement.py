@@ -14,13 +14,13 @@ from torch.amp.grad_scaler import GradScaler
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.model.object_walk import reached
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import dotted
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
-from sbkit.train.step_brain import OLD_PRECISIONS
+from sbkit.train.options import OLD_PRECISIONS
 
 PLACEMENT = "placement"
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import DryRun, dry_run, resting
-from sbkit.check.model.object_walk import reached
+from sbkit.check.model.dry_run import DryRun, dry_run, inactive
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
 
@@ -19,12 +19,12 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Find what of the model a small step leaves without a gradient, and what is frozen.
 
     A part may be off because a knob says so (`ctc_weight: 1.0` runs no decoder): the Brain declares
-    it in `resting`.
+    it in `inactive`.
     """
     seen = dry_run(planned)
     if seen.broken is not None:
         return
-    used = seen.trained | resting(planned.brain)
+    used = seen.trained | inactive(planned.brain)
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name
@@ -51,7 +51,7 @@ def _parts(planned: PlannedRun, seen: DryRun, names: set[str], *, stops: bool) -
             declared=f"{', '.join(f'`{dotted(keys)}`' for keys in found)} must be trained",
             effect=reason if stops else f"{'is' if len(found) == 1 else 'are'} {reason}",
             fix="Use it in the recipe, or take it out of the YAML. What a knob turns off belongs "
-            "into `resting` of the Brain."
+            "into `inactive` of the Brain."
             if stops
             else "If that is meant, there is nothing to do; else unfreeze it.",
             stops=stops,

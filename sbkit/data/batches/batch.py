@@ -26,7 +26,7 @@ from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.batches.plan import Example
 from sbkit.data.batches.sampler import EvalSampler, TrainSampler
 from sbkit.data.corpora.manifest import RESERVED_COLUMNS
-from sbkit.data.storage.audio_store import read_rows, read_stored
+from sbkit.data.storage.audio_store import read_rows
 from sbkit.decoding.spelling import SPACE
 from sbkit.text.tokenizer import Tokenizer
 
@@ -155,7 +155,7 @@ def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
     return columns | {
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(row["text"] for row in rows),
-        "audio": b"".join(map(read_stored, rows)),
+        "audio": np.concatenate([row["audio"] for row in rows]),
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
         "weight": example.weight,
@@ -164,7 +164,7 @@ def _join(rows: Sequence[dict[str, Any]], example: Example) -> dict[str, Any]:
 
 def collate_audio(rows: Sequence[Mapping[str, Any]], sample_rate: int) -> dict[str, Any]:
     """Return the fields of a `Batch`, for a collate function that adds its labels."""
-    audio = [torch.from_numpy(np.frombuffer(row["audio"], "<i2").copy()) for row in rows]
+    audio = [torch.from_numpy(row["audio"]) for row in rows]
     counted = sum(row["samples"] * row["weight"] for row in rows)
     return {
         "ids": [row["id"] for row in rows],

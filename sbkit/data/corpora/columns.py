@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.data.storage.audio_store import SHARDED
+from sbkit.data.storage.audio_store import AUDIO
 
 ROWS_AT_ONCE = 100_000
 
@@ -41,11 +41,9 @@ def sample_counts(split: datasets.Dataset) -> npt.NDArray[np.int64]:
 
 
 def shard_numbers(split: datasets.Dataset) -> npt.NDArray[np.int64]:
-    """Return the number of the shard that the audio of every row lies in; 0 without shards."""
-    if SHARDED not in split.column_names:
-        return np.zeros(len(split), np.int64)
-    files = pc.struct_field(take_columns(split, SHARDED)[SHARDED], "file").combine_chunks()
-    numbers: npt.NDArray[np.int64] = files.dictionary_encode().indices.to_numpy().astype(np.int64)
+    """Return the number of the shard that the audio of every row lies in; 0 for the cache's."""
+    places = take_columns(split, AUDIO)[AUDIO]
+    numbers: npt.NDArray[np.int64] = pc.struct_field(places, "shard").to_numpy()
     return numbers
 
 
@@ -63,3 +61,15 @@ def count_characters(texts: Iterable[Sequence[str]]) -> Counter[str]:
         codes = np.frombuffer("".join(part).encode("utf-32-le"), "<u4")
         total += np.bincount(codes, minlength=len(total))
     return Counter({chr(code): int(total[code]) for code in np.flatnonzero(total)})
+
+
+def shared_values(one: datasets.Dataset, other: datasets.Dataset, column: str) -> pa.Array:
+    """Return the values of the second split that are in the first one, too, none of them empty."""
+    values = distinct_values(other, column)
+    return values.filter(pc.is_in(values, value_set=distinct_values(one, column)))
+
+
+def distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
+    """Return the different values of a column, none of them empty."""
+    values = pc.unique(take_columns(split, column)[column])
+    return values.filter(pc.not_equal(values, ""))

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip, Clips
-from sbkit.data.storage.audio_store import COLUMNS, SHARDED
+from sbkit.data.storage.audio_store import AUDIO
 from sbkit.text.languages import primary
 
 # What sbkit calls its own columns: those of a prepared split, then what a batch adds.
 RESERVED_COLUMNS = (
-    *("id", "text", "sentence", "samples", *COLUMNS.values(), SHARDED),
+    *("id", "text", "sentence", "samples", AUDIO),
     *("percent", "weight"),
 )
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")

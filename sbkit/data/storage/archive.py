@@ -5,20 +5,21 @@ import os
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
-from sbkit.data.storage.audio_cache import EMBEDDED_FOLDER, default_cache, note_use
-from sbkit.data.storage.fill import DISK_FULL
-from sbkit.data.storage.shard import CORPUS_FILE, write_sealed
+from sbkit.data.storage.audio_cache import (
+    CORPUS_FILE,
+    DISK_FULL,
+    EMBEDDED_FOLDER,
+    default_cache,
+    describe_folder,
+    note_use,
+)
 from sbkit.logs.log import say
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PIECE = 1 << 20  # bytes
-LARGEST_READ = 1 << 24  # bytes; the attributes of a file have some hundred
-MOST_TIMES = 100  # the packed bytes: speech and its tables have less, zeros have a thousand
-LEAST_LIMIT = 1 << 30  # bytes that are always allowed
 
 
 def is_archive(path: Path) -> bool:
@@ -49,8 +50,10 @@ def unpack(archive: Path) -> Path:
         try:
             with building(folder) as beside:
                 _extract(archive, beside)
-                write_sealed(beside / CORPUS_FILE, {"folder": str(archive.resolve())})
-        except OSError as error:
+                describe_folder(beside, archive.resolve())
+        except SbkitError:
+            raise
+        except Exception as error:  # the libraries that unpack have errors of many kinds
             raise _unusable(archive, folder, error) from error
     note_use(folder)
     return _innermost(folder)
@@ -58,50 +61,13 @@ def unpack(archive: Path) -> Path:
 
 def _extract(archive: Path, folder: Path) -> None:
     """Write what an archive holds into a folder; read it to its end, where its checksum stands."""
-    try:
-        most = max(LEAST_LIMIT, MOST_TIMES * archive.stat().st_size)
-        how: Any = {"mode": "r:*", "most": most}
-        with archive.open("rb") as packed, _Tar.open(fileobj=packed, **how) as tar:
-            for member in tar:
-                tar.members.clear()  # it would keep all of them: 0.9 GB of two million clips
-                if member.issparse() or member.size < 0:
-                    raise tarfile.ReadError("a file in it has holes, or less than no bytes")
-                if member.isfile():
-                    _write(tar, member, folder / _inside(member.name, archive))
-            while tar.fileobj is not None and tar.fileobj.read(PIECE):
-                pass
-    except (SbkitError, OSError):
-        raise
-    except Exception as error:  # whatever a damaged archive does to a library, it is the archive's
-        raise _damaged(archive, error) from error
-
-
-class _Tar(tarfile.TarFile):
-    """A tar file that is read through `_Unpacked`; ``most`` is its limit."""
-
-    members: list[tarfile.TarInfo]  # that were read
-
-    def __init__(self, name: Any, mode: Any, fileobj: Any, *, most: int) -> None:
-        content: Any = _Unpacked(fileobj, most)
-        super().__init__(name, mode, content)
-
-
-class _Unpacked:
-    """The content of a packed file, refused where it goes on for more than ``most`` bytes.
-
-    tarfile reads the attributes of a file at once, and as many as their own header says.
-    """
-
-    def __init__(self, file: Any, most: int) -> None:
-        self._file, self._most = file, most
-        self.seek, self.tell, self.close = file.seek, file.tell, file.close
-
-    def read(self, size: int) -> bytes:
-        """Read some bytes; raises tarfile.ReadError for too many."""
-        if not 0 <= size <= LARGEST_READ or self.tell() > self._most:
-            raise tarfile.ReadError("it unpacks to more than a corpus can")
-        content: bytes = self._file.read(size)
-        return content
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
+            if member.isfile():
+                _write(tar, member, folder / _inside(member.name, archive))
+        while tar.fileobj is not None and tar.fileobj.read(PIECE):
+            pass
 
 
 def _inside(name: str, archive: Path) -> PurePosixPath:
@@ -123,17 +89,13 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> None:
         shutil.copyfileobj(content, target, PIECE)
 
 
-def _unusable(archive: Path, folder: Path, error: OSError) -> SbkitError:
-    if error.errno in DISK_FULL:
+def _unusable(archive: Path, folder: Path, error: Exception) -> SbkitError:
+    reason = (str(error) or type(error).__name__)[:200]
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return SbkitError(
             f"There must be room to unpack {archive} into {folder.parent}, but there is none "
-            f"({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
+            f"({reason}). Make room, or let SBKIT_CACHE name another folder."
         )
-    return _damaged(archive, error)
-
-
-def _damaged(archive: Path, error: Exception) -> SbkitError:
-    reason = (str(error) or type(error).__name__)[:200]
     return SbkitError(
         f"{archive} must be a whole tar file, but cannot be unpacked ({reason}). Download it again."
     )

@@ -1,5 +1,6 @@
 """What lies in the cache of prepared data, and what of it can be removed."""
 
+import json
 import os
 import shutil
 import time
@@ -8,16 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.base.text import plural, printable
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.storage.audio_cache import AUDIO_FOLDER, EMBEDDED_FOLDER
-from sbkit.data.storage.shard import CORPUS_FILE, list_shards, read_sealed
+from sbkit.data.storage.audio_cache import AUDIO_FOLDER, CORPUS_FILE, EMBEDDED_FOLDER
 
 DAY = 86_400  # seconds
-FARTHEST = 8000 * 365.25 * DAY  # after 1970, of what a calendar has; a disk may say more
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,15 @@ def list_entries(cache_folder: Path) -> list[Entry]:
 
 def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / AUDIO_FOLDER):
-        facts = read_sealed(folder / CORPUS_FILE) or {}
-        clips = [shard.clips for _, shard in list_shards(folder) if shard]
-        corpus, rate = facts.get("folder"), facts.get("sample_rate")
-        if not isinstance(corpus, str | None) or not isinstance(rate, int | None):
-            facts, corpus, rate = {}, None, None  # not what sbkit writes
+        facts = _read_facts(folder)
+        lengths = [_lengths(table) for table in folder.glob("*.parquet")]
+        rate = facts.get("sample_rate")
         yield Entry(
             folder=folder,
-            corpus=None if corpus is None else Path(corpus),
+            corpus=Path(facts["folder"]) if facts else None,
             sample_rate=rate,
-            clips=sum(len(each.paths) for each in clips),
-            seconds=sum(sum(each.samples) for each in clips) / (rate or SAMPLE_RATE),
+            clips=sum(map(len, lengths)),
+            seconds=sum(int(each.sum()) for each in lengths) / (rate or SAMPLE_RATE),
             bytes=_size(folder),
             last_used=_last_used(folder, known=bool(facts)),
         )
@@ -76,10 +78,28 @@ def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
 
 def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
     for folder in _folders(cache_folder / EMBEDDED_FOLDER):
-        facts = read_sealed(folder / CORPUS_FILE) or {}
-        corpus = Path(facts["folder"]) if isinstance(facts.get("folder"), str) else None
+        facts = _read_facts(folder)
+        corpus = Path(facts["folder"]) if facts else None
         used = _last_used(folder, known=bool(facts))
         yield Entry(folder, corpus, None, None, None, _size(folder), used)
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    """Return what is noted of a folder; nothing where sbkit did not write it."""
+    try:
+        facts = json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))
+        return {**facts, "folder": str(facts["folder"])}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _lengths(table: Path) -> npt.NDArray[np.int64]:
+    """Return the samples of each clip of a shard; none where its table is damaged."""
+    try:
+        lengths: npt.NDArray[np.int64] = pq.read_table(table, columns=["samples"])[0].to_numpy()
+    except (OSError, ValueError, LookupError):
+        return np.empty(0, np.int64)
+    return lengths
 
 
 def _last_used(folder: Path, *, known: bool) -> float:
@@ -141,8 +161,8 @@ def remove(entry: Entry, cache_folder: Path) -> bool:
     try:
         if not try_lock(lock):
             return False
-        for listing in folder.glob("*.json"):  # first, so that no half is taken for a whole
-            listing.unlink()
+        for table in folder.glob("*.parquet"):  # first, so that no half is taken for a whole
+            table.unlink()
         shutil.rmtree(folder)
     except OSError as error:
         raise SbkitError(
@@ -167,7 +187,7 @@ def print_entries(cache_folder: Path) -> None:
 
 
 def _row(entry: Entry) -> str:
-    day = datetime.fromtimestamp(min(max(entry.last_used, 0.0), FARTHEST)).date().isoformat()
+    day = datetime.fromtimestamp(entry.last_used).date().isoformat()
     clips = "" if entry.clips is None else str(entry.clips)
     hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
     what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)

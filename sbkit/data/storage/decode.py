@@ -1,4 +1,4 @@
-"""Decoding many clips on all cores, and how far it is."""
+"""Decode many clips on all cores, with a progress bar."""
 
 import hashlib
 import time
@@ -17,15 +17,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sbkit.audio.io import AudioError, read_audio
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.storage.audio_store import to_stored
+from sbkit.data.storage.audio_store import encode
 from sbkit.logs.log import is_first_rank
 
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
-LARGEST = 2**31 - 1  # bytes of audio in a row of an Arrow table; 18 h at 16 kHz
+LARGEST = 2**31 - 100  # bytes of audio in a row of an Arrow table; 18 h at 16 kHz
 
 
 class Decoded(NamedTuple):
-    """What is kept of a clip's audio, or why there is none, its samples, a hash of its file."""
+    """What is kept of a clip's audio or why there is none, its length, and a hash of its file."""
 
     audio: bytes | AudioError
     samples: int = 0
@@ -56,9 +56,9 @@ def decode_clips(
 
 
 def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
-    """Decode one clip; what is wrong with it is returned."""
+    """Decode one clip; return what is wrong with it where it cannot be decoded."""
     try:
-        audio = read_audio(path, sample_rate).astype("<i2", copy=False).tobytes()
+        samples = read_audio(path, sample_rate)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except AudioError as error:
@@ -66,12 +66,11 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
     except OSError as error:
         sentence = f"{path} must be readable, but is not: {error}. Repair that."
         return Decoded(AudioError("unreachable", sentence))
-    if len(audio) > LARGEST:
+    if samples.nbytes > LARGEST:
         return Decoded(
             AudioError("too long", f"{path} must last less than 18 hours, but is longer. Cut it.")
         )
-    kept = to_stored(audio, path, store=store, sample_rate=sample_rate)
-    return Decoded(kept, len(audio) // 2, digest)
+    return Decoded(encode(samples, store=store, sample_rate=sample_rate), len(samples), digest)
 
 
 @contextmanager

@@ -1,330 +1,210 @@
-"""Shards: Arrow files of decoded audio, each with a listing of its clips and its checksum.
+"""Shards: the form of decoded audio on a disk, in the cache and in a corpus of shards.
 
-NAME.arrow  what `audio_store` keeps of the clips, a row each
-NAME.json   which clips they are, how long each is, which cannot be read, and the checksums
-NAME.ok     size, times and inode of NAME.arrow when its checksum was found right
+NAME.arrow    a row for each clip: its name and its audio as WAV or FLAC, which `datasets` reads
+NAME.parquet  what is known of the clips, and which bytes of NAME.arrow are whose
+
+The table is written last, so a shard is whole if its table is there. Each clip has a CRC-32, which
+is compared when the clip is read.
 """
 
+import fcntl
 import hashlib
 import io
 import json
 import os
-from collections.abc import Container, Iterator, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import Audio, Features
 
-from sbkit.base.errors import SbkitError
-from sbkit.base.files import fsync, naming, read_regular, write_text_atomically
-from sbkit.checkpoint.integrity import checksum
+from sbkit.base.files import fsync, naming, try_lock
+from sbkit.data.storage.audio_store import AUDIO, PLACE
+from sbkit.data.storage.decode import Decoded
+from sbkit.data.storage.filesystem import Storage
+from sbkit.logs.log import say
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
-LARGEST_LISTING = 1 << 28  # bytes
-NOTE = ".json.tmp"  # ends the name of what is noted of an unfinished shard
-CLAIM = ".claim-"  # the lock file of who decodes a block of clips
-CORPUS_FILE = "corpus.json"  # in a folder of shards: whose audio they hold
-AUDIO_SCHEMA = pa.schema({"audio": pa.binary()})
+CLAIM = ".claim-"  # begins the name of the lock file of some work
+FACTS = b"sbkit"  # the key of a table's metadata that holds its `ShardFacts`
+_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 
-class ClipKey(NamedTuple):
-    """One state of an audio file; ``path`` is relative to the corpus folder."""
+@dataclass(frozen=True)
+class ShardFacts:
+    """What is known of one shard beside its clips.
 
-    path: str
-    size: int
-    mtime_ns: int
-
-
-class CachedClip(NamedTuple):
-    """One row of a shard: the file it was, its samples, and a hash of the file's bytes."""
-
-    key: ClipKey
-    samples: int
-    digest: str
-
-
-class Listing(NamedTuple):
-    """The rows of a finished shard, in columns as `ClipKey` and `CachedClip` name them."""
-
-    paths: Sequence[str]
-    sizes: Sequence[int]
-    mtimes_ns: Sequence[int]
-    samples: Sequence[int]
-    digests: Sequence[str]
-
-    @classmethod
-    def of(cls, clips: Sequence[CachedClip]) -> "Listing":
-        """Arrange clips in columns."""
-        columns = list(zip(*((*key, *rest) for key, *rest in clips), strict=True))
-        return cls(*(columns or [()] * 5))
-
-
-class UnreadableClip(NamedTuple):
-    """One file that holds no audio that can be used, and why."""
-
-    key: ClipKey
-    reason: str
-    detail: str
-
-
-class Shard(NamedTuple):
-    """A finished shard and its listing."""
-
-    file: Path
-    clips: Listing
-    unreadable: Sequence[UnreadableClip]
-    sha256: str
-    store: str = "pcm"
-
-
-class HashedFile(io.FileIO):
-    """A file that is hashed as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "wb")
-        self._digest = hashlib.sha256()
-
-    def write(self, content: Any) -> int:
-        """Write all of the content, or raise OSError."""
-        rest = memoryview(content).cast("B")
-        size = len(rest)
-        self._digest.update(rest)
-        while rest:
-            rest = rest[super().write(rest) :]
-        return size
-
-    def digest(self) -> str:
-        """Return the SHA-256 of what is written."""
-        return self._digest.hexdigest()
-
-    def finish(self) -> str:
-        """Wait until all is on the disk, and return the SHA-256."""
-        fsync(self.fileno())
-        self.close()
-        return self.digest()
-
-
-class AudioFile:
-    """Write audio into an Arrow file, a record batch at a time.
-
-    Attributes:
-        bytes: of audio so far.
+    bytes: of the Arrow file; left_out: what holds no usable audio, and why; sources: rows of the
+    corpus that were read for it, from the first of its unit on; last: whether they are all.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._sink = HashedFile(path)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), AUDIO_SCHEMA)
-        self._batch: list[bytes] = []
-        self.bytes = 0
-
-    def add(self, audio: bytes) -> bool:
-        """Add a row; return whether those before it were written as a batch."""
-        full = sum(map(len, self._batch)) + len(audio) > BATCH_BYTES
-        is_written = bool(self._batch) and (full or len(self._batch) >= BATCH_ROWS)
-        if is_written:
-            self._flush()
-        self._batch.append(audio)
-        self.bytes += len(audio)
-        return is_written
-
-    def so_far(self) -> dict[str, Any]:
-        """Return the length and the SHA-256 of the file as it is."""
-        return {"bytes": self._sink.tell(), "sha256": self._sink.digest()}
-
-    def finish(self) -> str:
-        """Write the rest, and return the file's SHA-256."""
-        self._flush()
-        self._stream.close()
-        return self._sink.finish()
-
-    def discard(self) -> None:
-        """Remove what was written, unless it was renamed."""
-        with suppress(OSError):
-            self._sink.close()
-        self.path.unlink(missing_ok=True)
-
-    def _flush(self) -> None:
-        if self._batch:
-            batch = pa.record_batch({"audio": pa.array(self._batch, pa.binary())})
-            self._stream.write_batch(batch)
-            self._batch = []
+    bytes: int
+    left_out: Sequence[Sequence[Any]]
+    sources: int = 0
+    last: bool = True
 
 
 class ShardWriter:
-    """Write one shard; it is there when it is finished, and not before.
+    """Write one shard; it appears when it is published.
 
-    What a killed process wrote is made a shard by `recover_unfinished`, as far as the note beside
-    it goes, which is written anew with each record batch.
-
-    audio: what is written so far; unreadable: files that need not be tried again.
+    Attributes:
+        clips, bytes: of audio so far.
     """
 
-    def __init__(self, folder: Path, store: str = "pcm") -> None:
-        self._store = store
-        self._file = folder / f"{uuid4().hex}.arrow"
-        self.audio = AudioFile(self._file.with_name(f".{self._file.name}.tmp"))
-        self._note = self._file.with_name(f".{self._file.stem}{NOTE}")
-        self._clips: list[CachedClip] = []
-        self.unreadable: list[UnreadableClip] = []
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f".{uuid4().hex}.arrow.tmp"
+        self._file = self._path.open("wb")
+        self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
+        self._batch: list[dict[str, Any]] = []
+        self._crcs, self._samples, self._digests = list[int](), list[int](), list[str]()
+        self.clips = self.bytes = 0
 
-    def add(self, clip: CachedClip, audio: bytes) -> None:
-        """Add a clip; its audio is on the way to the disk with the next batch."""
-        if self.audio.add(audio):
-            write_sealed(self._note, self._listing() | self.audio.so_far())
-        self._clips.append(clip)
+    def add(self, name: str, decoded: Decoded) -> None:
+        """Add a clip; its audio goes to the disk with its record batch."""
+        audio = decoded.audio
+        assert isinstance(audio, bytes)
+        full = sum(len(each["bytes"]) for each in self._batch) + len(audio) > BATCH_BYTES
+        if self._batch and (full or len(self._batch) >= BATCH_ROWS):
+            self._flush()
+        self._batch.append({"bytes": audio, "path": name})
+        self._crcs.append(zlib.crc32(audio))
+        self._samples.append(decoded.samples)
+        self._digests.append(decoded.digest)
+        self.clips += 1
+        self.bytes += len(audio)
 
-    def finish(self) -> Shard:
-        """Write the data, then the listing that makes a shard of them."""
-        with naming(self._file):
-            sha256 = self.audio.finish()
-            self.audio.path.rename(self._file)
-        write_sealed(self._file.with_suffix(".json"), self._listing() | {"sha256": sha256})
-        self._note.unlink(missing_ok=True)
-        write_stamp(self._file, sha256)
-        clips = Listing.of(self._clips)
-        return Shard(self._file, clips, self.unreadable, sha256, self._store)
+    def publish(
+        self, storage: Storage, name: str, columns: Mapping[str, Any], **facts: Any
+    ) -> pa.Table:
+        """Put the audio in its place, then its table, which has further columns; return the table.
+
+        Without any audio, as with ``audio_store: none``, there is a table alone.
+        """
+        with naming(self._path):
+            self._flush()
+            self._stream.close()
+            self._file.flush()
+            fsync(self._file.fileno())
+            self._file.close()
+        size = self._path.stat().st_size if self.bytes else 0
+        written = ShardFacts(size, **facts)
+        samples = pa.array(self._samples, pa.int64())
+        table = pa.table({"samples": samples, AUDIO: self._places(), **columns})
+        table = table.replace_schema_metadata({FACTS: json.dumps(asdict(written))})
+        content = io.BytesIO()
+        pq.write_table(table, content, write_page_checksum=True)
+        if self.bytes:
+            storage.take(self._path, f"{name}.arrow")
+        storage.write(f"{name}.parquet", content.getvalue())
+        return table
 
     def discard(self) -> None:
-        """Remove what was written, unless it is finished."""
-        self._note.unlink(missing_ok=True)
-        self.audio.discard()
+        """Remove what was written, unless it is published."""
+        with suppress(OSError):
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
-    def _listing(self) -> dict[str, Any]:
-        clips = Listing.of(self._clips)
-        return {"store": self._store, "clips": clips, "unreadable": self.unreadable}
+    def _flush(self) -> None:
+        if self._batch:
+            batch = pa.record_batch({AUDIO: self._batch}, _SCHEMA)
+            self._stream.write_batch(batch)
+            self._batch = []
 
-
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON with a hash of itself."""
-    text = json.dumps(content)
-    write_text_atomically(path, json.dumps({"seal": _hash(text)}) + "\n" + text + "\n")
-
-
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """Read what `write_sealed` wrote; return None where it is damaged."""
-    try:
-        written = read_regular(path, largest=LARGEST_LISTING, what="A listing of the cache")
-        seal, text = written.decode().splitlines()
-        content = json.loads(text)
-        is_sealed = json.loads(seal) == {"seal": _hash(text)}
-        return content if is_sealed and isinstance(content, dict) else None
-    except (SbkitError, ValueError, RecursionError):
-        return None
+    def _places(self) -> pa.StructArray:
+        """Return where the audio of each clip begins, its size and CRC-32, and its digest."""
+        starts, sizes = (
+            locate(self._path) if self.bytes else (pa.nulls(self.clips, pa.int64()),) * 2
+        )
+        crcs = pa.array(self._crcs, pa.int64())
+        digests = pa.array(self._digests, pa.string())
+        names = ["start", "size", "crc32", "digest"]
+        return pa.StructArray.from_arrays([starts, sizes, crcs, digests], names)
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def locate(file: Path) -> tuple[pa.Array, pa.Array]:
+    """Return where the audio of each row of an Arrow file begins, and its size, in bytes."""
+    starts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    with pa.memory_map(str(file)) as source:
+        whole = source.read_buffer()
+        for batch in pa.ipc.open_stream(whole):
+            _, offsets, audio = batch[AUDIO].field("bytes").buffers()
+            ends = np.frombuffer(offsets, np.int32)[: len(batch) + 1].astype(np.int64)
+            starts.append(audio.address - whole.address + ends[:-1])
+            sizes.append(np.diff(ends))
+    return pa.array(np.concatenate(starts)), pa.array(np.concatenate(sizes))
 
 
-def read_shard(listing: Path) -> Shard | None:
-    """Read the listing of a shard; return None where it is damaged, or of another version."""
-    content = read_sealed(listing)
-    if content is None:
-        return None
-    try:
-        clips = Listing(*(content["clips"] or Listing.of(())))
-        if len({len(column) for column in clips}) > 1:
-            return None
-        unreadable = [UnreadableClip(ClipKey(*key), *rest) for key, *rest in content["unreadable"]]
-        paths = [*clips.paths, *(each.key.path for each in unreadable)]
-        numbers = [pa.array(each, pa.int64()) for each in clips[1:4]]
-        if not all(isinstance(each, str) for each in paths) or any(n.null_count for n in numbers):
-            return None
-        store = content.get("store", "pcm")  # older listings do not name it
-        return Shard(listing.with_suffix(".arrow"), clips, unreadable, content["sha256"], store)
-    except (TypeError, ValueError, KeyError, OverflowError):
-        return None
+def read_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
+    """Read what `ShardWriter.publish` wrote beside a shard.
 
-
-def is_intact(shard: Shard) -> bool:
-    """Return whether a shard is what was written: its checksum, its rows, and their lengths."""
-    if is_stamped(shard.file, shard.sha256):
-        return True
-    if not has_checksum(shard.file, shard.sha256):
-        return False
-    lengths = []
-    try:
-        with pa.memory_map(str(shard.file)) as source, pa.ipc.open_stream(source) as stream:
-            for batch in stream:
-                batch.validate(full=True)  # who makes up a shard makes up its checksum, too
-                lengths.append(pc.binary_length(batch["audio"]).to_numpy())
-    except (pa.ArrowException, LookupError, OSError):
-        return False
-    found = np.concatenate(lengths) if lengths else np.empty(0)
-    if len(found) != len(shard.clips.paths):
-        return False
-    if shard.store == "pcm" and found.tolist() != [2 * samples for samples in shard.clips.samples]:
-        return False
-    write_stamp(shard.file, shard.sha256)
-    return True
-
-
-def has_checksum(file: Path, sha256: str) -> bool:
-    """Return whether a file's bytes have a checksum."""
-    try:
-        return file.is_file() and checksum(file) == sha256  # a pipe would be waited for
-    except OSError:
-        return False
-
-
-def is_stamped(file: Path, sha256: str) -> bool:
-    """Return whether a file was found intact, and nobody wrote to it since."""
-    stamp = file.with_suffix(".ok")
-    try:
-        return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(file, sha256)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def write_stamp(file: Path, sha256: str) -> None:
-    """Note that a file is intact, where that can be written."""
-    with suppress(OSError):
-        write_text_atomically(file.with_suffix(".ok"), _stamp(file, sha256))
-
-
-def _stamp(file: Path, sha256: str) -> str:
-    """Describe a file by what changes when anyone writes to it, or puts another in its place."""
-    status = file.stat()
-    fields = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
-    return " ".join(map(str, fields)) + "\n"
-
-
-def list_shards(folder: Path, besides: Container[Path] = ()) -> Iterator[tuple[Path, Shard | None]]:
-    """Yield the listing of each shard of a folder, and what it says; None where it is damaged."""
-    for listing in sorted(folder.glob("*.json")):
-        if listing.name != CORPUS_FILE and listing not in besides:
-            yield listing, read_shard(listing)
-
-
-def remove_shard(listing: Path) -> None:
-    """Remove a shard; its listing goes first, so that no part is taken for a whole."""
-    for suffix in (".json", ".ok", ".arrow"):
-        listing.with_suffix(suffix).unlink(missing_ok=True)
-
-
-def recover_unfinished(folder: Path) -> None:
-    """Make shards of what killed processes noted, and remove the rest of what they left.
-
-    Only who holds the folder's lock may call this.
+    Raises:
+        ValueError, OSError, LookupError: it is damaged, or somebody else's.
     """
-    for note in folder.glob(f".*{NOTE}"):
-        noted, name = read_sealed(note) or {}, note.name.removeprefix(".").removesuffix(NOTE)
-        audio, size = folder / f".{name}.arrow.tmp", noted.pop("bytes", None)
-        # A power cut may have lost some of it.
-        is_there = audio.is_file() and isinstance(size, int) and 0 <= size <= audio.stat().st_size
-        if audio.is_symlink() or not is_there:
-            continue
-        os.truncate(audio, size)
-        if has_checksum(audio, str(noted.get("sha256"))):
-            audio.rename(folder / f"{name}.arrow")
-            write_sealed(folder / f"{name}.json", noted)
+    table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    facts = ShardFacts(**json.loads((table.schema.metadata or {})[FACTS]))
+    return table.replace_schema_metadata(None), facts
+
+
+def to_places(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.StructArray:
+    """Return the `PLACE` of each row of a shard's table, given the file that its audio is in."""
+    audio = table[AUDIO].combine_chunks()
+    columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
+    columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
+    columns["sample_rate"] = pa.repeat(sample_rate, len(table))
+    return pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
+
+
+def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) -> None:
+    """Do works, known by their names, that other processes may do at the same time.
+
+    Each process takes what no other one holds, and waits for the others in the end. A work that
+    another process has done must find that out by itself.
+    """
+    held = []
+    for name, work in works:
+        with claimed(folder, name, wait=False) as mine:
+            if mine:
+                work()
+            else:
+                held.append((name, work))
+    if held:
+        say(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
+    for name, work in held:
+        with claimed(folder, name, wait=True):
+            work()
+
+
+@contextmanager
+def claimed(folder: Path, work: str, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of some work, by its name; yield whether it is held.
+
+    A disk without locks has one process.
+    """
+    file = folder / f"{CLAIM}{hashlib.sha256(work.encode()).hexdigest()[:16]}"
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        mine = try_lock(lock)
+        if not mine and wait:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            mine = True
+        yield mine
+        if mine:
+            file.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left; call it only while no other process writes there."""
     for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
         for file in folder.glob(pattern):
-            if file.suffix != ".arrow" or not file.with_suffix(".json").is_file():
+            if file.suffix != ".arrow" or not file.with_suffix(".parquet").is_file():
                 file.unlink(missing_ok=True)

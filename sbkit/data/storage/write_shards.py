@@ -1,51 +1,49 @@
-"""Writing a corpus in shards, by any number of processes that share the work.
+"""Write a corpus of shards, by any number of processes that share the work.
 
 On a disk with locks each process takes what no other one holds; elsewhere it takes its share by
-SLURM_ARRAY_TASK_ID or RANK. A shard is there when its table is, and the corpus when the index is,
-which is written by the process that finds all shards. Who is killed loses the shard at hand.
+SLURM_ARRAY_TASK_ID or RANK. The index makes a corpus of the shards, and is written by the process
+that finds all of them. A killed process loses its current shard.
 """
 
-import io
-import json
 import os
 import re
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import count, tee
 from pathlib import Path
-from uuid import uuid4
+from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, scratch_folder
+from sbkit.base.files import scratch_folder
 from sbkit.data.corpora.clips import Clip, Clips
-from sbkit.data.corpora.manifest import BadRow, Manifest, Row
+from sbkit.data.corpora.manifest import BadRow, Manifest, Row, free_name
 from sbkit.data.corpora.splits import Excluded
 from sbkit.data.corpora.streamed_split import StreamedSplit
-from sbkit.data.storage.audio_store import SHARDED, WITH_AUDIO
+from sbkit.data.storage.audio_cache import DISK_FULL
 from sbkit.data.storage.decode import Decoded, decode_clips
 from sbkit.data.storage.filesystem import Storage
-from sbkit.data.storage.fill import DISK_FULL, claimed
-from sbkit.data.storage.prepare import UNREADABLE, refuse_heavy_loss
-from sbkit.data.storage.shard import CLAIM, AudioFile
+from sbkit.data.storage.prepare import UNREADABLE, check_loss
+from sbkit.data.storage.shard import (
+    ShardFacts,
+    ShardWriter,
+    claimed,
+    remove_leftovers,
+    share_work,
+)
 from sbkit.data.storage.shard_units import ShardOptions, Unit, manifest_units
 from sbkit.data.storage.sharded_corpus import (
-    FACTS,
     INDEX,
     Index,
     Listed,
-    ShardFacts,
-    facts_of,
-    listed,
     missing_shards,
+    open_table,
     read_index,
     write_index,
 )
@@ -86,7 +84,7 @@ def write_shards(
         SbkitError: other shards are there, the place cannot be written to, a disk is full, or more
             of a split is left out than a run may do without.
     """
-    if options.store not in WITH_AUDIO:
+    if options.store == "none":
         raise SbkitError(
             f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
             "audio. Pass --audio_store=flac."
@@ -149,30 +147,20 @@ class _Writer:
     def write(self, units: Sequence[tuple[str, Unit]]) -> None:
         """Write all units, or this process's share of them."""
         folder = self.storage.folder
-        if folder is None:
-            place, of = share(os.environ)
-            for split, unit in units[place::of]:
-                self._write_unit(split, unit)
+        if folder is not None:
+            works = [(unit.key, partial(self._write_unit, split, unit)) for split, unit in units]
+            share_work(folder, works)
             return
-        held = []
-        for split, unit in units:
-            with claimed(folder, unit.key, wait=False) as mine:
-                if mine:
-                    self._write_unit(split, unit)
-                else:
-                    held.append((split, unit))
-        if held:
-            say(f"Other processes write {len(held)} of {len(units)} parts; waiting for them.")
-        for split, unit in held:
-            with claimed(folder, unit.key, wait=True):
-                self._write_unit(split, unit)
+        place, of = share(os.environ)
+        for split, unit in units[place::of]:
+            self._write_unit(split, unit)
 
     def _write_unit(self, split: str, unit: Unit) -> None:
         """Write the shards of a unit, behind those that are there."""
-        there = [facts_of(table) for table in finished(self.storage, split, unit)]
-        if there and there[-1].last:
+        there = list(finished(self.storage, split, unit))
+        if there and there[-1].facts.last:
             return
-        start = there[-1].sources if there else 0
+        start = there[-1].facts.sources if there else 0
         part = self._begin(split, unit, len(there), start)
         try:
             for row, decoded in self._decode(unit.rows(start)):
@@ -187,8 +175,7 @@ class _Writer:
             part.audio.discard()
 
     def _begin(self, split: str, unit: Unit, number: int, sources: int) -> "NewShard":
-        folder = self.storage.folder or self.scratch
-        audio = AudioFile(folder / f".{uuid4().hex}.arrow.tmp")
+        audio = ShardWriter(self.storage.folder or self.scratch)
         return NewShard(f"{split}-{unit.key}", number, audio, sources)
 
     def _decode(
@@ -211,15 +198,13 @@ class NewShard:
     """One shard that is being written.
 
     Attributes:
-        number: of the shards of its unit; sources: rows of the unit up to here.
+        number: among the shards of its unit; sources: rows of the unit up to here.
     """
 
-    def __init__(self, unit: str, number: int, audio: AudioFile, sources: int) -> None:
+    def __init__(self, unit: str, number: int, audio: ShardWriter, sources: int) -> None:
         self.number, self.audio, self.sources = number, audio, sources
-        self._name = f"{unit}-{number:03d}"
+        self._name = shard_name(unit, number)
         self._clips: list[Clip] = []
-        self._samples: list[int] = []
-        self._digests: list[str] = []
         self._left_out: list[tuple[str, str, str]] = []
 
     def add(self, row: Row | BadRow, decoded: Decoded | None) -> None:
@@ -230,75 +215,44 @@ class NewShard:
         elif decoded is None or isinstance(decoded.audio, AudioError):
             self._left_out.append((row.clip.id, UNREADABLE, str(decoded and decoded.audio)))
         else:
-            with naming(self.audio.path.parent):
-                self.audio.add(decoded.audio)
+            self.audio.add(row.clip.id, decoded)
             self._clips.append(row.clip)
-            self._samples.append(decoded.samples)
-            self._digests.append(decoded.digest)
 
     def finish(self, storage: Storage, *, last: bool) -> None:
-        """Put the audio in its place, then the table, which makes a shard of it."""
-        with naming(self.audio.path.parent):
-            sha256 = self.audio.finish()
-        places = locate(self.audio.path)
-        facts = ShardFacts(
-            name=self._name,
-            bytes=self.audio.path.stat().st_size,
-            sha256=sha256,
-            clips=len(self._clips),
-            samples=sum(self._samples),
-            sources=self.sources,
-            last=last,
-            left_out=self._left_out,
-        )
-        table = self._table(places).replace_schema_metadata({FACTS: json.dumps(asdict(facts))})
-        content = io.BytesIO()
-        pq.write_table(table, content)
-        storage.take(self.audio.path, f"{self._name}.arrow")
-        storage.write(f"{self._name}.parquet", content.getvalue())
-        say(f"{self._name}: {facts.clips} clips, {facts.bytes / 1e6:.1f} MB")
-
-    def _table(self, places: Mapping[str, Sequence[int]]) -> pa.Table:
+        """Put the shard in its place."""
         clips = Clips.of(self._clips)
-        fields = {name: pa.array(values, pa.int64()) for name, values in places.items()}
-        fields["digest"] = pa.array(self._digests, pa.string())
-        columns = {
-            "id": clips.own["id"],
-            "sentence": clips.own["sentence"],
-            "samples": pa.array(self._samples, pa.int64()),
-            SHARDED: pa.StructArray.from_arrays(list(fields.values()), names=list(fields)),
-        }
-        others = {name: clips.columns[name] for name in clips.columns.column_names}
-        return pa.table({**columns, **others})
+        others = {free_name(n): clips.columns[n] for n in clips.columns.column_names}
+        columns = {"id": clips.own["id"], "sentence": clips.own["sentence"], **others}
+        facts = {"left_out": self._left_out, "sources": self.sources, "last": last}
+        self.audio.publish(storage, self._name, columns, **facts)
+        say(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
 
 
-def locate(file: Path) -> dict[str, list[int]]:
-    """Return where the audio of each row of an Arrow file begins, its size and CRC-32, in bytes."""
-    found: dict[str, list[int]] = {"start": [], "size": [], "crc32": []}
-    with pa.memory_map(str(file)) as source:
-        whole = source.read_buffer()
-        for batch in pa.ipc.open_stream(whole):
-            _, offsets, audio = batch["audio"].buffers()
-            ends = np.frombuffer(offsets, np.int32)[: len(batch) + 1]
-            starts = audio.address - whole.address + ends[:-1].astype(np.int64)
-            found["start"] += starts.tolist()
-            found["size"] += np.diff(ends).tolist()
-            found["crc32"] += [zlib.crc32(each.as_buffer()) for each in batch["audio"]]
-    return found
+class Finished(NamedTuple):
+    """A shard that is there: how the index lists it, and what its table says."""
+
+    listed: Listed
+    facts: ShardFacts
 
 
-def finished(storage: Storage, split: str, unit: Unit) -> Iterator[bytes]:
-    """Yield the tables of the shards of a unit that are there, from the first on."""
+def shard_name(unit: str, number: int) -> str:
+    """Return the name of the files of one shard of a unit, without their endings."""
+    return f"{unit}-{number:03d}"
+
+
+def finished(storage: Storage, split: str, unit: Unit) -> Iterator[Finished]:
+    """Yield the shards of a unit that are there, from the first on."""
     for number in count():
-        name = f"{split}-{unit.key}-{number:03d}"
-        tables, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
-        if tables is None or size is None:
+        name = shard_name(f"{split}-{unit.key}", number)
+        there, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
+        if there is None:
             return
-        (table,) = storage.read([f"{name}.parquet"])
-        if facts_of(table).bytes != size:
+        table, facts = open_table(storage, name)
+        if facts.bytes != (size or 0):
             return
-        yield table
-        if facts_of(table).last:
+        samples = pc.sum(table["samples"]).as_py() or 0
+        yield Finished(Listed(name, facts.bytes, len(table), samples), facts)
+        if facts.last:
             return
 
 
@@ -338,34 +292,24 @@ def _finish(
     for split, some in units.items():
         splits[split], lost = [], list[Excluded]()
         for unit in some:
-            last = False
-            for table in finished(storage, split, unit):
-                splits[split].append(listed(table))
-                facts = facts_of(table)
-                lost += [Excluded(split, *each) for each in facts.left_out]
-                last = facts.last
-            if not last:
+            shards = list(finished(storage, split, unit))
+            if not shards or not shards[-1].facts.last:
                 say("Other processes still write; the last one writes the index.")
                 return None
+            splits[split] += [shard.listed for shard in shards]
+            lost += [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
         reasons = Counter(each.reason for each in lost)
         clips = sum(shard.clips for shard in splits[split])
-        refuse_heavy_loss(split, lost, reasons, clips + len(lost))
+        check_loss(split, lost, reasons, clips + len(lost))
         for reason, number in reasons.items():
             say(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():
         write_index(storage, index)
-        _clean(folder)
+        if folder:
+            remove_leftovers(folder)
     return index
-
-
-def _clean(folder: Path | None) -> None:
-    """Remove what killed processes left."""
-    for pattern in (".*.tmp", f"{CLAIM}*"):
-        for file in folder.glob(pattern) if folder else ():
-            with suppress(OSError):
-                file.unlink()
 
 
 @contextmanager

@@ -12,17 +12,17 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.inference.bundle.bundle import WEIGHTS
-from sbkit.inference.formats.candidate import EXACT, QUANTIZED, Candidate
-from sbkit.inference.formats.traced import Source, quietly, shortest
+from sbkit.inference.formats.parity import EXACT, QUANTIZED, Candidate
+from sbkit.inference.formats.traced import TrainedModel, quietly, shortest
 from sbkit.inference.runtime.onnx_runtime import FILES, MADE_OF, OnnxModel
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
 PREPROCESSED = ("onnx.quant.pre_process", "onnxruntime.quant")  # else the quantizer complains
 
 
-def write_onnx(source: Source, folder: Path) -> Sequence[Candidate]:
+def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``."""
-    program, bundle = source.program, source.bundle
+    program, bundle = trained.program, trained.bundle
     metadata = {
         "sample_rate": bundle.config.sample_rate,
         "min_samples": shortest(program),

@@ -7,7 +7,7 @@ there, on all of their clips: log-probabilities, best tokens, and error rates be
 trained model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ import numpy as np
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.decoder import best_tokens
+from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.formats.candidate import Candidate, Limits
 from sbkit.inference.formats.held_out import HeldOut
-from sbkit.inference.formats.traced import Source, trained_log_probs
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.formats.traced import TrainedModel, trained_log_probs
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
 from sbkit.inference.transcribe.whole_clips import WholeClips
 
@@ -32,6 +32,43 @@ SPEECH_SECONDS = 60  # of the held-out clips that the grid is cut from
 PADDINGS = ("none", "ragged", "beyond")
 MORE = 1.0  # seconds past the longest, in "beyond"
 NOISE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far a format may be from the trained model; None where there is no limit.
+
+    difference: of log-probabilities; same_tokens: of greedy decoding; word_error_rate: difference
+    on held-out clips, as a fraction, in a language without words that of characters; frames: the
+    least share of frames with the same best token, where there are no such clips.
+    """
+
+    difference: float | None = None
+    same_tokens: bool = False
+    word_error_rate: float | None = None
+    frames: float | None = None
+
+
+WORD_ERROR_RATE = 0.01
+EXACT = Limits(difference=1e-4, same_tokens=True)
+QUANTIZED = Limits(word_error_rate=WORD_ERROR_RATE, frames=0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A written format, or one of its precisions, as whoever uses it would run it.
+
+    name: within its format; files: what is removed where it misses its limits; log_probs: of audio
+    (B, S) between -1 and 1 and lengths (B,); transcribe: clips (S,) of such audio, where its user
+    has a decoder of its own; decoder: the bundle's that this one is to be like.
+    """
+
+    name: str
+    files: Sequence[str]
+    limits: Limits
+    log_probs: Callable[[Floats, Counts], LogProbs]
+    transcribe: Callable[[Sequence[Floats]], list[str]] | None = None
+    decoder: str = GREEDY
 
 
 @dataclass(frozen=True)
@@ -141,7 +178,7 @@ class Comparison:
             return None
         try:
             return self.candidate.log_probs(audio, lengths)
-        except Exception as error:  # parts may be anybody's, and so may what a runtime raises
+        except Exception as error:  # a runtime, or a user's part in it, may raise anything
             reason = f"{type(error).__name__}: {printable(str(error))[:300]}"
             self.failure = f"it must run on {what}, but raised {reason}"
             return None
@@ -188,16 +225,16 @@ class Comparison:
 
 
 def compare(
-    source: Source, candidates: Sequence[Candidate], grid: Grid, held_out: HeldOut | None
+    trained: TrainedModel, candidates: Sequence[Candidate], grid: Grid, held_out: HeldOut | None
 ) -> list[Comparison]:
     """Run every candidate and the trained model on the same audio."""
-    bundle = source.bundle
+    bundle = trained.bundle
     compared = [Comparison(each, bundle.config.has_words) for each in candidates]
-    trained = partial(trained_log_probs, source.waveform)
+    run_trained = partial(trained_log_probs, trained.waveform)
     blank, rate = bundle.tokenizer.vocabulary.blank, bundle.config.sample_rate
     for case in grid.cases(_speech(held_out, rate), rate):
-        with fitting(case.what):
-            expected = trained(case.audio, case.lengths)
+        with naming_audio(case.what):
+            expected = run_trained(case.audio, case.lengths)
         for each in compared:
             found = each.run(case.audio, case.lengths, case.what)
             if found is not None:
@@ -205,8 +242,8 @@ def compare(
     for clips in held_out.batches() if held_out else ():
         audio, lengths = _as_batch(clips)
         what = f"{len(audio)} held-out clips"
-        with fitting(what):
-            expected = trained(audio, lengths)
+        with naming_audio(what):
+            expected = run_trained(audio, lengths)
         hypotheses = _texts(bundle, expected)
         for each in compared:
             found = each.run(audio, lengths, what)

@@ -1,6 +1,8 @@
 """A folder for SpeechBrain: ``EncoderASR.from_hparams(source=FOLDER, savedir=None)``.
 
 Its YAML builds sbkit's own parts, so sbkit must be installed; audio and decoding are SpeechBrain's.
+
+Legend: B utterances, S samples, U frames, V vocabulary.
 """
 
 import json
@@ -11,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.lengths import to_relative
 from sbkit.base.process import require_package
 from sbkit.inference.bundle.config import Plain
 from sbkit.inference.bundle.module_spec import ARGUMENTS, KINDS, build
-from sbkit.inference.formats.candidate import EXACT, WORD_ERROR_RATE, Candidate
-from sbkit.inference.formats.traced import Source, trained_log_probs
-from sbkit.inference.formats.waveform_encoder import WaveformEncoder
+from sbkit.inference.formats.parity import EXACT, WORD_ERROR_RATE, Candidate
+from sbkit.inference.formats.traced import TrainedModel, WaveformModel, trained_log_probs
 from sbkit.inference.runtime.onnx_runtime import Floats
+from sbkit.models.asr import AsrModel
+from sbkit.text.vocabulary import Vocabulary
 
 YAML, WEIGHTS, TOKENIZER = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
+SPARE = 2  # frames that rounding a relative length can cost
 HEAD = """\
 # Written by sbkit export. It builds parts of sbkit, which must be installed beside SpeechBrain.
 sample_rate: {rate}
@@ -40,10 +45,10 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 """
 
 
-def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
+def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write YAML, weights and tokenizer, and let EncoderASR load them."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
-    bundle, tokenizer = source.bundle, source.bundle.tokenizer
+    bundle, tokenizer = trained.bundle, trained.bundle.tokenizer
     config = bundle.config
     arguments = {
         "model": list(config.model),
@@ -60,7 +65,7 @@ def write_speechbrain(source: Source, folder: Path) -> Sequence[Candidate]:
         + TAIL,
         encoding="utf-8",
     )
-    parts = {name: build(plain, own=source.own) for name, plain in config.parts.items()}
+    parts = {name: build(plain, own=trained.own) for name, plain in config.parts.items()}
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
     encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
     torch.save(encoder.state_dict(), folder / WEIGHTS)
@@ -99,3 +104,34 @@ def _flow(plain: Plain) -> str:
         if plain.keys() == {kind, ARGUMENTS}:
             return f"!{kind}:{plain[kind]} {_flow(plain[ARGUMENTS])}"
     return f"{{{', '.join(f'{name}: {_flow(value)}' for name, value in plain.items())}}}"
+
+
+class WaveformEncoder(nn.Module):
+    """Waveforms to log-probabilities, as SpeechBrain's EncoderASR calls an encoder.
+
+    It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). Past its end
+    an utterance is certainly blank, and there are as many such frames as it takes for SpeechBrain's
+    decoder, which rounds the relative length of each, never to cut off a frame that counts. A frame
+    whose best token is a special one, which sbkit leaves out of a text, is blank, too.
+    """
+
+    def __init__(self, *, model: Sequence[str], vocabulary: Vocabulary, **parts: nn.Module) -> None:
+        """Put the parts together as a bundle does; ``model`` names those with weights, in order."""
+        super().__init__()
+        self.blank = vocabulary.blank
+        self.silent = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
+        owned = nn.ModuleList(parts[name] for name in model)
+        self.others = nn.ModuleList(part for name, part in parts.items() if name not in model)
+        self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **parts))
+
+    def forward(self, wavs: Tensor, wav_lens: Tensor) -> Tensor:
+        """Score every token at every frame."""
+        lengths = (wav_lens * wavs.shape[1]).round().long().cpu()
+        log_probs, frames = self.waveform(wavs, lengths)
+        more = int(torch.ceil(SPARE / wav_lens.min()))
+        padded = nn.functional.pad(log_probs, (0, 0, 0, more))  # (B, U', V)
+        past = torch.arange(padded.shape[1]) >= frames.cpu().unsqueeze(1)  # (B, U')
+        silent = torch.isin(padded.argmax(-1).cpu(), torch.tensor(self.silent))
+        certain = torch.full((padded.shape[2],), -torch.inf, device=padded.device)
+        certain[self.blank] = 0.0
+        return torch.where((past | silent).unsqueeze(2).to(padded.device), certain, padded)

@@ -1,6 +1,6 @@
-"""What every format is written of: a recognizer as one module, and its graph, traced once.
+"""A trained recognizer as one module, and its graph, traced once for all formats.
 
-Legend: B utterances, S samples, T frames of features, M mel bins, U frames, V vocabulary.
+Legend: B utterances, S samples, U frames, V vocabulary.
 """
 
 import logging
@@ -22,35 +22,26 @@ from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.compiled import keep_device_guard
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
-from sbkit.models.asr import AsrModel
 
 EXAMPLE = 3  # utterances; one or two could be taken for constants of the model
 
 
-class FeatureModel(nn.Module):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
-
-    def __init__(self, model: AsrModel) -> None:
-        super().__init__()
-        self.parts = model.model  # owns every parameter
-        self._model = model
-
-    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
-        states, frames = self._model.encode(x, x_lens)
-        return self._model.ctc_log_probs(states), frames
-
-
-class WaveformModel(FeatureModel):
-    """Audio to log-probabilities, features inside: (B, S), (B,) -> (B, U, V), (B,).
+class WaveformModel(nn.Module):
+    """A recognizer as one module, features inside: (B, S), (B,) -> (B, U, V), (B,).
 
     Audio is between -1 and 1, as every other library reads it; to scale it by a power of two
     changes no digit.
     """
 
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.parts = model.model  # owns every parameter
+        self.model = model
+
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
-        return super().forward(*self._model.features(audio * FULL_SCALE, audio_lengths))
+        log_probs, frames = self.model.predict(audio * FULL_SCALE, audio_lengths)
+        return log_probs, frames
 
 
 def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
@@ -64,7 +55,7 @@ def trace(module: nn.Module, *example: Tensor) -> ExportedProgram:
         try:
             module(*example)  # measures what is measured once, and fills caches with real tensors
             program = torch.export.export(module, example, dynamic_shapes=free, strict=False)
-        except Exception as error:  # parts may be anybody's, and do what no exporter knows
+        except Exception as error:  # a user's part may do what no exporter knows
             raise SbkitError(
                 "A model must be made of operations that torch.export can trace for any batch and "
                 f"length to have this format, but it raised {type(error).__name__} "
@@ -91,7 +82,7 @@ def example_audio(sample_rate: int) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep warnings, log lines below an error and graphs that failed: for exporters' makers."""
+    """Hide the warnings, log lines and failed graphs that exporters print."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -103,7 +94,7 @@ def quietly() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Source:
+class TrainedModel:
     """A trained recognizer; ``own`` names modules of the user's that its parts come from."""
 
     bundle: Bundle

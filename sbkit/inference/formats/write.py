@@ -19,15 +19,14 @@ from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.place import PARITY
-from sbkit.inference.formats.candidate import EXACT, Candidate
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.onnx_format import write_onnx
-from sbkit.inference.formats.parity import Grid, certificate, compare
+from sbkit.inference.formats.parity import EXACT, Candidate, Grid, certificate, compare
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
-from sbkit.inference.formats.traced import Source, WaveformModel, quietly, trained_log_probs
+from sbkit.inference.formats.traced import TrainedModel, WaveformModel, quietly, trained_log_probs
 
-Writer = Callable[[Source, Path], Sequence[Candidate]]
+Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate
 
 PROGRAM = "model.pt2"  # of torch.export, which runs with torch alone
@@ -36,9 +35,9 @@ LARGE = "".join(  # what .gitattributes says to a model hub
 )
 
 
-def write_torch(source: Source, folder: Path) -> Sequence[Candidate]:
+def write_torch(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write the program, and read it again."""
-    torch.export.save(source.program, folder / PROGRAM)
+    torch.export.save(trained.program, folder / PROGRAM)
     loaded = torch.export.load(folder / PROGRAM).module()
     return [
         Candidate(
@@ -50,14 +49,14 @@ def write_torch(source: Source, folder: Path) -> Sequence[Candidate]:
     ]
 
 
-def write_hub(source: Source, folder: Path) -> Sequence[Candidate]:
+def write_hub(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Copy the bundle that the folder lies in, and load the copy."""
     for file in sorted(folder.parent.iterdir()):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
     (folder / ".gitattributes").write_text(LARGE, encoding="utf-8")
     write_checksums(folder)
-    loaded = load_bundle(folder, own=source.own)
+    loaded = load_bundle(folder, own=trained.own)
     names = tuple(sorted(each.name for each in folder.iterdir()))
     log_probs = partial(trained_log_probs, WaveformModel(loaded.model.network).eval())
     return [Candidate(name="fp32", files=names, limits=EXACT, log_probs=log_probs)]
@@ -84,17 +83,17 @@ def require_formats(names: Sequence[str]) -> None:
 
 
 def write_formats(
-    source: Source, folder: Path, names: Sequence[str], held_out: HeldOut | str, grid: Grid
+    trained: TrainedModel, folder: Path, names: Sequence[str], held_out: HeldOut | str, grid: Grid
 ) -> Certificates:
     """Write formats into a bundle's folder, each with its certificate.
 
     ``held_out`` may be why the run's test sets are not there.
     Raises SbkitError for a model that does not transcribe.
     """
-    if "transcribe" not in source.bundle.task.commands:
+    if "transcribe" not in trained.bundle.task.commands:
         raise SbkitError(
             "`--formats` must be of a model that transcribes, but this one is a "
-            f"{source.bundle.task.model_name}. Leave it out."
+            f"{trained.bundle.task.model_name}. Leave it out."
         )
     written: dict[str, Sequence[Candidate]] = {}
     certificates: dict[str, dict[str, Any]] = {}
@@ -102,12 +101,12 @@ def write_formats(
         (folder / name).mkdir()
         try:
             with quietly():
-                written[name] = WRITERS[name](source, folder / name)
+                written[name] = WRITERS[name](trained, folder / name)
         except SbkitError as error:
             certificates[name] = {"all": {"written": False, "reasons": [str(error)]}}
     candidates = [each for several in written.values() for each in several]
     clips = None if isinstance(held_out, str) else held_out
-    by_candidate = {id(each.candidate): each for each in compare(source, candidates, grid, clips)}
+    by_candidate = {id(each.candidate): each for each in compare(trained, candidates, grid, clips)}
     for name, several in written.items():
         found = [by_candidate[id(each)] for each in several]
         certificates[name] = {

@@ -1,7 +1,7 @@
-"""What is here to run models with: versions, devices, providers, compiler, threads; and a bundle.
+"""What models can run on here: versions, devices, providers, compiler, threads; and a bundle.
 
-What a bundle runs on is not predicted: what sbkit runs is loaded, and asked. Of the other formats
-it tells whether their files are whole, and whether the package that runs them is installed.
+Formats that sbkit runs are loaded, and asked what they run on. Of other formats it reports whether
+their files are intact, and whether the package that runs them is installed.
 """
 
 import os
@@ -20,7 +20,7 @@ from sbkit.base.text import __version__, printable, versions
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER
-from sbkit.inference.runtime.runtimes import WHEELS, Wanted, open_model, why_no_cuda
+from sbkit.inference.runtime.runtimes import WHEELS, RuntimeOptions, open_model, why_no_cuda
 from sbkit.train.compiling import CXX, find_compiler
 
 PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
@@ -31,42 +31,42 @@ CONSUMERS = {  # of the formats that `sbkit transcribe` does not run: the packag
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A line of the report; ``is_well`` is false for what cannot be used though it is there."""
+class Fact:
+    """A line of the report; ``is_usable`` is false for a format that cannot be run."""
 
     subject: str
     text: str
-    is_well: bool = True
+    is_usable: bool = True
 
     def __str__(self) -> str:
         """Write it as a line."""
         return printable(f"{self.subject}: {self.text}")
 
 
-def print_findings(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
-    """Print what is found, and return the exit code."""
+def print_facts(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print the report, and return the exit code."""
     code = 0
-    for finding in examine(folder, own=own):
-        print(finding, flush=True)
-        code = code if finding.is_well else BAD_INPUT
+    for fact in examine(folder, own=own):
+        print(fact, flush=True)
+        code = code if fact.is_usable else BAD_INPUT
     return code
 
 
-def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Finding]:
-    """Yield what is found, a line for each subject; ``folder`` is a bundle to be tried."""
-    yield Finding("sbkit", f"{__version__}, Python {platform.python_version()}")
-    yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Fact]:
+    """Yield the lines of the report; ``folder`` is a bundle to be tried."""
+    yield Fact("sbkit", f"{__version__}, Python {platform.python_version()}")
+    yield Fact("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     found = versions(PACKAGES)
     for name in PACKAGES:
-        yield Finding(name, found[name] or "not installed")
-    yield Finding("libsndfile", soundfile.__libsndfile_version__)
-    yield Finding("devices", ", ".join(_devices()))
+        yield Fact(name, found[name] or "not installed")
+    yield Fact("libsndfile", soundfile.__libsndfile_version__)
+    yield Fact("devices", ", ".join(_devices()))
     for runtime in ("torch", "onnx"):
         cause = why_no_cuda(runtime)
-        yield Finding(f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}")
-    yield Finding("onnxruntime's providers", ", ".join(_providers()) or "none")
-    yield Finding("compiler", _compiler() or "none, so that --compile cannot be used")
-    yield Finding("threads", _threads())
+        yield Fact(f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}")
+    yield Fact("onnxruntime's providers", ", ".join(_providers()) or "none")
+    yield Fact("compiler", _compiler() or "none, so that --compile cannot be used")
+    yield Fact("threads", _threads())
     if folder is not None:
         yield from _formats(folder, own)
 
@@ -102,32 +102,32 @@ def _threads() -> str:
     return ", ".join([describe_waiting(torch.get_num_threads()), *settings])
 
 
-def _formats(folder: Path, own: frozenset[str]) -> Iterator[Finding]:
-    """Load each format that is in a bundle, and tell what it runs on or why it does not."""
-    tried = [Wanted(runtime="torch")]
+def _formats(folder: Path, own: frozenset[str]) -> Iterator[Fact]:
+    """Load each format of a bundle, and yield what it runs on or why it does not."""
+    tried = [RuntimeOptions(runtime="torch")]
     tried += [
-        Wanted(runtime="onnx", precision=precision)
+        RuntimeOptions(runtime="onnx", precision=precision)
         for precision, file in FILES.items()
         if (folder / FOLDER / file).exists()
     ]
-    for wanted in tried:
-        subject = f"{folder}, {wanted.runtime} {wanted.precision}"
+    for options in tried:
+        subject = f"{folder}, {options.runtime} {options.precision}"
         try:
-            model = open_model(folder, wanted, own=own).model
+            model = open_model(folder, options, own=own).model
         except SbkitError as error:
-            yield Finding(subject, str(error), is_well=False)
+            yield Fact(subject, str(error), is_usable=False)
         else:
-            yield Finding(subject, f"runs on {model.effective}")
+            yield Fact(subject, f"runs on {model.effective}")
             model.close()
     for name, package in CONSUMERS.items():
         if (folder / name).is_dir():
             yield _for_others(folder / name, package)
 
 
-def _for_others(folder: Path, package: str) -> Finding:
+def _for_others(folder: Path, package: str) -> Fact:
     """Describe a format that sbkit does not run: loading some of them runs what they hold."""
     damage, found = find_damage(folder), versions([package])[package]
     if damage is not None:
-        return Finding(str(folder), f"is not what was written: {damage}", is_well=False)
+        return Fact(str(folder), f"is not what was written: {damage}", is_usable=False)
     there = f"{package} {found}" if found else f"{package}, which is not installed"
-    return Finding(str(folder), f"is whole, and is run by {there}")
+    return Fact(str(folder), f"is whole, and is run by {there}")

@@ -1,8 +1,8 @@
-"""What a runtime makes of a bundle, what it hears, and the one thread that keeps it.
+"""The model that a runtime makes of a bundle, its output, and the one thread that runs it.
 
 Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
-(pytorch #123177). So the model is an attribute of a `threading.local`, which no other thread can
-reach; on the CPU other threads help that one with batches while it waits.
+(pytorch #123177). So one thread makes the model and runs it; on the CPU it shares batches with
+other threads while it waits.
 
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
@@ -10,11 +10,11 @@ Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -26,19 +26,19 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Heard:
-    """log_probs (U, V) of CTC; states (U, D) of the encoder, a tensor where the runtime has them.
+class Encoded:
+    """The encoder's output of a clip: log_probs (U, V) of CTC, and states (U, D).
 
-    They are for the attention decoder alone, and stay on the device of the model.
+    The states are for the attention decoder; only torch has them, on the device of the model.
     """
 
     log_probs: LogProbs
     states: Any = None
 
-    def part(self, first: int, end: int) -> "Heard":
+    def part(self, first: int, end: int) -> "Encoded":
         """Return some of the frames."""
         states = None if self.states is None else self.states[first:end]
-        return Heard(self.log_probs[first:end], states)
+        return Encoded(self.log_probs[first:end], states)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ def require_effective(found: Effective, *, device: str, precision: str) -> Effec
         if not is_met:
             raise SbkitError(
                 f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
-                f"runs with {came}. See what is there: sbkit doctor"
+                f"runs with {came}. List what can be used: sbkit doctor"
             )
     return found
 
 
 class Model(Protocol):
-    """What a runtime makes of a bundle."""
+    """A bundle in a runtime."""
 
     @property
     def effective(self) -> Effective:
@@ -100,11 +100,11 @@ class Model(Protocol):
     def fallbacks(self) -> int:
         """How many batches a compiled model ran uncompiled."""
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
 
-    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
-        """Run the encoder on several batches, and return what it gives or raises."""
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
+        """Run the encoder on several batches, and return its results or its error."""
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
@@ -122,7 +122,7 @@ class ModelThread:
         Raises:
             SbkitError: the model cannot be made.
         """
-        self._own, self._process = threading.local(), os.getpid()
+        self._own, self._process = threading.local(), os.getpid()  # the model ends with its thread
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
             self.effective = self._thread.submit(self._keep, make).result()
@@ -130,100 +130,67 @@ class ModelThread:
             self.close()
             raise
 
-    @property
-    def model(self) -> Model:
-        """The model, in its own thread alone.
-
-        Raises:
-            SbkitError: another thread asks for it.
-        """
-        if not hasattr(self._own, "model"):
-            raise SbkitError(
-                "A model must be called in the thread that made it, but another one reached for "
-                "it. Call the methods of its ModelThread, which any thread may."
-            )
-        model: Model = self._own.model
-        return model
-
     def call(self, use: Callable[[Model], Result]) -> Result:
-        """Run a function of the model in its thread, after those that wait, and return its result.
+        """Run a function of the model in its thread, after earlier calls, and return its result.
 
         Raises:
-            SbkitError: the thread was closed, or is in the process that this one was forked from.
+            SbkitError: this process was forked from the one that has the thread.
         """
         if os.getpid() != self._process:  # a fork has no copy of the thread: it would wait for ever
             raise SbkitError(
                 f"A model must be called in the process that loaded it ({self._process}), but was "
                 f"called in {os.getpid()}, which was forked from it. Load it in each process."
             )
-        try:
-            waiting = self._thread.submit(lambda: use(self.model))
-        except RuntimeError as error:
-            raise _closed() from error
-        try:
-            return waiting.result()
-        except CancelledError as error:  # by `close`, while it waited for others
-            raise _closed() from error
+        return self._thread.submit(lambda: use(self._own.model)).result()
 
     @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         return self.call(lambda model: model.samples_per_frame)
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
-        return self.call(lambda model: model.hear(clips))
+        return self.call(lambda model: model.encode(clips))
 
-    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
         """Run the encoder on several batches, at once where the model can be run by many threads.
 
-        Return what it gives or raises.
+        Return the results or the error of each.
         """
-        return self.call(lambda model: model.hear_each(batches))
+        return self.call(lambda model: model.encode_batches(batches))
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied; raises SbkitError."""
-        raise SbkitError(
-            "A model must stay in the process that loaded it, but was to be copied or sent to "
-            "another one. Send the path of its bundle, and load it there."
-        )
 
     def close(self) -> None:
         """End the thread, and with it the model."""
         self._thread.shutdown(cancel_futures=True)
 
     def _keep(self, make: Callable[[], Model]) -> Effective:
-        self._own.model = make()
-        return self.model.effective
-
-
-def _closed() -> SbkitError:
-    return SbkitError("A model must be open to be called, but this one was closed. Load it again.")
+        model = self._own.model = make()
+        return model.effective
 
 
 def run_batches(
-    hear: Callable[[Batch], list[Heard]],
+    encode: Callable[[Batch], list[Encoded]],
     batches: Sequence[Batch],
     *,
     threads: int = 1,
     prepare: Callable[[], object] | None = None,
-) -> list[list[Heard] | Exception]:
-    """Run ``hear`` on each batch, and return what it gives or raises, in their order.
+) -> list[list[Encoded] | Exception]:
+    """Run ``encode`` on each batch, and return its results or its error, in their order.
 
-    Each thread has a core of its own: two that share the work of every operation wait for each
-    other hundreds of times in a batch. prepare: called first in each thread; there is none where
-    one would do.
+    Each thread has a core of its own: threads that share the work of every operation wait for each
+    other hundreds of times in a batch. prepare: called first in each thread; a single batch is run
+    in the calling thread.
     """
 
-    def attempt(batch: Batch) -> list[Heard] | Exception:
+    def attempt(batch: Batch) -> list[Encoded] | Exception:
         try:
-            return hear(batch)
-        except Exception as error:  # of whatever parts a model has
-            return error.with_traceback(None)  # whose frames hold all that fills a GPU's memory
+            return encode(batch)
+        except Exception as error:  # parts may be the user's
+            return error.with_traceback(None)  # whose frames keep tensors of the GPU
 
     threads = min(threads, len(batches))
     if threads < 2:
@@ -233,16 +200,13 @@ def run_batches(
 
 
 @contextmanager
-def fitting(audio: object) -> Iterator[None]:
-    """Turn an error of the model into one sentence that names the audio.
-
-    Raises SbkitError.
-    """
+def naming_audio(audio: object) -> Iterator[None]:
+    """Raise SbkitError, which names the audio, in place of any error of the model."""
     try:
         yield
     except SbkitError:
         raise
-    except Exception as error:  # the parts may be anything that is on the list, in any order
+    except Exception as error:  # parts may be the user's
         raise SbkitError(
             f"A bundle's parts must fit each other, but with {audio} the model raised "
             f"{type(error).__name__} ({str(error)[:200]}). Export it again, or try a shorter file."

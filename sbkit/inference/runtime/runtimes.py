@@ -1,6 +1,6 @@
-"""The runtimes of a bundle: what makes its model, in a thread of its own.
+"""The runtimes of a bundle: each makes its model in a thread of its own.
 
-torch and onnxruntime are imported in that thread, and only the one that is asked for.
+torch or onnxruntime is imported in that thread.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle, load_torch, read_bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, load_torch, read_bundle
 from sbkit.inference.runtime.model import (
     Batch,
     Effective,
-    Heard,
+    Encoded,
     Model,
     ModelThread,
     require_effective,
@@ -31,15 +31,14 @@ from sbkit.inference.runtime.model import (
 from sbkit.inference.runtime.onnx_runtime import MADE_OF, PROVIDERS, OnnxModel, read_count
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
-LARGEST_LOG_PROB = 0.01  # 0 but for rounding
 ON_RECOMPILE = ("error", "fallback")
 WHEELS = ("onnxruntime", "onnxruntime-gpu")  # both are imported as onnxruntime
 DRIVER = "libcuda.so.1"  # which comes with the driver, never with a wheel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a model is asked to run on.
+class RuntimeOptions:
+    """Where and how a model is to run.
 
     device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16 or int8;
     compile: a mode of torch.compile, None for none; on_recompile: error or fallback.
@@ -52,72 +51,72 @@ class Wanted:
     on_recompile: str = "error"
 
 
-def open_model(folder: Path, wanted: Wanted, *, own: frozenset[str] = frozenset()) -> Bundle:
+def open_model(
+    folder: Path, options: RuntimeOptions, *, own: frozenset[str] = frozenset()
+) -> Bundle:
     """Read a bundle and make its model in a new thread, which is then its ``model``.
 
     Raises:
-        SbkitError: the bundle is damaged, or what is wanted is not there.
+        SbkitError: the bundle is damaged, or what is options is not there.
     """
-    if wanted.runtime not in RUNTIMES:
+    if options.runtime not in RUNTIMES:
         raise SbkitError(
-            f"`runtime` must be one of {', '.join(RUNTIMES)}, but is {wanted.runtime!r}. Choose "
+            f"`runtime` must be one of {', '.join(RUNTIMES)}, but is {options.runtime!r}. Choose "
             "one of them."
         )
-    if wanted.on_recompile not in ON_RECOMPILE:
+    if options.on_recompile not in ON_RECOMPILE:
         raise SbkitError(
             f"`on_recompile` must be one of {', '.join(ON_RECOMPILE)}, but is "
-            f"{wanted.on_recompile!r}. Choose one of them."
+            f"{options.on_recompile!r}. Choose one of them."
         )
-    return RUNTIMES[wanted.runtime](folder, wanted, own)
+    return RUNTIMES[options.runtime](folder, options, own)
 
 
-def _open_torch(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
+def _open_torch(folder: Path, options: RuntimeOptions, own: frozenset[str]) -> Bundle:
     read = read_bundle(folder, WEIGHTS, own=own)
 
     def make() -> Model:
         from sbkit.distributed.device import resolve
         from sbkit.inference.runtime.compiled import Compilation
 
-        _require_cuda(wanted)
-        device = None if wanted.device == AUTO else wanted.device
-        placement, compilation = resolve(device, wanted.precision), None
-        if wanted.compile is not None:
-            error = wanted.on_recompile == "error"
-            compilation = Compilation(mode=wanted.compile, error=error)
+        _require_cuda(options)
+        device = None if options.device == AUTO else options.device
+        placement, compilation = resolve(device, options.precision), None
+        if options.compile is not None:
+            error = options.on_recompile == "error"
+            compilation = Compilation(mode=options.compile, error=error)
         return load_torch(read, folder, own=own, placement=placement, compilation=compilation)
 
     return replace(read.bundle, model=ModelThread(make))
 
 
-def _open_onnx(folder: Path, wanted: Wanted, own: frozenset[str]) -> Bundle:
-    if wanted.compile is not None:
+def _open_onnx(folder: Path, options: RuntimeOptions, own: frozenset[str]) -> Bundle:
+    if options.compile is not None:
         raise SbkitError(
             "`compile` must be left out with the runtime onnx, which compiles nothing, but is "
-            f"{wanted.compile}. Leave it out, or use the runtime torch."
+            f"{options.compile}. Leave it out, or use the runtime torch."
         )
     read = read_bundle(folder, own=own)
     tokenizer = read.bundle.tokenizer  # classifiers are not exported to ONNX
 
     def make() -> Model:
-        _require_cuda(wanted)
-        device = wanted.device
+        _require_cuda(options)
+        device = options.device
         if device == AUTO:
             device = "cpu" if why_no_cuda("onnx") else "cuda"
-        loaded = OnnxModel.load(folder, device=device, precision=wanted.precision)
-        _refuse_other_weights(loaded, folder)
+        loaded = OnnxModel.load(folder, device=device, precision=options.precision)
+        _require_same_weights(loaded, folder)
         model = OnnxClips(loaded, vocab_size=tokenizer.vocab_size)
-        read.bundle.config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
         device = FIRST_GPU if device == "cuda" else device
-        require_effective(model.effective, device=device, precision=wanted.precision)
+        require_effective(model.effective, device=device, precision=options.precision)
         return model
 
     return replace(read.bundle, model=ModelThread(make))
 
 
-def _refuse_other_weights(model: OnnxModel, folder: Path) -> None:
-    """Refuse a graph of another bundle's weights; an earlier sbkit did not write whose it is."""
-    made_of = model.metadata.get(MADE_OF, "")
-    if made_of and made_of != listed_checksums(folder).get(WEIGHTS):
+def _require_same_weights(model: OnnxModel, folder: Path) -> None:
+    """Raise SbkitError for a graph of another bundle's weights."""
+    if model.metadata.get(MADE_OF) != listed_checksums(folder).get(WEIGHTS):
         raise SbkitError(
             f"An ONNX model must be made of the weights of its bundle, but the one in {folder} is "
             "made of others. Export it again."
@@ -127,23 +126,23 @@ def _refuse_other_weights(model: OnnxModel, folder: Path) -> None:
 RUNTIMES = {"torch": _open_torch, "onnx": _open_onnx}
 
 
-def _require_cuda(wanted: Wanted) -> None:
-    """Refuse to look for a GPU where none can be used, with the cause."""
-    cause = why_no_cuda(wanted.runtime) if wanted.device.startswith("cuda") else None
+def _require_cuda(options: RuntimeOptions) -> None:
+    """Raise SbkitError with the cause where a GPU is asked for and none can be used."""
+    cause = why_no_cuda(options.runtime) if options.device.startswith("cuda") else None
     if cause is not None:
         raise SbkitError(
-            f"`--device {wanted.device}` must be a GPU that {wanted.runtime} can use, but "
+            f"`--device {options.device}` must be a GPU that {options.runtime} can use, but "
             f"{cause}, or pass --device cpu."
         )
 
 
 class OnnxClips:
-    """A model in onnxruntime that is given clips and gives arrays, as one in torch."""
+    """A model in onnxruntime, from clips to arrays, with the interface of `TorchModel`."""
 
     fallbacks = 0  # nothing is compiled
 
     def __init__(self, model: OnnxModel, *, vocab_size: int) -> None:
-        """Take a model that was loaded; it says itself where and how its nodes run."""
+        """Wrap a loaded model; its nodes say where and how they run."""
         self._model, self._vocab_size = model, vocab_size
         self.samples_per_frame = read_count(model.metadata, "samples_per_frame", least=1)
         self.effective = Effective(
@@ -153,40 +152,30 @@ class OnnxClips:
             nodes=dict(model.placement),
         )
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
         lengths = np.array([len(clip) for clip in clips])
         audio = np.zeros((len(clips), lengths.max()), np.int16)
         for row, clip in zip(audio, clips, strict=True):
             row[: len(clip)] = clip
         found = self._model.log_probs(audio, lengths)
-        shape = np.shape(found.log_probs)
-        if len(shape) != 3 or shape[2] != self._vocab_size:
+        rows = zip(found.log_probs, found.lengths, strict=True)
+        encoded = [Encoded(row[:count]) for row, count in rows]
+        vocabulary = found.log_probs.shape[-1]
+        if vocabulary != self._vocab_size or any(np.isnan(e.log_probs).any() for e in encoded):
             raise SbkitError(
-                f"An ONNX model must give log-probabilities of {self._vocab_size} tokens, as its "
-                f"bundle has, but gives an array of {shape}. Export it again."
+                f"An ONNX model must give log-probabilities of {self._vocab_size} tokens, but "
+                f"gives {vocabulary}, or NaN. Export it again."
             )
-        counts = found.lengths.tolist()
-        if not all(0 <= count <= shape[1] for count in counts):
-            raise SbkitError(
-                f"An ONNX model must give numbers of frames from 0 to the {shape[1]} of its "
-                f"log-probabilities, but gives {str(counts)[:60]}. Export it again."
-            )
-        heard = [Heard(row[:n]) for row, n in zip(found.log_probs, counts, strict=True)]
-        if not all((each.log_probs <= LARGEST_LOG_PROB).all() for each in heard):  # NaN neither
-            raise SbkitError(
-                "An ONNX model must give log-probabilities of at most 0, but gives NaN or others. "
-                "Export it again."
-            )
-        return heard
+        return encoded
 
-    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
         """Run the encoder on several batches; on the CPU at once, each in a thread."""
         threads = usable_cores() if self.effective.device == "cpu" else 1
-        return run_batches(self.hear, batches, threads=threads)
+        return run_batches(self.encode, batches, threads=threads)
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
-        """Refuse: the attention decoder is not exported to ONNX."""
+        """Raise SbkitError: the attention decoder is not exported to ONNX."""
         raise SbkitError(
             "An attention decoder must be run by torch, but this model is ONNX. Use --runtime "
             "torch."
@@ -203,10 +192,7 @@ def has_driver() -> bool:
 
 
 def why_no_cuda(runtime: str) -> str | None:
-    """Return why a runtime cannot use a GPU of NVIDIA here, None where nothing speaks against it.
-
-    It is a part of a sentence: the cause, and what to do about it.
-    """
+    """Return why a runtime cannot use an NVIDIA GPU, and what to do; None where it can."""
     cause = _torch_cause() if runtime == "torch" else _onnx_cause()
     if cause is None and not has_driver():
         return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"

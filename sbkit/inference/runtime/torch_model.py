@@ -30,8 +30,8 @@ from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
 from sbkit.inference.runtime.model import (
     Batch,
     Effective,
-    Heard,
-    fitting,
+    Encoded,
+    naming_audio,
     require_effective,
     run_batches,
 )
@@ -69,7 +69,7 @@ class TorchModel:
         for part in (network.model, *parts):
             part.to(placement.device)
         self._blocks: CompiledBlocks | None = None
-        with fitting("a second of silence"):
+        with naming_audio("a second of silence"):
             found = self._read_back()
             if compilation is not None:
                 self._blocks = CompiledBlocks(network.model, compilation, placement.device)
@@ -91,19 +91,19 @@ class TorchModel:
         """How many batches were run uncompiled, since nothing was compiled for their shape."""
         return 0 if self._blocks is None else self._blocks.fallbacks
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
         blocks = self._blocks
         if blocks is None:
             return self._score(*self._as_batch(clips))
-        found: list[Heard] = []
+        found: list[Encoded] = []
         for start in range(0, len(clips), blocks.most_clips):
             few = clips[start : start + blocks.most_clips]
             batch = self._as_batch(few, blocks)
             found += blocks.call(partial(self._score, *batch))[: len(few)]
         return found
 
-    def hear_each(self, batches: Sequence[Batch]) -> list[list[Heard] | Exception]:
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
         """Run the encoder on several batches; on the CPU at once, each in a thread.
 
         Not where it is compiled, which one thread has to run.
@@ -112,12 +112,12 @@ class TorchModel:
         threads = torch.get_num_threads() if on_cpu and self._blocks is None else 1
         prepare = partial(torch.set_num_threads, 1)
         try:
-            return run_batches(self.hear, batches, threads=threads, prepare=prepare)
+            return run_batches(self.encode, batches, threads=threads, prepare=prepare)
         finally:  # threads to come begin with what was set last in any
             torch.set_num_threads(torch.get_num_threads())
 
     @torch.inference_mode()
-    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Heard]:
+    def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Encoded]:
         """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
             features, frames = self.network.features(audio, audio_lengths)
@@ -126,7 +126,7 @@ class TorchModel:
         if self._blocks is not None:
             states = states.clone()  # CUDA graphs write the next batch's to the same place
         found = zip(rows, states, frames.tolist(), strict=True)
-        return [Heard(row[:count].numpy(), state[:count]) for row, state, count in found]
+        return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in found]
 
     @torch.inference_mode()
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
@@ -135,11 +135,11 @@ class TorchModel:
             return score_tokens(self.network, states, tokens)
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        """Run compiled blocks as they are, for shapes that a batch does not have."""
         return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
 
     def _run_silence(self, clips: int, seconds: float) -> None:
-        self.hear([np.zeros(round(seconds * self._rate), np.int16)] * clips)
+        self.encode([np.zeros(round(seconds * self._rate), np.int16)] * clips)
 
     @torch.inference_mode()
     def predict(self, clips: Sequence[Samples]) -> Any:
@@ -197,7 +197,6 @@ def load_model(
     config: BundleConfig,
     content: bytes,
     *,
-    folder: Path,
     file: Path,
     task: Task,
     labels: Any,
@@ -213,10 +212,10 @@ def load_model(
     weights = _parse_weights(content, file)
     model, parts = build_model(config, task, labels, own=own)
     modules: nn.ModuleList = model.model
-    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    refuse_other_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(file), parameters=names)
-    _load_state(modules, weights, folder)
+    _load_state(modules, weights, file)
     return TorchModel(
         model,
         parts=parts,
@@ -266,11 +265,11 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], file: Path) -> None:
     try:
         modules.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         raise SbkitError(
-            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"The weights in {file} must be those of its model, but do not go into it "
             f"({str(error)[:200]}). Export it again."
         ) from error

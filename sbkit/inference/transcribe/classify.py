@@ -14,10 +14,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
-from sbkit.inference.runtime.model import fitting
+from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.pieces import Cutter
 
-SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
+SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def classify_files(
 
 def _classify(bundle: Bundle, file: Path) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
-    labels, rate = bundle.class_names, bundle.config.sample_rate
+    labels, rate = bundle.labels.names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
-        with fitting(file):
+        with naming_audio(file):
             (probabilities,) = bundle.classify([piece.samples])  # (V,)
         total += len(piece.samples) * probabilities
         samples += len(piece.samples)

@@ -26,7 +26,7 @@ FORMATS = ("text", "txt", *TIMED)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add what is particular to `sbkit transcribe`."""
+    """Add the options of `sbkit transcribe`."""
     command.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
     command.add_argument(
         "files", metavar="FILE", nargs="+", help="audio, folders, patterns, - for standard input"
@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_runtime(command: argparse.ArgumentParser) -> None:
-    """Add what says where and how a model runs."""
+    """Add the options for where and how a model runs."""
     command.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto (the default)"
     )
@@ -52,22 +52,20 @@ def add_runtime(command: argparse.ArgumentParser) -> None:
         "--on-recompile",
         choices=("error", "fallback"),
         default="error",
-        help="what audio does that nothing was compiled for",
+        help="for audio of other shapes than were compiled",
     )
 
 
 def transcribe(options: argparse.Namespace) -> int:
-    """Transcribe the files; one that fails does not stop the others, and shows in the code.
+    """Transcribe the files; one that fails does not stop the others. Return the exit code.
 
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
     from sbkit.base.machine import usable_cores
-    from sbkit.inference.bundle.own_parts import import_own
     from sbkit.inference.transcribe.audio_files import find_audio
     from sbkit.inference.transcribe.transcriber import Transcriber
 
-    own = import_own(options.imports)
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
@@ -85,7 +83,7 @@ def transcribe(options: argparse.Namespace) -> int:
                 decoder=options.decoder,
                 hotwords=options.hotwords,
                 times=options.format in TIMED,
-                own=own,
+                own=options.own,
             )
         )
         print(f"running on {transcriber.effective}", file=sys.stderr)

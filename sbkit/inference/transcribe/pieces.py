@@ -1,11 +1,11 @@
 """Audio in pieces that a model can take: cut in pauses, and with an overlap where there is none.
 
-Audio comes in blocks, and no more is held of it than a piece and a block. Where a cut lies depends
-on the 30 s before it alone, so that the size of the blocks changes nothing.
+Audio comes in blocks, and no more than a piece and a block is held. The place of a cut depends only
+on the 30 s before it, so that the size of the blocks changes nothing.
 
 Two overlapping pieces see the same audio. Their log-probabilities are cut at one frame, in the
-longest gap that the first one heard between two tokens, so that no word is lost and none is there
-twice: CTC has a frame for each moment, whatever is decoded from it.
+longest gap between two tokens of the first one, so that no word is lost and none is there twice:
+CTC has a frame for each moment, independent of the decoder.
 
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
@@ -149,7 +149,7 @@ def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
     silent: the tokens that are no speech, blank and space. Without a gap it is in the middle.
     """
     first, last = len(log_probs) - 3 * overlap // 4, len(log_probs) - overlap // 4
-    heard = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
-    edges = np.concatenate([[-1], heard, [last - first]])
+    spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
+    edges = np.concatenate([[-1], spoken, [last - first]])
     longest = int(np.argmax(np.diff(edges)))
     return first + int(edges[longest] + edges[longest + 1] + 1) // 2

@@ -20,17 +20,17 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.clip_reader import Recognized
-from sbkit.decoding.reading import HeardClip, raise_errors
+from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
+from sbkit.decoding.pool import raise_errors
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.runtime.model import Effective, Heard, ModelThread, fitting
-from sbkit.inference.runtime.runtimes import Wanted, open_model
+from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
+from sbkit.inference.runtime.runtimes import RuntimeOptions, open_model
 from sbkit.inference.transcribe.pieces import Cutter, Piece, find_gap
 from sbkit.text.word import Word
 
 BATCH_SECONDS = 60.0  # of padded audio
-CPU_BATCH_SECONDS = 10.0  # which the caches of a core hold; of 32, ONNX takes 1.15 times as long
+CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
 
 Audio = Path | str | npt.NDArray[Any]
@@ -38,7 +38,7 @@ Audio = Path | str | npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What is said in a source, and its words where their times were asked for.
+    """The text of a source, and its words where their times were asked for.
 
     file: its name, None for an array; seconds: of audio; effective: what the model ran on;
     refused_hotwords: those that the model cannot spell.
@@ -52,11 +52,11 @@ class Transcript:
     refused_hotwords: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Write what is said."""
+        """Return the text."""
         return self.text
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, without hotwords where none is refused."""
+        """Return plain data, for JSON."""
         refused = {"refused_hotwords": self.refused_hotwords} if self.refused_hotwords else {}
         return {
             "file": self.file,
@@ -69,33 +69,33 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Audio to be transcribed: its name, and what gives its blocks at the rate of the model."""
+class AudioSource:
+    """Audio to be transcribed: its name, and a function that yields blocks at the model's rate."""
 
     name: str | None
     blocks: Callable[[], Iterable[Samples]]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _QueuedPiece:
     """A piece of a source, or the error that ends it."""
 
-    source: Source
+    source: AudioSource
     piece: Piece | None
     is_last: bool
     error: SbkitError | None = None
 
 
 @dataclass
-class _Open:
-    """A source of which some pieces are decoded, or the error that ends it."""
+class _Unfinished:
+    """The pieces of a source that are decoded so far, or the error that ends it."""
 
     texts: list[str] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     error: SbkitError | None = None
 
     def add(self, found: Recognized | SbkitError) -> None:
-        """Add what is said in the next piece, or why that is not known."""
+        """Add the text of the next piece, or its error."""
         if isinstance(found, SbkitError):
             self.error = self.error or found
             return
@@ -108,7 +108,7 @@ class Transcriber:
 
     def __init__(self, *, bundle: Bundle, times: bool = True) -> None:
         """Take a bundle whose model has a thread of its own."""
-        self._bundle, self._reading, self._times = bundle, bundle.reading, times
+        self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
         self._thread: ModelThread = bundle.model
         tokenizer = bundle.tokenizer
         spaces = (number for number, each in enumerate(tokenizer.pieces()) if each == SPACE)
@@ -130,7 +130,7 @@ class Transcriber:
         times: bool = True,
         own: frozenset[str] = frozenset(),
     ) -> Self:
-        """Load a bundle; what is asked for is what runs, and ``effective`` says what that is.
+        """Load a bundle and its model; ``effective`` says what it runs on, which is what was asked.
 
         device: cpu, cuda, cuda:N or auto; runtime: torch or onnx; precision: fp32, bf16, fp16, or
         int8 of onnx; compile: default or reduce-overhead, None for not at all; on_recompile: error,
@@ -141,17 +141,17 @@ class Transcriber:
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is not there.
         """
-        wanted = Wanted(
+        options = RuntimeOptions(
             device=device,
             runtime=runtime,
             precision=precision,
             compile=compile,
             on_recompile=on_recompile,
         )
-        bundle = open_model(Path(folder), wanted, own=own)
+        bundle = open_model(Path(folder), options, own=own)
         try:
             ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
-            _require_states(ready, runtime)
+            _require_runtime_for_decoder(ready, runtime)
             return cls(bundle=ready, times=times)
         except BaseException:
             bundle.model.close()
@@ -183,24 +183,24 @@ class Transcriber:
         sources = (
             self.file_source(each)
             if isinstance(each, Path | str)
-            else Source(None, partial(convert_array, each, sample_rate, rate))
+            else AudioSource(None, partial(convert_array, each, sample_rate, rate))
             for each in audios
         )
         return raise_errors(self.stream(sources))
 
-    def file_source(self, path: Path | str, *, name: str | None = None) -> Source:
+    def file_source(self, path: Path | str, *, name: str | None = None) -> AudioSource:
         """Make a source of a file, which may go by another name."""
         rate = self._bundle.config.sample_rate
-        return Source(name or str(path), partial(_read, path, rate, name))
+        return AudioSource(name or str(path), partial(_read, path, rate, name))
 
     def stream(
-        self, sources: Iterable[Source], *, on_seconds: Callable[[float], object] | None = None
+        self, sources: Iterable[AudioSource], *, on_seconds: Callable[[float], object] | None = None
     ) -> Iterator[Transcript | SbkitError]:
-        """Yield the transcript of each source, or what is wrong with it, in their order.
+        """Yield the transcript of each source, or its error, in their order.
 
         on_seconds: called with the seconds of audio that were decoded since it was called last.
         """
-        opened, cut = _Open(), 0
+        opened, cut = _Unfinished(), 0
         for pool in _pools(self._parts(sources), self._bundle.config.sample_rate):
             found, cut = self._recognize(pool, cut)
             for part, each in zip(pool, found, strict=True):
@@ -209,11 +209,11 @@ class Transcriber:
                     on_seconds(self._seconds(part.piece.next_start - part.piece.start))
                 if part.is_last:
                     yield opened.error or self._close(opened, part)
-                    opened = _Open()
+                    opened = _Unfinished()
 
     def close(self) -> None:
         """End the thread of the model, and the processes that decode."""
-        self._reading.close()
+        self._pool.close()
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -224,74 +224,78 @@ class Transcriber:
         """End the thread of the model."""
         self.close()
 
-    def _parts(self, sources: Iterable[Source]) -> Iterator[_Part]:
+    def _parts(self, sources: Iterable[AudioSource]) -> Iterator[_QueuedPiece]:
         """Read and cut one source after the other; one that cannot be read ends in its error."""
         cutter = Cutter(self._bundle.config.sample_rate, self._thread.samples_per_frame)
         for source in sources:
             pieces = cutter.pieces(source.blocks())
             try:
                 for piece, following in pairwise(chain(pieces, [None])):
-                    yield _Part(source, piece, is_last=following is None)
+                    yield _QueuedPiece(source, piece, is_last=following is None)
             except SbkitError as error:
-                yield _Part(source, None, is_last=True, error=error)
+                yield _QueuedPiece(source, None, is_last=True, error=error)
 
-    def _score(self, pool: Sequence[_Part]) -> dict[int, Heard | SbkitError]:
+    def _score(self, pool: Sequence[_QueuedPiece]) -> dict[int, Encoded | SbkitError]:
         """Run the model on the pieces of a pool, batched by length: by place in the pool."""
-        rows: dict[int, Heard | SbkitError] = {}
+        rows: dict[int, Encoded | SbkitError] = {}
         clips = {place: part.piece.samples for place, part in enumerate(pool) if part.piece}
         on_cpu, rate = self.effective.device == "cpu", self._bundle.config.sample_rate
         most = seconds_to_samples(CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS, rate)
         batches = list(_batches(clips, most, fewest=usable_cores() if on_cpu else 1))
         audio = [[clips[place] for place in batch] for batch in batches]
-        for batch, found in zip(batches, self._thread.hear_each(audio), strict=True):
-            if isinstance(found, Exception):  # over which of them? each is tried alone
-                rows |= {place: self._run_alone(pool[place]) for place in batch}
+        for batch, found in zip(batches, self._thread.encode_batches(audio), strict=True):
+            if isinstance(
+                found, Exception
+            ):  # each is run by itself, to find the one with the fault
+                rows |= {place: self._run_single(pool[place]) for place in batch}
             else:
                 rows |= zip(batch, found, strict=True)
         return rows
 
-    def _run_alone(self, part: _Part) -> Heard | SbkitError:
+    def _run_single(self, part: _QueuedPiece) -> Encoded | SbkitError:
         assert part.piece is not None
         try:
-            with fitting(part.source.name or "an array"):
-                return self._thread.hear([part.piece.samples])[0]
+            with naming_audio(part.source.name or "an array"):
+                return self._thread.encode([part.piece.samples])[0]
         except SbkitError as error:
             return error
 
     def _recognize(
-        self, pool: Sequence[_Part], cut: int
+        self, pool: Sequence[_QueuedPiece], cut: int
     ) -> tuple[list[Recognized | SbkitError], int]:
-        """Return what is said in each piece of a pool, or why that is not known.
+        """Return the text of each piece of a pool, or its error.
 
         cut: frames that the first piece leaves to the one before it, as returned with that one.
         """
-        rows, clips = self._score(pool), dict[int, HeardClip]()
+        rows, clips = self._score(pool), dict[int, DecoderInput]()
         for place, part in enumerate(pool):
-            heard, first, cut = rows.get(place), cut, 0
-            if part.piece is not None and isinstance(heard, Heard):
-                clips[place], cut = self._trim(part.piece, heard, first)
-        said = self._reading.read(list(clips.values()), times=self._times)
-        read = dict(zip(clips, said, strict=True))
-        found = [part.error or read.get(place) or rows[place] for place, part in enumerate(pool)]
+            encoded, first, cut = rows.get(place), cut, 0
+            if part.piece is not None and isinstance(encoded, Encoded):
+                clips[place], cut = self._trim(part.piece, encoded, first)
+        decoded = self._pool.decode(list(clips.values()), times=self._times)
+        recognized = dict(zip(clips, decoded, strict=True))
+        found = [
+            part.error or recognized.get(place) or rows[place] for place, part in enumerate(pool)
+        ]
         return cast(list[Recognized | SbkitError], found), cut
 
-    def _trim(self, piece: Piece, heard: Heard, first: int) -> tuple[HeardClip, int]:
+    def _trim(self, piece: Piece, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
         """Leave out the first frames of a piece, and of its last ones those that the next decodes.
 
         Return also how many the next one leaves out.
         """
-        step, end, cut = self._thread.samples_per_frame, len(heard.log_probs), 0
+        step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if piece.overlap:
             following = (piece.next_start - piece.start) // step
-            end = find_gap(heard.log_probs, end - following, self._silent)
+            end = find_gap(encoded.log_probs, end - following, self._silent)
             cut = end - following
-        whole = end == len(heard.log_probs)
+        whole = end == len(encoded.log_probs)
         samples = len(piece.samples) - first * step if whole else (end - first) * step
         begin = self._seconds(piece.start + first * step)
-        clip = self._bundle.heard_clip(heard.part(first, end), samples=samples, begin=begin)
+        clip = self._bundle.decoder_input(encoded.part(first, end), samples=samples, begin=begin)
         return clip, cut
 
-    def _close(self, opened: _Open, part: _Part) -> Transcript:
+    def _close(self, opened: _Unfinished, part: _QueuedPiece) -> Transcript:
         assert part.piece is not None
         return Transcript(
             file=part.source.name,
@@ -306,27 +310,27 @@ class Transcriber:
         return samples_to_seconds(samples, self._bundle.config.sample_rate)
 
 
-def _require_states(bundle: Bundle, runtime: str) -> None:
-    """Refuse a decoder that asks a runtime for what it does not have."""
+def _require_runtime_for_decoder(bundle: Bundle, runtime: str) -> None:
+    """Raise SbkitError for a decoder that needs what the runtime does not have."""
     if runtime != "torch" and bundle.decoder is not None and bundle.decoder.attention is not None:
         raise SbkitError(
-            f"`--runtime {runtime}` must have all that the decoder asks, but this bundle's asks "
+            f"`--runtime {runtime}` must have all that the decoder needs, but this bundle's needs "
             "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
             "greedy, or export the run after: sbkit tune RUN --attention none"
         )
 
 
 def _read(path: Path | str, sample_rate: int, name: str | None) -> Iterator[Samples]:
-    """Yield the blocks of a file; in what is wrong with it, it goes by its other name."""
+    """Yield the blocks of a file; an error calls it by its other name."""
     try:
         yield from stream_audio(path, sample_rate)
     except SbkitError as error:
         raise SbkitError(str(error).replace(str(path), name or str(path))) from error
 
 
-def _pools(parts: Iterable[_Part], sample_rate: int) -> Iterator[list[_Part]]:
+def _pools(parts: Iterable[_QueuedPiece], sample_rate: int) -> Iterator[list[_QueuedPiece]]:
     """Collect parts until they hold POOL_SECONDS of audio."""
-    pool: list[_Part] = []
+    pool: list[_QueuedPiece] = []
     left = most = seconds_to_samples(POOL_SECONDS, sample_rate)
     for part in parts:
         pool.append(part)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
-import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.data.batches.batch import UtteranceDataset
@@ -32,5 +31,5 @@ def read_whole_clips(rows: datasets.Dataset, sample_rate: int) -> Iterator[Whole
     )
     for batch in batches:
         chosen = reader.__getitems__(batch)
-        audio = [np.frombuffer(row["audio"], "<i2") for row in chosen]
+        audio = [row["audio"] for row in chosen]
         yield WholeClips(tuple(row for each in batch for row in each.rows), chosen, audio)

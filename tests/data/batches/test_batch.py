@@ -99,8 +99,10 @@ def test_a_placeholder_is_a_row_without_weight(
 def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     rows = UtteranceDataset(store)
     assert len(rows) == 5
-    heard = {name: store[4][name] for name in store.column_names}
-    assert rows[4] == {**heard, "percent": 100, "weight": 1}
+    row = rows[4]
+    assert np.array_equal(row.pop("audio"), clip(4))
+    known = {name: store[4][name] for name in store.column_names if name != "audio"}
+    assert row == {**known, "percent": 100, "weight": 1}
 
 
 def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: Tokenizer) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from sbkit import cli
 from sbkit.base.errors import SbkitError
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.cache import Entry, list_entries, remove
-from sbkit.data.storage.shard import write_sealed
 from tests.data.storage.test_prepare import assert_holds, make_clips, prepare
 
 
@@ -54,15 +52,6 @@ def test_what_is_there_is_listed(
     assert lines[-1].endswith(f"in 3 folders of {cache}")
 
 
-@pytest.mark.parametrize("seconds", [1e15, -1e15])
-def test_a_time_that_no_calendar_has_is_listed(
-    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    monkeypatch.setattr("sbkit.data.storage.cache._last_used", lambda folder, known: seconds)
-    assert cli.run(["cache"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
-
-
 def test_an_empty_cache_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,13 +86,6 @@ def test_what_was_not_used_for_long_is_removed_and_using_it_counts(cache: Path) 
     os.utime(here / "corpus.json", (month_ago, month_ago))
     cli.run(["cache", "prune", "--older-than", "30"])
     assert not here.exists()
-
-
-@pytest.mark.parametrize("facts", [[1], "x", {"folder": 1}, {"folder": [1]}, {"sample_rate": "x"}])
-def test_what_somebody_else_noted_is_listed_as_unknown(cache: Path, facts: Any) -> None:
-    for name in ("here", "talks"):
-        write_sealed(of(cache, name) / "corpus.json", facts)
-    assert [entry.corpus for entry in list_entries(cache)].count(None) == 2
 
 
 def test_a_corpus_that_may_not_be_seen_is_not_gone(

@@ -17,10 +17,9 @@ from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.bundle.place import FOLDERS
 from sbkit.inference.formats import write
-from sbkit.inference.formats.candidate import EXACT, Candidate
 from sbkit.inference.formats.onnx_format import make_onnx
-from sbkit.inference.formats.parity import Grid, noise
-from sbkit.inference.formats.traced import Source, trace
+from sbkit.inference.formats.parity import EXACT, Candidate, Grid, noise
+from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import LogProbs
 from tests.inference.bundles import make_run
@@ -39,13 +38,13 @@ def certificate(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def off_by(difference: float) -> Callable[[Source, Path], Sequence[Candidate]]:
+def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candidate]]:
     """Make a writer whose format differs from the model."""
 
-    def write(source: Source, folder: Path) -> Sequence[Candidate]:
+    def write(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         def log_probs(audio: Any, lengths: Any) -> LogProbs:
             with torch.inference_mode():
-                found, frames = source.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
+                found, frames = trained.waveform(torch.from_numpy(audio), torch.from_numpy(lengths))
             return LogProbs(found.numpy() + np.float32(difference), frames.numpy())
 
         (folder / "model.onnx").touch()
@@ -54,7 +53,7 @@ def off_by(difference: float) -> Callable[[Source, Path], Sequence[Candidate]]:
     return write
 
 
-def at_one_length(source: Source, folder: Path) -> Sequence[Candidate]:
+def at_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write a format that runs at no other length, as the graph of an LSTM may."""
 
     def log_probs(audio: Any, lengths: Any) -> LogProbs:

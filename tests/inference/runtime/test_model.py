@@ -1,18 +1,25 @@
-"""One thread makes a model and runs it; any thread may ask it to, and none can reach it."""
+"""One thread makes a model and runs it; any thread may ask it to."""
 
 import os
-import pickle
 import threading
-import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.runtime.model import Effective, Heard, ModelThread, require_effective
+from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.runtime.model import (
+    Effective,
+    Encoded,
+    ModelThread,
+    require_effective,
+    run_batches,
+)
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import ToneModel
@@ -27,7 +34,7 @@ class Named(ToneModel):
         super().__init__(10, 0)
         self.threads = {threading.get_ident()}
 
-    def hear(self, clips: object) -> list[Heard]:
+    def encode(self, clips: object) -> list[Encoded]:
         self.threads.add(threading.get_ident())
         return []
 
@@ -35,18 +42,9 @@ class Named(ToneModel):
 def test_every_call_is_in_the_thread_that_made_the_model() -> None:
     thread = ModelThread(Named)
     with ThreadPoolExecutor(8) as callers:
-        list(callers.map(lambda _: thread.hear([]), range(50)))
+        list(callers.map(lambda _: thread.encode([]), range(50)))
     (one,) = thread.call(lambda model: model.threads)  # type: ignore[attr-defined]
     assert one != threading.get_ident()
-
-
-def test_a_foreign_thread_cannot_reach_the_model() -> None:
-    thread = ModelThread(Named)
-    assert isinstance(thread.call(lambda _: thread.model), Named)
-    with pytest.raises(SbkitError, match="must be called in the thread that made it"):
-        _ = thread.model
-    held = [value for value in vars(thread).values() if isinstance(value, Named)]
-    assert not held
 
 
 def test_errors_come_back_and_the_thread_goes_on() -> None:
@@ -55,28 +53,6 @@ def test_errors_come_back_and_the_thread_goes_on() -> None:
         thread.call(lambda _: 1 // 0)
     assert thread.call(lambda _: 1) == 1
     thread.close()
-    with pytest.raises(SbkitError, match="this one was closed"):
-        thread.hear([])
-
-
-def test_a_call_that_waits_is_refused_when_the_thread_is_closed() -> None:
-    thread, running, go_on = ModelThread(Named), threading.Event(), threading.Event()
-
-    def block(_: object) -> None:
-        running.set()
-        go_on.wait()
-
-    with ThreadPoolExecutor(3) as callers:
-        first = callers.submit(thread.call, block)
-        running.wait()
-        waiting = callers.submit(thread.hear, [])
-        while not thread._thread._work_queue.qsize():
-            time.sleep(0.01)
-        closing = callers.submit(thread.close)
-        with pytest.raises(SbkitError, match="this one was closed"):
-            waiting.result(timeout=10)
-        go_on.set()
-        assert (first.result(), closing.result()) == (None, None)
 
 
 def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,15 +60,8 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: 1)
         with pytest.raises(SbkitError, match="called in 1, which was forked from it"):
-            thread.hear([])
+            thread.encode([])
     assert thread.call(lambda _: 1) == 1
-    thread.close()
-
-
-def test_it_cannot_be_sent_to_another_process() -> None:
-    thread = ModelThread(Named)
-    with pytest.raises(SbkitError, match="Send the path of its bundle"):
-        pickle.dumps(thread)
     thread.close()
 
 
@@ -106,7 +75,7 @@ def test_a_model_that_cannot_be_made_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_32_threads_with_20_clips_hear_what_one_thread_hears(tmp_path: Path) -> None:
+def test_32_threads_with_20_clips_transcribe_as_one_does(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     clips: list[Samples] = [
         random.integers(-9000, 9000, random.integers(800, 12_000)).astype(np.int16)
@@ -116,12 +85,12 @@ def test_32_threads_with_20_clips_hear_what_one_thread_hears(tmp_path: Path) -> 
         alone = [transcriber.transcribe(clip, RATE) for clip in clips]
         assert any(each.text for each in alone)
 
-        def hear(number: int) -> bool:
+        def is_same(number: int) -> bool:
             order = np.random.default_rng(number).permutation(len(clips))
             return all(transcriber.transcribe(clips[n], RATE) == alone[n] for n in order)
 
         with ThreadPoolExecutor(32) as threads:
-            assert all(threads.map(hear, range(32)))
+            assert all(threads.map(is_same, range(32)))
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
@@ -134,3 +103,49 @@ def test_what_runs_otherwise_than_asked_is_refused(device: str, precision: str) 
     assert require_effective(mixed, device="cpu", precision="bf16") == mixed
     with pytest.raises(SbkitError, match="fp32 was asked for"):
         require_effective(mixed, device="cpu", precision="fp32")
+
+
+def clips(*seconds: float) -> list[Samples]:
+    random = np.random.default_rng(0)
+    return [random.integers(-9000, 9000, int(16_000 * each)).astype(np.int16) for each in seconds]
+
+
+def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def encode(batch: Sequence[Samples]) -> list[Encoded]:
+        both.wait()
+        if len(batch) == 2:
+            raise RuntimeError("too many")
+        return [Encoded(each[:, None]) for each in batch]
+
+    one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
+    assert isinstance(one, list) and len(one) == 1
+    assert isinstance(two, RuntimeError)
+
+
+def test_threads_encode_as_one_does_and_leave_torch_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_bundle(make_bundle(tmp_path)).model
+    batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
+    alone, used = [model.encode(each) for each in batches], set()
+    score = model._score
+    monkeypatch.setattr(
+        model, "_score", lambda *batch: (used.add(torch.get_num_threads()), score(*batch))[1]
+    )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = model.encode_batches(batches)
+        assert used == {1} and torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
+    for expected, found in zip(alone, together, strict=True):
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other.log_probs, one.log_probs, rtol=0, atol=1e-5)

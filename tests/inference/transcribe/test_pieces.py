@@ -61,12 +61,6 @@ def test_a_long_pause_ends_a_sentence_and_a_short_one_only_a_long_piece() -> Non
     assert edges == pytest.approx([4.15] * len(edges), abs=0.15)
 
 
-def test_a_piece_does_not_keep_the_block_that_it_was_cut_from() -> None:
-    pieces = cut(*[noise(4), noise(0.8, 10)] * 20)
-    assert len(pieces) == 20
-    assert all(each.samples.base is None for each in pieces[:-2])
-
-
 def test_a_short_piece_waits_for_more() -> None:
     first, second = cut(noise(0.4), noise(0.8, 10), noise(3), noise(0.8, 10), noise(3))
     assert len(first.samples) > 4 * RATE

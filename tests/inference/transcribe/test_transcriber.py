@@ -12,8 +12,8 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, ensure_language_models
-from sbkit.inference.runtime.model import Heard
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
+from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
@@ -72,7 +72,7 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    declared = Declared(source="these", word_order=2, token_order=0)
+    declared = LanguageModelSpec(source="these", word_order=2, token_order=0)
     file = tmp_path / "lm.safetensors"
     ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
@@ -142,10 +142,10 @@ def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
 class Fussy(ToneModel):
     """Fail over loud clips."""
 
-    def hear(self, clips: Sequence[Samples]) -> list[Heard]:
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         if any(np.abs(clip).max() > 20_000 for clip in clips):
             raise RuntimeError("too loud")
-        return super().hear(clips)
+        return super().encode(clips)
 
 
 def test_a_clip_that_the_model_fails_over_does_not_fail_its_batch(tmp_path: Path) -> None:

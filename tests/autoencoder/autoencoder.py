@@ -1,0 +1,160 @@
+"""A task of one's own: log-mel frames through a few numbers and back, without labels or text.
+
+Nothing in sbkit knows of it. Legend: B utterances, S samples, T frames of 10 ms, M mel bins.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from speechbrain import Stage
+from torch import Tensor, nn
+
+from recipes.prepare import RANGES, prepare_audio
+from sbkit.audio.io import Samples
+from sbkit.audio.lengths import length_mask
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batches.loaders import Loaders, make_loaders
+from sbkit.data.corpora.splits import Splits
+from sbkit.distributed.device import Placement
+from sbkit.logs.metric import Metric, Metrics
+from sbkit.models.feature_extractor import FeatureExtractor
+from sbkit.models.loss import Loss
+from sbkit.tasks.task import Scorer, Task
+from sbkit.train.brain import Brain
+from sbkit.train.recipe import Recipe
+
+
+class Autoencoder:
+    """Call the parts in their order."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.ModuleList,
+        compute_features: nn.Module,
+        squeeze: nn.Module,
+        stretch: nn.Module,
+    ) -> None:
+        self.model = model
+        self.features = FeatureExtractor(compute_features)
+        self.squeeze, self.stretch = squeeze, stretch
+
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Code log-mel frames and decode them: (B, S), (B,) -> (B, T, M), (B,)."""
+        features, lengths = self.features(audio, audio_lengths)
+        return self.decode(features), lengths
+
+    def decode(self, features: Tensor) -> Tensor:
+        decoded: Tensor = self.stretch(self.squeeze(features))
+        return decoded
+
+
+class Error(NamedTuple):
+    """The squared error of an utterance, and its frames."""
+
+    total: float
+    frames: int
+
+
+class Decoded(NamedTuple):
+    """Features (B, T, M), what became of them (B, T, M), and their lengths (B,)."""
+
+    features: Tensor
+    decoded: Tensor
+    lengths: Tensor
+
+    def errors(self) -> Tensor:
+        """Sum the squared errors of each utterance: (B,)."""
+        squares = (self.features - self.decoded).square().mean(2)  # (B, T)
+        return (squares * length_mask(self.lengths, squares.shape[1], squares.device)).sum(1)
+
+
+def measure(errors: Sequence[Error]) -> Mapping[str, float]:
+    frames = sum(each.frames for each in errors)
+    return {"squared_error": sum(each.total for each in errors) / frames}
+
+
+def score_rows(
+    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
+) -> list[Error]:
+    """Compare what the model of a bundle makes of each clip with the clip's own features."""
+    found = []
+    for clip in clips:
+        decoded, lengths = bundle.predict([clip])
+        audio = torch.from_numpy(clip.astype("float32")).unsqueeze(0)
+        features, _ = bundle.model.network.features(audio, torch.tensor([len(clip)]))
+        found.append(Error(float(Decoded(features, decoded, lengths).errors()), int(lengths)))
+    return found
+
+
+def report(folder: Path, name: str, errors: Sequence[Error]) -> Mapping[str, float]:
+    lines = [f"{each.total}\t{each.frames}\n" for each in errors]
+    (folder / f"errors_{name}.tsv").write_text("".join(lines))
+    return measure(errors)
+
+
+LOG_MEL_CODING = Task(
+    name="tests.autoencoder.autoencoder.LOG_MEL_CODING",
+    model_name="autoencoder of log-mel frames",
+    model_class="tests.autoencoder.autoencoder.Autoencoder",
+    metrics={"squared_error": Metric(is_fraction=False)},
+    scorer=Scorer(
+        target="audio",
+        score=score_rows,
+        measure=measure,
+        describe=lambda errors: f"squared error {measure(errors)['squared_error']:.3f}",
+        report=report,
+    ),
+)
+
+
+class AutoencoderBrain(Brain):
+    """Train the squared error of the frames."""
+
+    metrics: ClassVar[Metrics] = LOG_MEL_CODING.metrics
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.autoencoder = Autoencoder(
+            model=self.modules["model"],
+            compute_features=self.hparams.compute_features.to(self.device),
+            squeeze=self.hparams.squeeze,
+            stretch=self.hparams.stretch,
+        )
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
+        features, lengths = self.autoencoder.features(batch.audio.float(), batch.audio_lengths)
+        return Decoded(features, self.autoencoder.decode(features), lengths)
+
+    def compute_objectives(self, outputs: Decoded, batch: Batch, stage: Stage) -> Loss:
+        counts = outputs.lengths.to(batch.weights.device) * batch.weights
+        return Loss(outputs.errors() * batch.weights, counts)
+
+    def score(self, outputs: Decoded, batch: Batch) -> list[Error]:
+        pairs = zip(outputs.errors().tolist(), outputs.lengths.tolist(), strict=True)
+        return [Error(total, frames) for total, frames in pairs]
+
+    def measure(self, results: Sequence[Error]) -> Mapping[str, float]:
+        return measure(results)
+
+
+def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:
+    collate = partial(collate_clips, sample_rate=hparams["sample_rate"])
+    return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+
+def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:
+    return Batch(**collate_audio(rows, sample_rate))
+
+
+AUTOENCODER = Recipe(
+    task=LOG_MEL_CODING,
+    prepare_splits=prepare_audio,
+    prepare_labels=lambda knobs, splits: None,
+    make_loaders=load,
+    brain=AutoencoderBrain,
+    ranges=RANGES,
+)

@@ -1,0 +1,96 @@
+"""A task whose output is neither text nor a label trains, resumes, is tested, exported and run.
+
+It stands in this folder alone; sbkit has no line of it.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.cli import run as sbkit
+from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.logs.log import read_log
+from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
+from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json, train_here
+
+HOME = "tests.autoencoder.autoencoder"
+OWN = ("--import", HOME)
+
+
+@pytest.fixture(scope="module")
+def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return make_workplace(asterisk_english, tmp_path_factory.mktemp("autoencoder"))
+
+
+def train(workplace: Workplace, run: Path, *options: str) -> int:
+    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
+    yaml = str(ROOT / "tests/autoencoder/autoencoder.yaml")
+    return train_here(["train.py", yaml, *folders, *options], workplace.cache)
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "run"
+    assert train(workplace, run) == 0
+    return run
+
+
+def test_it_is_trained_logged_and_tested(trained: Path) -> None:
+    epochs = [each for each in read_log(trained / "train_log.jsonl") if "valid_loss" in each]
+    assert len(epochs) == 3
+    assert epochs[-1]["valid_loss"] < epochs[0]["valid_loss"]
+    tested = read_json(trained / "summary.json")["test"]["test"]
+    assert tested["squared_error"] == pytest.approx(epochs[-1]["squared_error"], rel=0.5)
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
+    trained: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    fit_batch = AutoencoderBrain.fit_batch
+
+    def stopping(brain: AutoencoderBrain, batch: Any) -> Any:
+        if brain.optimizer_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit_batch(brain, batch)
+
+    with patch.object(AutoencoderBrain, "fit_batch", stopping):
+        assert train(workplace, tmp_path) == ASKED_TO_STOP
+    assert train(workplace, tmp_path) == 0
+    there, here = last_parameters(trained), last_parameters(tmp_path)
+    assert all(torch.equal(there[name], here[name]) for name in there)
+
+
+def test_it_is_exported_and_run_from_its_bundle(
+    trained: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bundle"
+    with pytest.raises(SbkitError, match=f"pass --import {HOME}"):
+        sbkit(["export", str(trained), "--out", str(out)])
+    assert sbkit(["export", str(trained), "--out", str(out), *OWN]) == 0
+    assert "# Autoencoder of log-mel frames" in (out / "README.md").read_text()
+    with pytest.raises(SbkitError, match=f"pass --import {HOME}"):
+        load_bundle(out)
+
+    bundle = load_bundle(out, own=frozenset([HOME]))
+    assert bundle.task is LOG_MEL_CODING and type(bundle.model.network) is Autoencoder
+    clip = np.random.default_rng(0).integers(-9000, 9000, 16_000, np.int16)
+    decoded, lengths = bundle.predict([clip, clip[:8000]])
+    assert decoded.shape == (2, int(lengths.max()), 40)
+    with pytest.raises(SbkitError, match="`sbkit transcribe` must have a bundle"):
+        bundle.transcribe([clip])
+
+    capsys.readouterr()
+    table = str(workplace.release / "test.tsv")
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        assert sbkit(["score", str(out), table, "--out", str(tmp_path / "scores"), *OWN]) == 0
+    expected = read_json(trained / "summary.json")["test"]["test"]["squared_error"]
+    scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
+    assert scored["squared_error"] == pytest.approx(expected, rel=1e-4)
+    assert capsys.readouterr().out == f"test: squared error {expected:.3f}, 4 utterances\n"

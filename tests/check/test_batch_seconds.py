@@ -1,0 +1,76 @@
+"""`batch_seconds: auto` is the largest batch that fits, and the number that a run keeps."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.check.batch_seconds import FittingBatch, find_batch_seconds, largest_fitting
+from sbkit.config.hparams import parse_command
+from tests.check.harness import healthy_workplace
+from tests.runs import ROOT, Workplace, read_json
+
+YAML = ROOT / "hparams" / "ctc.yaml"
+ROOM = 1000  # bytes that are free, of which 900 may be taken
+
+
+@pytest.mark.parametrize(
+    ("held", "ends", "most", "found"),
+    [
+        (100, 9999, 5000, (374, 848, "")),  # two bytes a second: the last tenth is not tried
+        (100, 9999, 60, (60, 220, "why")),
+        (100, 9999, 20, (31, 162, "why")),  # never less than the longest utterance
+        (100, 200, 5000, (124, 348, "")),  # memory ends before its line says so
+        (100, 30, 5000, None),
+    ],
+)
+def test_batches_grow_while_they_fit(
+    held: int, ends: int, most: float, found: tuple[int, int, str] | None
+) -> None:
+    def peak_of(seconds: int) -> int | None:
+        return held + 2 * seconds if seconds <= ends else None
+
+    fitting = largest_fitting(peak_of, least=31, most=most, free=ROOM, limit="why")
+    assert (fitting and (fitting.seconds, fitting.peak, fitting.limit)) == found
+
+
+def test_what_is_taken_is_said() -> None:
+    assert FittingBatch(480, 61 << 30, 79 << 30).describe() == "peak 61.0 of 79.0 GiB"
+
+
+def test_a_number_stays_and_another_machine_is_not_tried() -> None:
+    assert find_batch_seconds(YAML, {"batch_seconds": 40}) == {"batch_seconds": 40}
+    with pytest.raises(SbkitError, match="must be a number where --target is another machine"):
+        find_batch_seconds(YAML, {"batch_seconds": "auto"}, target="cuda:8")
+
+
+def test_no_other_word_and_no_other_knob_is_automatic() -> None:
+    for option in ("--batch_seconds=most", "--lr=auto", "--d_model=auto"):
+        with pytest.raises(SbkitError, match=r"must be a (whole )?number"):
+            find_batch_seconds(*parse_command([str(YAML), option]))
+
+
+def test_a_run_that_cannot_be_built_is_left_to_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = {"batch_seconds": "auto", "data_folder": str(tmp_path), "output_folder": "none"}
+    assert find_batch_seconds(YAML, overrides) == overrides | {"batch_seconds": 60.0}
+    said = capsys.readouterr().out
+    assert said.startswith("batch_seconds: auto -> 60 (no step can be tried: see the errors of ")
+
+
+def test_a_run_keeps_the_number_that_it_began_with(
+    asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workplace: Workplace = healthy_workplace(asterisk_english, tmp_path / "workplace")
+    options = ("--batch_seconds=auto", "--check=False", "--average_checkpoints=1")
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1", *options) == 0
+    said = re.search(
+        r"^batch_seconds: auto -> (\d+) \(peak \d+\.\d of ", capsys.readouterr().out, re.M
+    )
+    assert said is not None
+    declared = read_json(tmp_path / "run" / "declaration.json")["values"]["batch_seconds"]
+    assert declared == float(said[1])
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2", *options) == 0
+    assert f"batch_seconds: auto -> {said[1]}, as the run began" in capsys.readouterr().out

@@ -1,0 +1,156 @@
+"""Many clips are decoded by several processes, with the words and times of one."""
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding import pool
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.language_models import LanguageModels, LanguageModelSpec, ensure_language_models
+from sbkit.decoding.pool import DecoderPool
+from sbkit.decoding.word_aligner import WordAligner
+from sbkit.lm.kneser_ney import train
+from sbkit.text.tokenizer import ensure_tokenizer
+from tests.decoding.spoken import spoken
+from tests.runs import ROOT
+
+TEXTS = ["call the north office", "the north is cold", "send me to the office"] * 3
+STEP = 640  # samples of a frame
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> CtcDecoder:
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind="char",
+        vocab_size=None,
+        texts=lambda: TEXTS,
+    )
+    declared = LanguageModelSpec(source="these", word_order=2, token_order=3)
+    file = tmp_path / "lm.safetensors"
+    ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
+    words = WordAligner(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=16_000)
+    return CtcDecoder(search.with_hotwords(["norse"]), words)
+
+
+def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
+    rows = [spoken(decoder.aligner.tokenizer, text, {}) for text in TEXTS]
+    return [
+        DecoderInput(log_probs=row, samples=len(row) * STEP, begin=10.0 * place)
+        for place, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MANY_FRAMES", 0)
+
+
+def test_processes_read_what_one_reads(
+    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = clips_of(decoder)
+    bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, begin=0)
+    many = DecoderPool(decoder, processes=2)
+    *found, error = many.decode([*clips, bad], times=True)
+    assert many._processes is not None
+    assert many.decode(clips[:2], times=True) == found[:2]
+    many.close()
+    monkeypatch.setattr(pool, "MANY_FRAMES", 1 << 30)
+    one = DecoderPool(decoder, processes=2)
+    assert one.decode(clips, times=True) == found
+    assert one._processes is None
+    assert [each.text for each in found if isinstance(each, Recognized)] == TEXTS
+    assert isinstance(error, SbkitError) and str(error) == str(one.decode([bad], times=True)[0])
+
+
+def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) -> None:
+    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
+    many.decode(clips, times=True)
+    assert many._processes is not None
+    os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
+    with pytest.raises(SbkitError, match="but one was killed"):
+        for _ in range(1000):
+            many.decode(clips, times=True)
+    assert len(many.decode(clips, times=True)) == len(TEXTS)
+    many.close()
+
+
+def test_one_process_reads_where_there_is_no_shared_memory(
+    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOENT, "no /dev/shm")
+
+    monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
+    many = DecoderPool(decoder, processes=2)
+    assert len(many.decode(clips_of(decoder), times=True)) == len(TEXTS)
+    many.close()
+
+
+NEVER_CLOSED = """
+import builtins
+import pickle
+import sys
+from pathlib import Path
+from sbkit.decoding import pool
+pool.MANY_FRAMES = 0
+decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
+many = builtins.many = pool.DecoderPool(decoder, processes=2)  # there until the very end
+print(len(many.decode(clips, times=False)))
+"""
+
+
+def test_a_program_needs_no_main_block_and_need_not_close_it(
+    decoder: CtcDecoder, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(NEVER_CLOSED)
+    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips_of(decoder))))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
+
+
+def test_a_greedy_reader_needs_no_processes_and_refuses_the_same(
+    decoder: CtcDecoder, several: None
+) -> None:
+    greedy = DecoderPool(CtcDecoder.of(None, decoder.aligner), processes=2)
+    assert len(greedy.decode(clips_of(decoder), times=True)) == len(TEXTS)
+    assert greedy._processes is None
+    shape = (3, decoder.aligner.tokenizer.vocab_size)
+    bad = [DecoderInput(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
+    for error, beam in zip(
+        greedy.decode(bad, times=False),
+        DecoderPool(decoder, processes=1).decode(bad, times=False),
+        strict=True,
+    ):
+        assert isinstance(error, SbkitError)
+        assert str(error) == str(beam)
+
+
+def test_a_decoder_is_sent_to_a_process_whatever_its_words(decoder: CtcDecoder) -> None:
+    """A language without spaces has sentences for words; their letters lie inside each other."""
+    search, tokenizer = decoder.search, decoder.aligner.tokenizer
+    assert isinstance(search, BeamDecoder)
+    sentence = "callthenorthoffice" * 50
+    models = LanguageModels(train([[sentence]], order=1).model, None)
+    long = search.with_language_models(models).with_hotwords([sentence])
+    log_probs = spoken(tokenizer, TEXTS[0], {})
+    found = long.nbest(log_probs)
+    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == found

@@ -1,0 +1,125 @@
+"""A task whose output is neither text nor a label: a generator and a discriminator of sound.
+
+Its Brain has no `metrics`, and two optimizers. `write_yaml` declares it for train.py.
+
+Legend: B utterances, S samples.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain import Stage
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from recipes.corpora import corpus_of
+from recipes.prepare import RANGES, prepare_transcripts
+from sbkit.data.batches.batch import Batch, collate_audio
+from sbkit.data.batches.loaders import Loaders, make_loaders
+from sbkit.data.corpora.splits import Splits
+from sbkit.distributed.device import Placement
+from sbkit.models.loss import Loss
+from sbkit.tasks.task import Task
+from sbkit.train.brain import Brain
+from sbkit.train.recipe import Recipe
+from tests.runs import ROOT
+
+SAMPLES = 1600  # of the beginning of a clip, which are as long as that
+OBJECTS = f"""
+generator: !new:torch.nn.Sequential
+    - !new:torch.nn.Linear [{SAMPLES}, 8]
+    - !new:torch.nn.Dropout [!ref <dropout>]
+    - !new:torch.nn.Linear [8, {SAMPLES}]
+
+discriminator: !new:torch.nn.Linear [{SAMPLES}, 1]
+
+model: !new:torch.nn.ModuleList
+    - [!ref <generator>, !ref <discriminator>]
+
+optimizers:
+    generator:
+        parts: [generator]
+        opt_class: !name:torch.optim.AdamW
+            lr: !ref <lr>
+    discriminator:
+        parts: [discriminator]
+        opt_class: !name:torch.optim.SGD
+            lr: !ref <lr>
+            momentum: 0.9
+
+lr_schedule: !new:sbkit.train.schedule.WarmupCosine
+    warmup_fraction: !ref <warmup_fraction>
+
+epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
+    limit: !ref <number_of_epochs>
+
+checkpointer: !new:sbkit.checkpoint.checkpointer.Checkpointer
+    checkpoints_dir: !ref <output_folder>/checkpoints
+    recoverables:
+        model: !ref <model>
+        epochs: !ref <epoch_counter>
+"""
+UNUSED = "token_type|vocab_size|n_mels|time_.*|freq_.*|max_time.*|cnn_.*|d_.*|nhead|num_.*_layers"
+UNUSED += "|encoder_module|kernel_size|ctc_.*|inter_.*|label_.*|weight_decay|.*_lm_order|lm_text"
+UNUSED += "|decoder_type|beam_size|attention_decoding|remove_vector.*"
+
+
+def write_yaml(folder: Path) -> Path:
+    """Write the knobs of ctc.yaml that the task reads, over objects of its own."""
+    knobs, _ = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ======== objects")
+    knobs = re.sub(rf"(?m)^({UNUSED}):.*\n", "", knobs)
+    knobs = knobs.replace("recipes.asr.recipe.ASR", f"{__name__}.ADVERSARIAL")
+    knobs = re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 1", knobs)
+    file = folder / "adversarial.yaml"
+    file.write_text(f"{knobs}\n{OBJECTS}", encoding="utf-8")
+    return file
+
+
+class AdversarialBrain(Brain):
+    """Train the generator to repeat a clip, and the discriminator to tell what it made."""
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor]:
+        """Return the beginning of each clip, and what is generated of it: (B, S)."""
+        clips = batch.audio[:, :SAMPLES].float() / 2**15
+        generated: Tensor = self.hparams.generator(clips)
+        return clips, generated
+
+    def compute_objectives(
+        self, predictions: tuple[Tensor, Tensor], batch: Batch, stage: Stage
+    ) -> dict[str, Loss]:
+        """Return the loss of each optimizer, from one forward pass."""
+        clips, generated = predictions
+        real, fake = (self.hparams.discriminator(each).squeeze(1) for each in predictions)
+        away = (generated - clips).square().sum(1)
+        made = Loss((away + softplus(-fake)) * batch.weights, batch.weights)
+        told = Loss((softplus(-real) + softplus(fake)) * batch.weights, batch.weights)
+        return {"generator": made, "discriminator": told}
+
+
+def collate(rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """Pad clips to a batch."""
+    return Batch(**collate_audio(rows, 16_000))
+
+
+def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:
+    """Plan the batches of every split."""
+    return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+
+ADVERSARIAL = Recipe(
+    task=Task(name=f"{__name__}.TASK", model_name="generator", metrics={}),
+    prepare_splits=prepare_transcripts,
+    prepare_labels=lambda knobs, splits: None,
+    make_loaders=load,
+    brain=AdversarialBrain,
+    corpus=corpus_of,
+    ranges=RANGES,
+)
+
+
+def parameters(module: torch.nn.Module) -> list[Tensor]:
+    """Copy the parameters of a module."""
+    return [each.detach().clone() for each in module.parameters()]
