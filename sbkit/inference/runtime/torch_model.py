@@ -83,7 +83,7 @@ class TorchModel:
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         with self._uncompiled():
-            count: int = self.network.samples_per_frame(self._rate)
+            count: int = self.network.samples_per_frame
         return count
 
     @property
@@ -120,8 +120,7 @@ class TorchModel:
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Encoded]:
         """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
-            features, frames = self.network.features(audio, audio_lengths)
-            states, frames = self.network.encode(features, frames)
+            states, frames = self.network.encode(audio, audio_lengths)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
         if self._blocks is not None:
             states = states.clone()  # CUDA graphs write the next batch's to the same place
