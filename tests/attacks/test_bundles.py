@@ -15,7 +15,7 @@ import torch
 
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import KINDS, refused
 from tests.inference.bundles import edit_config, edit_tokenizer, edit_weights, make_bundle
@@ -245,7 +245,7 @@ def decoding(bundle: Path) -> Path:
     """Give the bundle language models of its tokenizer, and a decoder that uses them."""
     ensure_language_models(
         bundle / "lm.safetensors",
-        Declared(source="these", word_order=2, token_order=3),
+        LanguageModelSpec(source="these", word_order=2, token_order=3),
         texts=lambda: ["hello there", "a quick brown fox", "the fox there"],
         tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
     )

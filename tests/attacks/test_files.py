@@ -91,7 +91,6 @@ TABLES = {
     "numbers.jsonl": '{"path": "a.wav", "text": 1e999, "offset": NaN, "duration": -1e308}\n',
     "quotes that do not end.csv": 'path,text\n"a,b\n' + "x,y\n" * 10_000,
     "many delimiters.csv": "path" + ",;|\t" * 20_000 + "\na,b\n",
-    "deep.jsonl": f'{{"path": {"[" * 3000}{"]" * 3000}, "text": "a"}}\n',
     "no text.csv": "\0\0\0",
 }
 
