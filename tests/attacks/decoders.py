@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.bundles import KINDS
 from tests.attacks.case import Case, Place
@@ -72,7 +72,7 @@ def with_models(folder: Path) -> Path:
     file = folder / "lm.safetensors"
     ensure_language_models(
         file,
-        Declared(source="these", word_order=2, token_order=3),
+        LanguageModelSpec(source="these", word_order=2, token_order=3),
         texts=lambda: TEXTS,
         tokenizer=Tokenizer(model_file=folder / "tokenizer.model"),
     )

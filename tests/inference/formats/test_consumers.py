@@ -28,7 +28,7 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
@@ -160,7 +160,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
     """Of a language model whose words the model hears by chance; the graph is the bundle's."""
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
-    declared = Declared(source="", word_order=2, token_order=0)
+    declared = LanguageModelSpec(source="", word_order=2, token_order=0)
     ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)
     decoder = BeamDecoder(
         tokenizer=tokenizer,
