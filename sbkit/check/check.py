@@ -9,8 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
-from sbkit.check.data.noises import check_noises
-from sbkit.check.data.speech import check_speech
+from sbkit.check.data.speech import check_noises, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
@@ -18,7 +17,7 @@ from sbkit.check.model.features import check_features
 from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.padding import check_padding
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_front_end, check_shapes
+from sbkit.check.model.shapes import check_encoder, check_shapes
 from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
@@ -32,7 +31,7 @@ from sbkit.train.run import Run
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    check_front_end,
+    check_encoder,
     check_ranges,
     check_ownership,
     check_groups,

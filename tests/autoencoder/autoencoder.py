@@ -20,8 +20,8 @@ from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.models.feature_extractor import FeatureExtractor
 from sbkit.models.loss import Loss
+from sbkit.models.parts import FeatureExtractor
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe

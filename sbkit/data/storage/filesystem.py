@@ -4,7 +4,6 @@ Keys and endpoints are set as fsspec and the store have it: in configuration fil
 such as FSSPEC_S3_KEY.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from typing import Any
 import fsspec
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, read_regular, write_bytes_atomically
+from sbkit.base.files import naming, write_bytes_atomically
 
-LARGEST_FILE = 1 << 33  # bytes that are read at once
 LARGEST_TRANSFER = 64  # files that are asked for at once
 
 
@@ -93,9 +91,6 @@ class Storage:
             MissingFileError: one of them is missing.
             SbkitError: one of them cannot be read.
         """
-        if self.folder is not None:
-            yield from map(_read_here, (self.folder / name for name in names))
-            return
         for start in range(0, len(names), LARGEST_TRANSFER):
             files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
             everything = [None] * len(files)
@@ -130,13 +125,6 @@ class Storage:
         with _reaching(self.url):
             system.put_file(str(file), path)
         file.unlink()
-
-
-def _read_here(file: Path) -> bytes:
-    """Read a file of this machine, or what a link leads to: no pipe, and no device."""
-    if not os.path.lexists(file):
-        raise _missing(str(file))
-    return read_regular(file.resolve(), largest=LARGEST_FILE, what="A file of a corpus")
 
 
 def _missing(file: str) -> MissingFileError:

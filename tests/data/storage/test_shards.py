@@ -432,7 +432,7 @@ def test_json_lines_have_the_same_values_streamed_and_listed(tmp_path: Path) -> 
     clips = [row.clip for row in rows if isinstance(row, Row)]
     assert sorted(clips, key=lambda clip: clip.id) == [*listed.clips]
     (bad,) = (row for row in rows if isinstance(row, BadRow))
-    assert bad == replace(listed.bad_rows[0], id="part.jsonl line 2")
+    assert bad == replace(listed.bad_rows[0], id="part.jsonl row 2")
 
 
 def test_clips_of_one_name_in_several_files_have_ids_of_their_own(
