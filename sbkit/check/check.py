@@ -17,7 +17,7 @@ from sbkit.check.model.features import check_features
 from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.padding import check_padding
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_front_end, check_shapes
+from sbkit.check.model.shapes import check_encoder, check_shapes
 from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
@@ -31,7 +31,7 @@ from sbkit.train.run import Run
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    check_front_end,
+    check_encoder,
     check_ranges,
     check_ownership,
     check_groups,

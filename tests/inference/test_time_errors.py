@@ -152,19 +152,3 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
         assert load_bundle(folder).config.word_offsets == fitted
     assert found.recognized == found.aligned
     assert found.aligned[0].end == pytest.approx(0.86)
-
-
-def test_a_clip_that_the_model_fails_over_is_named(bundle: Path, tmp_path: Path) -> None:
-    loaded, source = load_bundle(bundle), write_table(tmp_path, "0-1 1-2 2-3")
-    with (
-        patch.object(loaded.model, "encode", side_effect=RuntimeError("it is too short")),
-        pytest.raises(SbkitError, match=r"with a the model raised RuntimeError .it is too short"),
-    ):
-        time_source(loaded, source)
-
-
-def test_data_without_times_is_refused(bundle: Path, tmp_path: Path) -> None:
-    source = write_table(tmp_path, "0-1")
-    source.write_text(source.read_text().replace("word_times", "times"))
-    with pytest.raises(SbkitError, match="must have the column `word_times`, .* has none"):
-        time_source(load_bundle(bundle), source)

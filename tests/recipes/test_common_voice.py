@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.release import find_release
 from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -200,7 +200,7 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
-    five = Striding(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
+    five = Subsampling(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
     assert left.train["id"][:] == ["abcd", "abcde"]
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])

@@ -21,7 +21,7 @@ from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, walk
 from sbkit.config.references import Scope
 from sbkit.models.asr import head_size
-from sbkit.models.encoder_adapter import token_embedding
+from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.vocabulary import Vocabulary
 
@@ -85,11 +85,10 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
         head = hparams.get(name)
         if isinstance(head, nn.Module):
             yield name, head_size(head)
-    transformer = hparams.get("Transformer")
-    if isinstance(transformer, nn.Module):
-        embedding = token_embedding(transformer)
+    for part in (TransformerPart, WaveformPart):
+        embedding = token_embedding(hparams.get(part.NAME))
         if embedding is not None:
-            yield "Transformer", embedding.num_embeddings
+            yield part.NAME, embedding.num_embeddings
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:

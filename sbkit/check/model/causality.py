@@ -35,7 +35,7 @@ def check_causality(planned: PlannedRun) -> Iterator[Finding]:
     if change > TOLERANCE:
         yield planned.finding(
             "causality",
-            "Transformer",
+            "Transformer" if "Transformer" in planned.hparams else "encoder",
             declared="the decoder must not see the tokens that it is to predict",
             effect="its scores of earlier tokens change with the last one",
             fix="Give its self-attention a causal mask.",

@@ -1,4 +1,4 @@
-"""Shapes: whether `CNN` is a front-end, and each part's output fits the next one.
+"""Shapes: whether the encoder has the frames that it declares, and each part fits the next one.
 
 Sizes are compared in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
 value of the longest length, which a meta tensor does not have.
@@ -8,47 +8,72 @@ import operator
 from collections.abc import Iterator
 from itertools import takewhile
 
+import torch
 from ruamel.yaml.comments import CommentedMap
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE
 from sbkit.check.finding import Finding, cause_of, words_of
 from sbkit.check.model.dry_run import ShapeMismatchError, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
-from sbkit.models.acoustic_encoder import measure_subsampling
-from sbkit.models.striding import Striding
+from sbkit.models.encoder import AcousticModel, Encoder, encoder_parts, make_encoder
 
 CHECK = "shapes"
-KEY = "CNN"
-NAME = "subsampling"
+NAME = "encoder"
+SECONDS = 1.3  # of silence
 
 
-def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a front-end of another signature, arity, shape or counting than it may have."""
+def check_encoder(planned: PlannedRun) -> Iterator[Finding]:
+    """Find an encoder whose parts have other signatures or frames than they may have."""
     try:
-        measure_front_end(planned)
+        encoder = encoder_of(planned)
+        if encoder is None:
+            return
+        samples = int(SECONDS * SAMPLE_RATE)
+        expected = int(encoder.subsampling.count(torch.tensor(samples)))
+        came = encoder.count_encoded(samples)
     except SbkitError as error:
         if "mel bins" not in str(error):  # sizes that do not fit are the check of shapes'
-            yield planned.finding(
-                CHECK, KEY, **words_of(str(error)), cause=cause_of(error.__cause__ or error)
-            )
+            keys = [key for key in encoder_parts(planned.hparams) if f"`{key}`" in str(error)]
+            cause = cause_of(error.__cause__ or error)
+            yield planned.finding(CHECK, *keys[:1], **words_of(str(error)), cause=cause)
+        return
+    if came != expected:
+        key = encoder.subsampled_by
+        yield planned.finding(
+            CHECK,
+            key,
+            declared=f"`{key}` must have as many frames as it declares",
+            effect=f"{samples} samples should have {expected}, and have {came}",
+            fix="Correct its `frame_lengths` or `samples_per_frame`.",
+        )
 
 
-def measure_front_end(planned: PlannedRun) -> Striding | None:
-    """Measure the declared front-end, once; None where there is none of modules.
+def encoder_of(planned: PlannedRun) -> Encoder | None:
+    """Make the declared encoder, once; None where there is none of modules.
 
-    Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
+    Raises SbkitError when its parts are called in another way; what they raise themselves passes.
     """
     if NAME not in planned.parts:
-        features, front_end = (planned.hparams.get(name) for name in ("compute_features", KEY))
-        if not isinstance(features, nn.Module) or not isinstance(front_end, nn.Module):
+        parts = encoder_parts(planned.hparams) if _is_acoustic(planned) else {}
+        if not parts or not all(isinstance(each, nn.Module) for each in parts.values()):
             return None
-        rate = int(planned.knobs.get("sample_rate", 16_000))
-        planned.parts[NAME] = measure_subsampling(features, front_end, rate)
-    measured: Striding = planned.parts[NAME]
-    return measured
+        planned.parts[NAME] = make_encoder(parts)
+    made: Encoder = planned.parts[NAME]
+    return made
+
+
+def _is_acoustic(planned: PlannedRun) -> bool:
+    """Check whether the model of the task has an encoder; others may name parts as they like."""
+    if not planned.has_recipe:
+        return True
+    try:
+        return issubclass(planned.recipe.task.import_model(), AcousticModel)
+    except (SbkitError, TypeError):  # no class, which `check_export` reports
+        return False
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:

@@ -83,7 +83,7 @@ class TorchModel:
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         with self._uncompiled():
-            count: int = self.network.samples_per_frame(self._rate)
+            count: int = self.network.samples_per_frame
         return count
 
     @property
@@ -120,8 +120,7 @@ class TorchModel:
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Encoded]:
         """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
-            features, frames = self.network.features(audio, audio_lengths)
-            states, frames = self.network.encode(features, frames)
+            states, frames = self.network.encode(audio, audio_lengths)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
         if self._blocks is not None:
             states = states.clone()  # CUDA graphs write the next batch's to the same place
@@ -135,7 +134,7 @@ class TorchModel:
             return score_tokens(self.network, states, tokens)
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        """Run compiled blocks as they are, for shapes that a batch does not have."""
         return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
 
     def _run_silence(self, clips: int, seconds: float) -> None:

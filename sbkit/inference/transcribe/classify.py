@@ -17,7 +17,7 @@ from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.pieces import Cutter
 
-SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
+SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label
 
 
 @dataclass(frozen=True)
