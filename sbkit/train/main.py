@@ -26,7 +26,7 @@ from sbkit.data.storage.write_shards import parse_size, write_shards
 from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.summary import SUMMARY
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.logs.text_log import TextLog
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
@@ -44,15 +44,15 @@ def train(arguments: Sequence[str]) -> None:
     """
     run = Run(*parse_command(arguments))
     run.refuse_out_of_range()
-    with TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as log:
-        train_run(run, log)
+    with TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as text_log:
+        train_run(run, text_log)
 
 
-def train_run(run: Run, log: TextLog) -> None:
+def train_run(run: Run, text_log: TextLog) -> None:
     """Train, test and report; the log is opened once nothing refuses the run folder."""
     waiting = describe_waiting(torch.get_num_threads())
     device = run.placement.device
-    say(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+    log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
     with process_group(run.placement.device):
         run = settle_batches(run)
         with main_rank_first():
@@ -68,7 +68,7 @@ def train_run(run: Run, log: TextLog) -> None:
             patience=run.knobs.get("early_stopping", 0),
         )
         with main_rank_first():
-            log.open()
+            text_log.open()
             run.hparams["checkpointer"].declaration = declaration.begin(run.folder)
             run.hparams["checkpointer"].task = run.recipe.task.name
             if isinstance(run.labels, Tokenizer):
@@ -81,11 +81,11 @@ def train_run(run: Run, log: TextLog) -> None:
         brain = run.make_brain()
         brain.loaders = run.loaders
         brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
-        say(f"run folder: {run.folder}")
+        log(f"run folder: {run.folder}")
         if may_write_results(run.folder, was_finished=was_finished):
             brain.evaluate(run.loaders.test)
         else:
-            say(f"All epochs were trained before; the results in {run.folder} stay as they are.")
+            log(f"All epochs were trained before; the results in {run.folder} stay as they are.")
 
 
 def settle_batches(run: Run) -> Run:
@@ -109,7 +109,7 @@ def prepare(run: Run) -> None:
         tokenizer_file=run.label_file,
     ).refuse_other(run.folder)
     if run.label_file and newest_described(run.folder / CHECKPOINTS) is None:
-        say(
+        log(
             f"note: {run.label_file} was there before the first checkpoint, and is used as it is. "
             "Remove it to have it made anew of this data."
         )
@@ -140,13 +140,13 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
         splits, sample_rate=run.knobs["sample_rate"], language=run.knobs.get("language")
     )
     for name, split in facts["splits"].items():
-        say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+        log(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
-        say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+        log(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
     if not shard_numbers(splits.train).any():
-        say(f"prepared audio: {default_cache()}")
+        log(f"prepared audio: {default_cache()}")
     if report is not None:
-        say(f"report: {report_data(run, splits, report)}")
+        log(f"report: {report_data(run, splits, report)}")
 
 
 def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
@@ -176,8 +176,8 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
         for name, shards in index.splits.items():
             hours = sum(shard.samples for shard in shards) / options.sample_rate / 3600
             clips = sum(shard.clips for shard in shards)
-            say(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
-        say(f"Train with --data_folder={destination}")
+            log(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        log(f"Train with --data_folder={destination}")
 
 
 def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
@@ -222,7 +222,7 @@ def declare(run: Run) -> Declaration:
         hparams=run.hparams,
     )
     if note := declaration.refuse_other(run.folder):
-        say(note)
+        log(note)
     declaration.refuse_other_ranks()
     return declaration
 
@@ -232,4 +232,4 @@ def start_weights(run: Run) -> None:
     source = run.knobs.get("init_from")
     if source and newest_described(run.folder / CHECKPOINTS) is None:
         for line in initialize_from(Path(str(source)), run.hparams, run.recipe.task).lines():
-            say(line)
+            log(line)
