@@ -24,7 +24,7 @@ from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
@@ -262,9 +262,7 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
     file = run / task.labels.name
     content = read_regular(file, largest=LARGEST_LABELS, what="The run's file of labels")
     declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    if declared is not None:
-        refuse_edited(run, declared)
-    expected = best.meta.get("tokenizer") if declared is None else declared.tokenizer
+    expected = best.meta.get("tokenizer") if declared is None else declared.labels
     if expected not in (None, checksum(file)):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "
