@@ -18,7 +18,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.text import listed, plural
 from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
-from sbkit.config.build import clean_ruamel
+from sbkit.config.build import clean_ruamel, plain_values
 from sbkit.config.document import dotted, tag_of
 from sbkit.config.hparams import resolved_text
 from sbkit.distributed.ranks import gather_over_ranks
@@ -122,8 +122,10 @@ class Declaration:
             for each in _compare(before.values, self.values)
             if each.name in MAY_CHANGE - {"output_folder"}
         ]
-        said = listed(changes, most=SHOWN, by="; ")
-        return f"The run in {folder} goes on with other values: {said}." if changes else None
+        said = f"The run goes on with other values: {'; '.join(map(str, changes))}."
+        if any(each.name == "number_of_epochs" for each in changes):
+            said += " The learning rate follows the schedule over the new number of epochs."
+        return said if changes else None
 
     def check_same_on_ranks(self) -> None:
         """Raise SbkitError, on all ranks, where one has another YAML or other data than rank 0."""
@@ -178,14 +180,14 @@ def read_declaration(folder: Path) -> Declaration:
 
 
 def _values(text: str) -> dict[str, Any]:
-    """Flatten a resolved YAML; paths below the run folder are relative to it."""
+    """Flatten a resolved YAML, the knobs first; paths below the run folder are relative to it."""
     with clean_ruamel():
-        root = YAML().load(text)
-    values = dict(_leaves(root, (), {}))
-    folder = root.get("output_folder")
+        knobs, root = plain_values(text), YAML().load(text)
+    below = {key: node for key, node in root.items() if key not in knobs}
+    folder, values = knobs.get("output_folder"), {**knobs, **dict(_leaves(below, (), {}))}
     if isinstance(folder, str) and folder:
         values = {key: _relative(value, folder) for key, value in values.items()}
-    plain: dict[str, Any] = json.loads(to_json(values))
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
 
 
@@ -209,8 +211,8 @@ def _leaves(
         yield dotted(keys), f"<{seen[id(node)]}>"
         return
     seen[id(node)] = dotted(keys)
-    if tag or not node:
-        yield dotted(keys), tag or str(node)
+    if tag:
+        yield dotted(keys), tag
     for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
         yield from _leaves(child, (*keys, key), seen)
 
