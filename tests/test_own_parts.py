@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,10 +15,11 @@ from tests import processes
 from tests.runs import ROOT, TINY, Workplace, make_workplace, read_json
 
 MODELS = '''
-"""A front-end without lengths whose layers round down, and a plain LSTM."""
+"""A front-end without lengths whose layers round down, a plain LSTM, and an encoder of audio."""
 
 import torch
 from torch import nn
+from torch.nn.functional import pad, silu
 
 
 class FrontEnd(nn.Module):
@@ -38,6 +40,27 @@ class Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.lstm(x)[0]
+
+
+class Waveforms(nn.Module):
+    """Two strided convolutions over audio, and a layer that autocast is to leave alone."""
+
+    audio_scale = 1.0
+    precision = "fp32"
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(1, d_model, 400, 160)
+        self.conv2 = nn.Conv1d(d_model, d_model, 4, 4)
+        self.norm = nn.LayerNorm(d_model)
+
+    def frame_lengths(self, audio_lengths: torch.Tensor) -> torch.Tensor:
+        return (audio_lengths + 639) // 640
+
+    def forward(self, audio: torch.Tensor, audio_lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+        padded = pad(audio, (0, 880)).unsqueeze(1)
+        x = self.conv2(silu(self.conv1(padded))).transpose(1, 2)
+        return {"last_hidden_state": self.norm(x)}
 '''
 
 RECIPE = '''
@@ -72,18 +95,31 @@ UNUSED = ("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_l
 UNUSED += ("encoder_module", "kernel_size", "dropout", "label_smoothing")
 
 
-def own_yaml() -> str:
-    """Write ctc.yaml with parts of one's own in place of three of its blocks."""
+WAVEFORMS = """
+encoder: !new:own_parts_of_a_test.Waveforms
+    d_model: !ref <d_model>
+
+model: !new:torch.nn.ModuleList
+    - [!ref <encoder>, !ref <ctc_lin>]
+"""
+OF_FEATURES = ("n_mels", "time_masks", "time_width", "max_time_fraction", "freq_masks")
+OF_FEATURES += ("freq_width",)
+
+
+def own_yaml(parts: str = OWN, dropped: Sequence[str] = DROPPED, unused: Sequence[str] = ()) -> str:
+    """Write ctc.yaml with parts of one's own in place of some of its blocks."""
     text = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8")
     knobs, objects = text.split("# ======== objects\n")
-    lines = [line for line in knobs.splitlines() if line.partition(":")[0] not in UNUSED]
-    blocks = [
-        block for block in objects.split("\n\n") if block.strip().split(":")[0] not in DROPPED
+    lines = [
+        line for line in knobs.splitlines() if line.partition(":")[0] not in (*UNUSED, *unused)
     ]
-    before, after = blocks[:3], blocks[3:]
+    blocks = [
+        block for block in objects.split("\n\n") if block.strip().split(":")[0] not in dropped
+    ]
+    before, after = blocks[:2], blocks[2:]
     head = "\n".join(lines).replace("recipes.asr.recipe.ASR", "own_recipe_of_a_test.MINE")
     head = head.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
-    return head + "\ngreeting: a test\n" + "\n\n".join([*before, OWN.strip(), *after]) + "\n"
+    return head + "\ngreeting: a test\n" + "\n\n".join([*before, parts.strip(), *after]) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +129,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own_parts_of_a_test.py").write_text(MODELS)
     (folder / "own_recipe_of_a_test.py").write_text(RECIPE)
     (folder / "own.yaml").write_text(own_yaml())
+    features = (*DROPPED, "compute_features", "spec_augment")
+    (folder / "waveforms.yaml").write_text(own_yaml(WAVEFORMS, features, OF_FEATURES))
     return folder
 
 
@@ -106,15 +144,16 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("yaml", ["own.yaml", "waveforms.yaml"])
 def test_own_parts_are_checked_trained_exported_and_transcribe(
-    own: Path, workplace: Workplace, tmp_path: Path
+    yaml: str, own: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     sizes = [each for each in TINY if each.split("=")[0][2:] not in (*UNUSED, "ctc_weight")]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
-    checked = run(workplace, tmp_path, "-m", "sbkit", "check", own / "own.yaml", *options)
+    checked = run(workplace, tmp_path, "-m", "sbkit", "check", own / yaml, *options)
     assert "error:" not in checked.stdout, checked.stdout + checked.stderr
     trained = run(
-        workplace, tmp_path, ROOT / "train.py", own / "own.yaml", *options, "--number_of_epochs=1"
+        workplace, tmp_path, ROOT / "train.py", own / yaml, *options, "--number_of_epochs=1"
     )
     assert trained.returncode == 0, trained.stderr
     assert "hello from a test" in trained.stdout

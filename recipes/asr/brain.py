@@ -12,14 +12,14 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.decoding import RunDecoding
-from sbkit.audio.augment import speed_perturb
+from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import TextBatch
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metrics
 from sbkit.models.asr import AsrModel
+from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
@@ -48,18 +48,18 @@ class AsrBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
-        refuse_other_augmentation(self.hparams)
         self.tokenizer = self.hparams.tokenizer
         self._stage = Stage.TRAIN
         self.asr_model = AsrModel(
             model=self.modules["model"],
-            compute_features=self.hparams.compute_features.to(self.device),
-            CNN=self.hparams.CNN,
-            Transformer=self.hparams.Transformer,
+            **encoder_parts(vars(self.hparams)),
             ctc_lin=self.hparams.ctc_lin,
             seq_lin=getattr(self.hparams, "seq_lin", None),
             vocabulary=self.tokenizer.vocabulary,
         )
+        self.asr_model.to(self.device)
+        has_features = self.asr_model.encoder.features is not None
+        self.augmentation = Augmentation(self.hparams, has_features=has_features)
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     @property
@@ -69,18 +69,12 @@ class AsrBrain(Brain):
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         """Compute the scores of every label at every frame from the audio."""
-        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
-        audio = audio.float()
-        if stage is Stage.TRAIN and getattr(self.hparams, "wave_augment", None):
-            audio, lengths = self.hparams.wave_augment(audio, lengths)
-        features, frames = self.asr_model.features(audio, lengths)
-        if stage is Stage.TRAIN and getattr(self.hparams, "spec_augment", None):
-            features = self.hparams.spec_augment(features, frames)
+        training = stage is Stage.TRAIN
         encoded = self.asr_model.run(
-            features,
-            frames,
+            *self.augmentation.audio(batch, training=training),
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
-            return_intermediate=stage is Stage.TRAIN and self.hparams.inter_ctc_weight > 0,
+            return_intermediate=training and self.hparams.inter_ctc_weight > 0,
+            spec_augment=self.augmentation.features(training=training),
         )
         log_probs = self.asr_model.ctc_log_probs
         intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
@@ -111,7 +105,7 @@ class AsrBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.asr_model.features)
+        measure_on_start(self, self.asr_model.encoder.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from sbkit.data.corpora.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.logs.log import say
-from sbkit.models.acoustic_encoder import measure_subsampling
-from sbkit.models.striding import Striding
+from sbkit.models.encoder import measure_subsampling
+from sbkit.models.subsampling import Subsampling
 from sbkit.text.normalize import describe_dropped, describe_normalizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
@@ -44,9 +44,7 @@ def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
-    subsampling = measure_subsampling(
-        hparams["compute_features"], hparams["CNN"], hparams["sample_rate"]
-    )
+    subsampling = measure_subsampling(hparams)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     tell_data(splits, hparams)
     if rank() == 0:
@@ -56,7 +54,7 @@ def make_asr_loaders(
 
 
 def leave_out_impossible(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Striding, speeds: Sequence[float]
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
     """Leave out of train what has fewer frames, at its fastest, than CTC needs for its labels."""
     transcripts = read_transcripts(splits.train, tokenizer)
@@ -76,7 +74,7 @@ def leave_out_impossible(
     return replace(splits, train=splits.train.select(kept), excluded=[*splits.excluded, *left_out])
 
 
-def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Striding, language: str) -> None:
+def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str) -> None:
     say(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
@@ -85,7 +83,7 @@ def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Striding, language:
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
 
 
-def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Striding) -> None:
+def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampling) -> None:
     """Print how many transcripts no model could write; they are kept, and count as errors."""
     reasons = {
         "with characters that the training text never showed": transcripts.unknown.sum(),

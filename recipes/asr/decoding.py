@@ -36,7 +36,6 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores, score
 from sbkit.logs.log import say
-from sbkit.models.acoustic_encoder import measure_subsampling
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
@@ -136,12 +135,9 @@ class RunDecoding:
     ) -> dict[str, WordAligner]:
         """Return what times and judges words, with the confidences of each decoder."""
         hparams, search = self._hparams, self.search
-        subsampling = measure_subsampling(
-            hparams.compute_features, hparams.CNN, hparams.sample_rate
-        )
         aligner = WordAligner(
             tokenizer=hparams.tokenizer,
-            samples_per_frame=subsampling.stride,
+            samples_per_frame=self._model.samples_per_frame,
             sample_rate=hparams.sample_rate,
             lm=None if search is None else search.language_models.words,
         )

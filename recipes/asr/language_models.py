@@ -11,7 +11,7 @@ from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import (
-    Declared,
+    LanguageModelSpec,
     ensure_language_models,
     is_arpa,
     load_language_models,
@@ -44,7 +44,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         next(read_sentences(text, knobs["language"]))
     evaluated = splits.evaluated()
     trained_on = [each for name, each in splits.fingerprints.items() if name not in evaluated]
-    declared = Declared(
+    declared = LanguageModelSpec(
         source=" ".join(trained_on) if given is None else checksum(given),
         word_order=knobs["word_lm_order"],
         token_order=knobs["token_lm_order"],

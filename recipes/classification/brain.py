@@ -12,13 +12,13 @@ from speechbrain import Stage
 from torch import Tensor
 
 from recipes.classification.confusion import count, draw, write_table
-from sbkit.audio.augment import speed_perturb
+from sbkit.audio.augment import Augmentation
 from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.evaluate.accuracy_report import Answer, accuracy, accuracy_figures, describe_accuracy
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
+from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss
-from sbkit.models.signatures import refuse_other_augmentation
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ClassLabels
 from sbkit.train.brain import Brain
@@ -51,24 +51,23 @@ class ClassificationBrain(Brain):
     def __init__(self, **options: Any) -> None:
         """Accept SpeechBrain's options."""
         super().__init__(**options)
-        refuse_other_augmentation(self.hparams)
         self.classifier = UtteranceClassifier(
             model=self.modules["model"],
-            compute_features=self.hparams.compute_features.to(self.device),
-            CNN=self.hparams.CNN,
-            Transformer=self.hparams.Transformer,
+            **encoder_parts(vars(self.hparams)),
             pooling=self.hparams.pooling,
             label_lin=self.hparams.label_lin,
             classes=self.hparams.labels.size,
         )
+        self.classifier.to(self.device)
+        has_features = self.classifier.encoder.features is not None
+        self.augmentation = Augmentation(self.hparams, has_features=has_features)
 
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""
-        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
-        features, frames = self.classifier.features(audio.float(), lengths)
-        if stage is Stage.TRAIN and getattr(self.hparams, "spec_augment", None):
-            features = self.hparams.spec_augment(features, frames)
-        return self.classifier.classify(features, frames)
+        training = stage is Stage.TRAIN
+        audio, lengths = self.augmentation.audio(batch, training=training)
+        spec_augment = self.augmentation.features(training=training)
+        return self.classifier.predict(audio, lengths, spec_augment)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the right classes; each utterance counts once."""
@@ -78,7 +77,7 @@ class ClassificationBrain(Brain):
     def on_fit_start(self) -> None:
         """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
-        measure_on_start(self, self.classifier.features)
+        measure_on_start(self, self.classifier.encoder.features)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Answer]:
         """Compare the most probable class with the right one."""

@@ -1,14 +1,15 @@
-"""Augmentation on the device: speed on the audio, SpecAugment on the features.
+"""Augmentation on the device: speed and `wave_augment` on the audio, `spec_augment` on features.
 
 Legend: B utterances, S samples, T frames, M mel bins.
 The masks come from torch's generator, which the Brain seeds before every micro-batch; the speeds
 were drawn when the epoch was planned.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,65 @@ from torch.nn.functional import pad
 from torchaudio.transforms import Resample
 
 from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import AT_LEAST_NONE, SHARE
+
+SIGNATURES = {  # by key of the YAML
+    "wave_augment": "forward(audio, lengths) -> (audio, lengths), with audio (B, S)",
+    "spec_augment": "forward(features, lengths) -> features, with features (B, T, M)",
+}
+
+
+class Augmentation:
+    """The augmentation that a YAML declares, of any task with audio; but for speed, in training.
+
+    Raises SbkitError for a part that takes no lengths in samples or frames, and for `spec_augment`
+    of a model without features.
+    """
+
+    def __init__(self, hparams: Any, *, has_features: bool) -> None:
+        """Take `wave_augment` and `spec_augment` of a Brain's hparams; both may be missing."""
+        self._wave = _augmentation(hparams, "wave_augment")
+        self._spec = _augmentation(hparams, "spec_augment")
+        if self._spec is not None and not has_features:
+            raise SbkitError(
+                "`spec_augment` must have features to hide, but this model's `encoder` takes "
+                "audio. Take it out, and let the encoder hide its own; `wave_augment` works as it "
+                "does for any model."
+            )
+
+    def audio(self, batch: Any, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Return the audio of a batch at its speeds, as float, augmented: (B, S), (B,)."""
+        audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
+        audio = audio.float()
+        if training and self._wave is not None:
+            audio, lengths = self._wave(audio, lengths)
+        return audio, lengths
+
+    def features(self, *, training: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return what hides parts of the features: (B, T, M), (B,) -> (B, T, M)."""
+        return self._spec if training else None
+
+
+def _augmentation(hparams: Any, key: str) -> Callable[..., Any] | None:
+    """Return an augmentation of the hparams; raise SbkitError where it takes something else."""
+    part: Callable[..., Any] | None = getattr(hparams, key, None)
+    if part is None:
+        return None
+    called = getattr(part, "forward", part)
+    signed, came = inspect.signature(called), ""
+    if called.__module__.startswith("speechbrain.") and "lengths" in signed.parameters:
+        came = "SpeechBrain's takes lengths as fractions, not in samples or frames"
+    try:
+        signed.bind("audio or features", "lengths")
+    except TypeError:
+        came = f"its forward takes ({', '.join(signed.parameters)})"
+    if came:
+        raise SbkitError(
+            f"`{key}` must have {SIGNATURES[key]}, but {came}. Change it, or wrap it in a module "
+            "that has."
+        )
+    return part
 
 
 @dataclass(frozen=True, slots=True)

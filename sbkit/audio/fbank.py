@@ -51,6 +51,10 @@ class Fbank(nn.Module):
         self.n_mels = n_mels
         self.sample_rate = sample_rate
 
+    def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
+        """Count the frames of audio: (B,) samples -> (B,)."""
+        return frame_counts(audio_lengths, self.sample_rate)
+
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; the frames past a length are zero.
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 
-TAKE_AUDIO = ("compute_features", "wave_augment")
+TAKE_AUDIO = ("compute_features", "encoder", "wave_augment")
 
 
 def require_rate(parts: Mapping[str, Any], sample_rate: int) -> None:

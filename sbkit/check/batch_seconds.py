@@ -23,7 +23,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.plan import Example, MicroBatch
 from sbkit.data.batches.sampler import to_percents
 from sbkit.data.corpora.columns import sample_counts
-from sbkit.distributed.ranks import alone, gather_over_ranks, main_rank_first, world_size
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.log import quiet, say
 from sbkit.train.recipe import Recipe
@@ -86,7 +86,7 @@ def find_batch_seconds(
     if (before := _declared_before(knobs)) is not None:
         say(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
-    with main_rank_first(), alone(), quiet():
+    with main_rank_first(), single_rank(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
         with PlannedRun(yaml_file, probing, recipe=recipe) as planned:
             try:
@@ -125,7 +125,7 @@ def _try_steps(planned: PlannedRun) -> FittingBatch:
     """
     device = planned.placement.device
     free = _free_memory(device)
-    if dry_run(planned).broken or dry_run(planned).mismatches:
+    if dry_run(planned).broken:
         return UNTRIED
     if free is None:
         raise SbkitError(

@@ -9,8 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.cost import check_cost
 from sbkit.check.data.alignment import check_alignment
 from sbkit.check.data.labels import check_labels
-from sbkit.check.data.noises import check_noises
-from sbkit.check.data.speech import check_columns, check_speech
+from sbkit.check.data.speech import check_noises, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
 from sbkit.check.model.causality import check_causality
@@ -18,21 +17,21 @@ from sbkit.check.model.features import check_features
 from sbkit.check.model.ownership import check_groups, check_ownership
 from sbkit.check.model.padding import check_padding
 from sbkit.check.model.placement import check_placement, check_shares
-from sbkit.check.model.shapes import check_front_end, check_shapes
+from sbkit.check.model.shapes import check_encoder, check_shapes
 from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
 from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
-from sbkit.distributed.ranks import alone
+from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import say
 from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    check_front_end,
+    check_encoder,
     check_ranges,
     check_ownership,
     check_groups,
@@ -45,7 +44,6 @@ CHECKS: tuple[Check, ...] = (
     check_state,
     check_causality,
     check_padding,
-    check_columns,
     check_speech,
     check_noises,
     check_unread,
@@ -79,7 +77,7 @@ def check_before_training(run: Run) -> None:
 
     Lists of utterances go into the folder `check` of the run. Raises SbkitError for an error.
     """
-    with alone(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
+    with single_rank(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:

@@ -77,7 +77,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         torch.OutOfMemoryError: the largest batch does not fit.
     """
     if NAME not in planned.parts:
-        if dry_run(planned).broken or dry_run(planned).mismatches:
+        if dry_run(planned).broken:
             raise MissingPartError(NAME)
         planned.parts[NAME] = _measure(planned)
     cost: Cost = planned.parts[NAME]
@@ -268,8 +268,8 @@ def _collate(loader: Any, batch: MicroBatch) -> Any:
 
 
 def _seconds_since(begun: float, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
     return time.perf_counter() - begun
 
 

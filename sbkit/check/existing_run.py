@@ -35,6 +35,7 @@ from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
+from sbkit.tasks.task import load_task
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
@@ -81,7 +82,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Note what `sbkit export` would refuse: parts that are no plain data, or not allowed."""
     if not planned.has_recipe:
         return
-    if dry_run(planned).broken or dry_run(planned).mismatches:
+    if dry_run(planned).broken:
         return  # what does not run cannot be exported either, and is reported
     try:
         config = _plain(planned)
@@ -159,7 +160,9 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 def _plain(planned: PlannedRun) -> dict[str, Any]:
     file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
-    config = plain_parts(read_document(file).root, planned.hparams, planned.recipe.task)
+    task = planned.recipe.task
+    load_task(task.name, own=frozenset([task.name.rpartition(".")[0]]))
+    config = plain_parts(read_document(file).root, planned.hparams, task)
     described: dict[str, Any] = json.loads(json.dumps(config))
     return described
 

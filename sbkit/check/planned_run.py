@@ -1,7 +1,7 @@
-"""What is checked: a run, read and made part by part, none of it before a check asks for it.
+"""What is checked: a run, made part by part, none of it before a check asks for it.
 
-A part that cannot be had is a fault by itself, reported once; the checks that need it are left out.
-Everything is built in a folder of its own, so that a check leaves no trace in the run's.
+A part that cannot be made is a fault by itself, reported once; the checks that need it are left
+out. Everything is built in a folder of its own, so that a check leaves no trace in the run's.
 """
 
 import shutil
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.recipe import Recipe
 from sbkit.train.run import Run
 
 Value = TypeVar("Value")
@@ -34,17 +34,7 @@ PARTS = ("recipe", "placement", "splits", "labels", "hparams", "model", "loaders
 
 
 class MissingPartError(Exception):
-    """A part that a check asked for and that cannot be had; its fault is reported elsewhere."""
-
-
-class Part(Generic[Value]):
-    """A part of a planned run, which is made once or fails once."""
-
-    def __init__(self, make: "Callable[[PlannedRun], Value]") -> None:
-        self._make, self.__doc__ = make, make.__doc__
-
-    def __get__(self, planned: "PlannedRun", owner: type) -> Value:
-        return planned.once(self._make.__name__, lambda: self._make(planned))
+    """A part that a check asked for and that cannot be made; its fault is reported elsewhere."""
 
 
 class PlannedRun:
@@ -115,79 +105,64 @@ class PlannedRun:
 
     # -- the parts, in the order of a run ------------------------------------------------------
 
-    @Part
+    @property
     def recipe(self) -> Recipe:
-        """Import the recipe that the YAML names; SpeechBrain's YAMLs name none."""
+        """Return the recipe that the YAML names; SpeechBrain's YAMLs name none."""
         if not self.has_recipe:
             raise MissingPartError("recipe")
-        return self._recipe or load_recipe(self.knobs, self.yaml_file)
+        return self.once("recipe", lambda: self.run.recipe)
 
-    @Part
+    @property
     def placement(self) -> Placement:
         """Return the device and the precision that the run would take."""
-        return self.run.placement
+        return self.once("placement", lambda: self.run.placement)
 
-    @Part
+    @property
     def splits(self) -> Splits:
         """Prepare the data as training does, and open it."""
-        with quiet():  # training will say it of its own
-            return self.recipe.prepare_splits(self.knobs)
+        _ = self.recipe
+        return self.once("splits", lambda: _quietly(lambda: self.run.splits))
 
-    @Part
+    @property
     def labels(self) -> Any:
         """Open what turns labels into ids; one that is made stays in the folder of the check."""
-        self.run.splits, _ = self.splits, self.recipe
-        with quiet():  # training will say it of its own
-            return self.run.labels
+        _ = self.splits
+        return self.once("labels", lambda: _quietly(lambda: self.run.labels))
 
-    @Part
+    @property
     def hparams(self) -> dict[str, Any]:
-        """Build the objects of the YAML, in a folder that is thrown away."""
-        elsewhere = self._elsewhere.get("output_folder")
-        if self.has_recipe and not Path(str(elsewhere), self.recipe.task.label_file or "").exists():
-            _ = self.labels  # its file is what the YAML opens
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.knobs.get("seed", 0))
-            return load_hparams(self.yaml_file, self.building_overrides)
+        """Build the objects of the YAML."""
+        return self.once("hparams", self._build)
 
-    @Part
+    @property
     def model(self) -> nn.ModuleList:
         """Return the one ModuleList."""
-        model = self.hparams.get("model")
-        if model is None and not self.has_recipe:
-            raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
-        if not isinstance(model, nn.ModuleList):
-            raise SbkitError(
-                "`model` must be the one torch.nn.ModuleList of all parts, but is "
-                f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
-                "`!ref`s."
-            )
-        return model
+        return self.once("model", self._find_model)
 
-    @Part
+    @property
     def loaders(self) -> Any:
         """Plan the batches of every split."""
-        with quiet():  # training will say it of its own
-            return self.recipe.make_loaders(
-                self.hparams, self.splits, self.labels, resolve("cpu", "fp32")
-            )
+        parts = self.hparams, self.splits, self.labels, resolve("cpu", "fp32")
+        make = self.recipe.make_loaders
+        return self.once("loaders", lambda: _quietly(lambda: make(*parts)))
 
-    @Part
+    @property
     def brain(self) -> Brain:
         """Make the recipe's Brain on the CPU, in fp32."""
-        return self.make_brain(resolve("cpu", "fp32"))
+        _ = self.recipe
+        return self.once("brain", lambda: self.make_brain(resolve("cpu", "fp32")))
 
     def make_brain(self, placement: Placement) -> Brain:
         """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
-        _ = self.recipe
         self.run.hparams = self.hparams | {"model": self.model}
-        evaluation = str(self.knobs.get("eval_precision", "fp32"))
-        if evaluation not in SUPPORTED[placement.device.type]:
-            evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
         with self.moved:
-            return self.run.make_brain(
-                device=placement.device, precision=placement.precision, eval_precision=evaluation
-            )
+            return self._make_brain(self.run, placement)
+
+    def build_again(self) -> tuple[Brain, dict[str, Any]]:
+        """Build the objects of the YAML and the Brain once more."""
+        run = Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
+        run.hparams = self._build()
+        return self._make_brain(run, resolve("cpu", "fp32")), run.hparams
 
     @property
     def count(self) -> Count:
@@ -203,17 +178,22 @@ class PlannedRun:
 
     @property
     def run_folder(self) -> Path | None:
-        """Name the real run's folder, which a check only reads."""
+        """Return the real run's folder, which a check only reads."""
         folder = self.knobs.get("output_folder")
         return None if folder is None else Path(folder)
 
-    @property
+    @cached_property
     def building_overrides(self) -> dict[str, Any]:
         """Return the overrides, with the folder of the check in place of the run's."""
-        return self.overrides | self._elsewhere
+        if self.run_folder is None:
+            return self.overrides
+        for name in {TOKENIZER, self._label_file()}:
+            if name is not None and (self.run_folder / name).is_file():
+                shutil.copy(self.run_folder / name, self._scratch)
+        return self.overrides | {"output_folder": str(self._scratch)}
 
     def place(self, *keys: str | int) -> str:
-        """Name FILE:LINE of a key, or of the last of its keys that the file has."""
+        """Return FILE:LINE of a key, or of the last of its keys that the file has."""
         return self.document.place(keys)
 
     def as_in_training(self, sentence: str) -> str:
@@ -226,13 +206,41 @@ class PlannedRun:
 
     # -- inside --------------------------------------------------------------------------------
 
-    @property
-    def _elsewhere(self) -> dict[str, Any]:
-        if self.run_folder is None:
-            return {}
-        scratch = self._scratch
-        known = self.has_recipe and "recipe" not in self.faults
-        labels = self.run_folder / (self.recipe.task.label_file or "" if known else TOKENIZER)
-        if labels.is_file() and not (scratch / labels.name).exists():
-            shutil.copy(labels, scratch)
-        return {"output_folder": str(scratch)}
+    def _label_file(self) -> str | None:
+        try:
+            return Run(self.yaml_file, self.overrides, recipe=self._recipe).recipe.task.label_file
+        except SbkitError:  # of a recipe that cannot be imported, which is reported
+            return None
+
+    def _build(self) -> dict[str, Any]:
+        if self.has_recipe and not (self._scratch / (self.recipe.task.label_file or "")).exists():
+            _ = self.labels  # its file is what the YAML opens
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.knobs.get("seed", 0))
+            return load_hparams(self.yaml_file, self.building_overrides)
+
+    def _find_model(self) -> nn.ModuleList:
+        model = self.hparams.get("model")
+        if model is None and not self.has_recipe:
+            raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
+        if not isinstance(model, nn.ModuleList):
+            raise SbkitError(
+                "`model` must be the one torch.nn.ModuleList of all parts, but is "
+                f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
+                "`!ref`s."
+            )
+        return model
+
+    def _make_brain(self, run: Run, placement: Placement) -> Brain:
+        evaluation = str(self.knobs.get("eval_precision", "fp32"))
+        if evaluation not in SUPPORTED[placement.device.type]:
+            evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
+        return run.make_brain(
+            device=placement.device, precision=placement.precision, eval_precision=evaluation
+        )
+
+
+def _quietly(make: Callable[[], Value]) -> Value:
+    """Make something without its log, which training writes itself."""
+    with quiet():
+        return make()

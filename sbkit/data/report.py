@@ -3,7 +3,7 @@
 splits -> facts, plain data -> ``data_report.json`` and ``data_report.html`` beside it
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.corpora.columns import count_characters, read_texts, sample_counts, take_columns
+from sbkit.data.corpora.columns import (
+    count_characters,
+    distinct_values,
+    read_texts,
+    sample_counts,
+    shared_values,
+)
 from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.players import encode_clips
 from sbkit.logs.page import render_page
@@ -44,6 +48,7 @@ def measure_data(splits: Splits, *, sample_rate: int, language: object) -> dict[
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
         "splits": {name: _measure(split, sample_rate, by_words) for name, split in named.items()},
+        "speakers": _count_speakers(named.values()),
         "left_out": list(_left_out([*splits.excluded, *splits.out_of_range])),
         "shared": list(_shared(named)),
     }
@@ -55,7 +60,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, by_words: bool) -> dict[
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
-        "speakers": _speakers(split),
+        "speakers": _count_speakers([split]),
         "words": _words(split) if by_words else None,
         "seconds": _lengths(samples / sample_rate),
         "characters": dict(counts.most_common(CHARACTERS)),
@@ -82,12 +87,13 @@ def _lengths(seconds: npt.NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def _speakers(split: datasets.Dataset) -> int | None:
-    """Count the speakers; None where the data does not name them."""
-    if "speaker" not in split.column_names:
-        return None
-    names = pc.unique(take_columns(split, "speaker")["speaker"]).to_pylist()
-    return len(set(names) - {""}) or None
+def _count_speakers(splits: Iterable[datasets.Dataset]) -> int | None:
+    """Count the different speakers; None where the data does not name them."""
+    found = set[str]()
+    for split in splits:
+        if "speaker" in split.column_names:
+            found.update(distinct_values(split, "speaker").to_pylist())
+    return len(found) or None
 
 
 def _words(split: datasets.Dataset) -> int:
@@ -105,28 +111,17 @@ def _left_out(excluded: Sequence[Excluded]) -> Iterator[dict[str, Any]]:
 
 def _shared(named: Mapping[str, datasets.Dataset]) -> Iterator[dict[str, Any]]:
     """Count what two splits have in common, by column."""
-    values = {
-        column: {name: _values(split, column) for name, split in named.items()}
-        for column in SHARED
-        if all(column in split.column_names for split in named.values())
-    }
-    for one, other in combinations(named, 2):
-        for column, of in values.items():
-            common = pc.is_in(of[other], value_set=of[one])
-            count = pc.sum(common).as_py() or 0
+    columns = [c for c in SHARED if all(c in split.column_names for split in named.values())]
+    for (one, first), (other, second) in combinations(named.items(), 2):
+        for column in columns:
+            common = shared_values(first, second, column)
             yield {
                 "splits": [one, other],
                 "column": column,
-                "values": count,
-                "of": len(of[other]),
-                "examples": of[other].filter(common).slice(0, EXAMPLES).to_pylist(),
+                "values": len(common),
+                "of": len(distinct_values(second, column)),
+                "examples": common.slice(0, EXAMPLES).to_pylist(),
             }
-
-
-def _values(split: datasets.Dataset, column: str) -> pa.Array:
-    """Return the different values of a column, none of them empty."""
-    values = pc.unique(take_columns(split, column)[column].combine_chunks())
-    return values.filter(pc.not_equal(values, ""))
 
 
 def write_data_report(

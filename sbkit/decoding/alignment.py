@@ -1,16 +1,16 @@
-"""When a text is said: the best alignment of CTC to it, and from its frames to when words begin.
+"""Forced alignment of a text by CTC, and the times of its words.
 
 Viterbi over the text with blanks between its tokens. Any decoder's text can be aligned, so that
-times do not depend on how it was found. CTC writes a token in one or two of the frames in which it
-is heard, so that a word begins before its first token and ends after its last: into a pause by
-offsets that are fitted to data with known times, and without a pause, two words meet in the middle.
+times do not depend on the search. CTC emits a token in one or two of the frames in which it is
+spoken, so a word begins before its first token and ends after its last: into a pause by offsets
+that are fitted to data with known times; without a pause, two words meet in the middle.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank; N
 words, step: samples from a frame to the next.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.spelling import SPACE
 
-MOST = 25.0  # frames of 40 ms: a second
+LARGEST_OFFSET = 25.0  # frames of 40 ms: a second
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class TimedWord:
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
     """Return the first frame of each token and the one after its last: (U, V) -> L pairs.
 
-    Raises:
-        SbkitError: the text has more tokens than the frames can hold.
+    Raises SbkitError where the text has more tokens than the frames can hold.
     """
     if not tokens:
         return []
@@ -67,7 +66,7 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
 
 
 def frames_needed(tokens: Sequence[int]) -> int:
-    """Count the frames that CTC needs to write tokens: one each, and a blank where one repeats."""
+    """Count the frames that CTC needs to emit tokens: one each, and a blank before each repeat."""
     return len(tokens) + sum(token == after for token, after in pairwise(tokens))
 
 
@@ -91,8 +90,6 @@ def _best_path(
         before[0] = best
         before[1, 1:] = best[:-1]
         before[2, 2:] = np.where(skip[2:], best[:-2], -np.inf)
-        if frame == 0:
-            before[2] = -np.inf
         steps[frame] = before.argmax(0)
         best = before.max(0) + scores[frame]
     state = size - 1 if best[-1] >= best[-2] else size - 2
@@ -130,32 +127,27 @@ def time_words(
 
 @dataclass(frozen=True)
 class WordOffsets:
-    """How far a word reaches beyond its tokens where a pause is, in frames.
+    """How far a word reaches beyond its tokens into a pause, in frames.
 
     start: added to its first frame, mostly below zero; end: added to the frame after its last.
-    Raises SbkitError for what is no number, or more than a second.
     """
 
     start: float = -1.2
     end: float = 3.05
 
-    def __post_init__(self) -> None:
-        """Refuse what no fit gives."""
-        for name, value in asdict(self).items():
-            if type(value) not in (int, float) or not -MOST <= value <= MOST:
-                raise SbkitError(
-                    f"`word_offsets.{name}` must be a number of frames from {-MOST:g} to {MOST:g}, "
-                    f"but is {str(value)[:60]!r}. Fit it: python -m tools.bench_times BUNDLE DATA "
-                    "--fit"
-                )
-
     @classmethod
     def of(cls, value: Any) -> "WordOffsets":
-        """Return those of a mapping; raises SbkitError for other keys than start and end."""
-        if not isinstance(value, dict) or set(value) != {"start", "end"}:
+        """Read offsets from plain data; raise SbkitError for anything but two numbers in range."""
+        if (
+            not isinstance(value, dict)
+            or set(value) != {"start", "end"}
+            or not all(type(each) in (int, float) for each in value.values())
+            or not all(abs(each) <= LARGEST_OFFSET for each in value.values())
+        ):
             raise SbkitError(
-                f"`word_offsets` must have the keys start and end, but is {str(value)[:60]!r}. "
-                "Export the run again."
+                f"`word_offsets` must have a start and an end of at most {LARGEST_OFFSET:g} "
+                f"frames, but is {str(value)[:60]!r}. Fit it: python -m tools.bench_times BUNDLE "
+                "DATA --fit"
             )
         return cls(**value)
 

@@ -1,7 +1,6 @@
-"""How sure a word is: a logistic function of what is known of it, fitted on a validation set.
+"""The confidence of words: a logistic function of their features, fitted on a validation set.
 
-Posteriors alone say less than the mere share of right words does (CHANGELOG has the figures), so
-there is a fitted confidence, or none.
+Raw posteriors tell less than the share of right words does, so a confidence is fitted or absent.
 
 Legend: U frames, V vocabulary, W words of an utterance.
 """
@@ -44,7 +43,7 @@ class Confidence:
 
     @classmethod
     def of(cls, values: object) -> Self:
-        """Read it from plain data, {bias: ..., FEATURE: ...}; raises SbkitError for any other."""
+        """Read it from plain data, {bias: ..., FEATURE: ...}; raise SbkitError otherwise."""
         given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {}
         if BIAS not in given or not all(map(_is_weight, given, given.values())):
             raise SbkitError(
@@ -60,7 +59,7 @@ class Confidence:
 
     @property
     def needs_language_model(self) -> bool:
-        """Check whether it looks at what a language model of words says."""
+        """Check whether it has features of a language model of words."""
         return not self.weights.keys().isdisjoint(OF_LANGUAGE)
 
     def __call__(self, features: Mapping[str, Floats]) -> list[float]:
@@ -83,9 +82,9 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[str, Floats]:
-    """Compute what the log-probabilities say of words: (U, V), W words -> (W,) each.
+    """Compute the features of words from log-probabilities: (U, V), W words -> (W,) each.
 
-    entropy: of the tokens of a frame (Tsallis, of order 1/3, 0 for one that is sure and 1 where all
+    entropy: of the tokens of a frame (Tsallis, of order 1/3, 0 for a certain one and 1 where all
     are equally probable), the mean over the word's frames; after Laptev and Ginsburg (2022, arXiv
     2212.08703). posterior: log odds of the word's least probable token, each at its best frame.
     length: logarithm of its letters.
@@ -126,7 +125,7 @@ def agreement(
 
 
 def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Floats]:
-    """Ask a language model of words whether it knows each, and for ln P(word | words before)."""
+    """Compute whether a language model knows each word, and ln P(word | words before): -> (W,)."""
     ids, state = [lm.id_of(word) for word in words], lm.start
     log_probs = list[float]()
     for each in ids:

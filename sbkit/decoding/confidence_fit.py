@@ -1,6 +1,6 @@
-"""Confidences are fitted to the words of a validation set that were right and wrong, or absent.
+"""Fit the confidence of words to a validation set, and measure it by cross-validation.
 
-features of words, right or not -> logistic regression -> what it is worth, by cross-validation
+features of words, right or not -> logistic regression -> calibration by cross-validation
 
 Legend: N words, K features.
 """
@@ -17,10 +17,7 @@ from sbkit.decoding.word_aligner import WordFeatures
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import right_words
 
-# Of right and of wrong words. Fitted to 14 of the demo's 55 dev clips, with 21 words of the rarer
-# kind, and measured on the rest, NCE was 0.39 (beam) and 0.59 (greedy) on average of 30 draws, 0.17
-# at worst; fitted to 30 clips, 0.43 and 0.61.
-FEWEST = 20
+FEWEST = 20  # right words, and wrong ones; with so few, NCE on other clips was 0.17 at worst
 FOLDS = 10
 PRIOR = 1.0  # a weight of a standardized feature is normally distributed with this precision
 SMALLEST_SCALE = 1e-2  # standard deviation of a feature that is used
@@ -41,10 +38,10 @@ class LabeledWords(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A confidence, and what it is worth on words that it was not fitted to.
+    """A confidence, and its calibration on words that it was not fitted to.
 
-    confidence: None where there are too few words, or where it says no more than the share of right
-    words does; calibration: by cross-validation over utterances, None where there was none.
+    confidence: None where there are too few words, or where it tells no more than the share of
+    right words does; calibration: by cross-validation over utterances, None where there was none.
     """
 
     confidence: Confidence | None
@@ -59,7 +56,7 @@ class FittedConfidence:
         return {"weights": weights, "words": self.words, "right": self.right, **figures}
 
     def __str__(self) -> str:
-        """Write what it is worth, or why there is none."""
+        """Write its calibration, or why there is none."""
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
         if self.calibration is None:

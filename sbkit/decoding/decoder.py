@@ -29,6 +29,7 @@ AnySearch = TypeVar("AnySearch", PrefixBeamSearch, JointBeamSearch, GraphSearch)
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
+LARGEST_WEIGHT = 1e3
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
@@ -38,7 +39,7 @@ DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the language models and the attention decoder weigh beside CTC.
+    """The weights of the language models and of the attention decoder beside CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
@@ -56,25 +57,24 @@ class Weights:
 
     @classmethod
     def of(cls, values: object) -> Self:
-        """Read weights from plain data; raises SbkitError where they are none."""
-        names = [field.name for field in fields(cls)]
+        """Read weights from plain data; raise SbkitError for anything but numbers by name."""
+        names = {field.name for field in fields(cls)}
         given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
-        if not all(
-            name in names
-            and isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) < 1e3
-            for name, value in given.items()
-        ):
+        if not (names >= given.keys() and all(map(is_weight, given.values()))):
             raise SbkitError(
-                f"The weights of a decoder must be numbers named {', '.join(names)}, but are "
-                f"{str(values)[:100]}. Correct them, or write null to have them chosen."
+                f"The weights of a decoder must be numbers named {', '.join(sorted(names))}, but "
+                f"are {str(values)[:100]}. Correct them, or write null to have them chosen."
             )
         return cls(**{name: float(value) for name, value in given.items()})
 
     def plain(self) -> dict[str, float]:
         """Return them as plain data."""
         return asdict(self)
+
+
+def is_weight(value: object) -> bool:
+    """Check whether a value is a number that a weight may be."""
+    return type(value) in (int, float) and abs(value) < LARGEST_WEIGHT  # type: ignore[arg-type]
 
 
 class BeamDecoder:

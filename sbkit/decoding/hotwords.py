@@ -1,86 +1,64 @@
-"""Phrases that the user expects: read from a list, found in a text, rewarded while it is spelled.
+"""Hotwords: phrases that the user expects, which a search rewards while it spells them.
 
 The automaton is that of Aho and Corasick (1975), so its time does not grow with the list.
 """
 
 import math
-import os
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular
+from sbkit.base.files import read_text
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.text.tokenizer import Tokenizer
 
-# How much likelier a phrase is than other text, as natural logarithms. More for a longer phrase,
-# which seldom fits the audio by chance, and less for one of a longer list. They were chosen on the
-# demo's dev clips (figures: CHANGELOG).
+# How much likelier a phrase is than other text, as natural logarithms: more for a longer phrase,
+# which seldom fits the audio by chance, and less for one of a longer list.
 REWARD = 2.0
 REWARD_OF_LETTER = 1.2
-LETTERS = 10  # that are rewarded
+LETTERS = 10  # of a phrase that are rewarded at most
 LARGEST_LIST = 1 << 24  # bytes
-LONGEST_PHRASE = 1000  # characters
 SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # of no phrase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spellable:
-    """Phrases that the recognizer can emit, and those that it never will."""
+class NormalizedHotwords:
+    """Phrases that the tokens of a recognizer can spell, and those that they cannot."""
 
     phrases: tuple[str, ...]
     refused: tuple[str, ...]
 
 
-def read_hotwords(named: str) -> Iterator[str]:
-    """Yield the phrases of a file, one on each line, or of a list with commas.
+def read_hotwords(named: str) -> list[str]:
+    """Return the phrases of a file, one on each line, or of a list with commas.
 
-    Raises:
-        SbkitError: the file is not there or cannot be read, or a phrase is none.
+    Raises SbkitError where the file is not there or cannot be read.
     """
-    for phrase in _read_list(named):
-        if len(phrase) > LONGEST_PHRASE:
-            raise SbkitError(
-                f"A hotword must have at most {LONGEST_PHRASE} characters, but one has "
-                f"{len(phrase)}: {phrase[:40]}... Write each on a line, or commas between them."
-            )
-        yield phrase
-
-
-def _read_list(named: str) -> list[str]:
-    if not _is_there(named):
-        if Path(named).suffix in SUFFIXES and "," not in named:
-            raise SbkitError(
-                "`--hotwords` must be a file that is there, or phrases with commas between them, "
-                f"but there is no {named}. Correct its path."
-            )
-        return named.split(",")
-    file = Path(os.path.realpath(named))
-    try:
-        text = read_regular(file, largest=LARGEST_LIST, what="`--hotwords`").decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+    if _is_there(named):
+        return read_text(Path(named), largest=LARGEST_LIST, what="`--hotwords`")
+    if Path(named).suffix in SUFFIXES and "," not in named:
         raise SbkitError(
-            f"`--hotwords` must be a UTF-8 text with a phrase on each line, or phrases with commas "
-            f"between them, but {file} cannot be read ({error}). Save it as UTF-8."
-        ) from error
-    return text.split("\n")
+            "`--hotwords` must be a file that is there, or phrases with commas between them, "
+            f"but there is no {named}. Correct its path."
+        )
+    return named.split(",")
 
 
 def _is_there(named: str) -> bool:
     """Check whether it names a file, or a pipe, which is refused; a folder's name may be a word."""
     try:
         return Path(named).exists() and not Path(named).is_dir()
-    except (OSError, ValueError):  # a list that is no name, as it is too long for one
+    except (OSError, ValueError):  # a list that is longer than a name may be
         return False
 
 
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
-) -> Spellable:
+) -> NormalizedHotwords:
     """Normalize phrases as transcripts are; what the tokens cannot spell is refused as written."""
     phrases, refused = dict[str, None](), dict[str, None]()
     for text in texts:
@@ -89,7 +67,7 @@ def normalize_hotwords(
             phrases[phrase] = None
         elif text.strip():
             refused[text.strip()] = None
-    return Spellable(phrases=tuple(phrases), refused=tuple(refused))
+    return NormalizedHotwords(phrases=tuple(phrases), refused=tuple(refused))
 
 
 @dataclass(eq=False, slots=True)

@@ -2,8 +2,8 @@
 
 Legend: N prefixes in the beam, C candidates, U frames of 40 ms, V vocabulary.
 
-It looks for the best of what attention rescoring looks for, ln p of CTC + weighted ln p of the
-attention decoder + scorers, but the attention decoder has a say while hypotheses are made.
+It maximizes what attention rescoring does, ln p of CTC + weighted ln p of the attention decoder +
+scorers, but the attention decoder scores hypotheses while they are built.
 Source: Watanabe et al. 2017, "Hybrid CTC/Attention Architecture for End-to-End Speech Recognition",
 IEEE JSTSP 11(8), algorithm 2 (the probability of CTC for all that begins with a prefix).
 """
@@ -22,7 +22,7 @@ from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_
 from sbkit.decoding.scorer import NOTHING, AutomatonState, LazyAutomaton, Scorer
 
 CANDIDATES = 1.5  # times the beam: tokens of a prefix that CTC scores, the likeliest of attention
-HOPELESS = 10.0  # below the best that ended; what is longer only gets worse (as ESPnet has it)
+HOPELESS = 10.0  # below the best that ended, a prefix is dropped (as in ESPnet)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Partial:
     """A prefix with its scores.
 
     attention: ln p of its tokens, weighted; in_token, in_blank: (U + 1,) ln p of CTC's alignments
-    of the first frames that end so; added: what the scorers add; score: of the best to hope for.
+    of the first frames that end so; added: what the scorers add; score: the sum of all.
     """
 
     tokens: tuple[int, ...]
@@ -81,16 +81,16 @@ class JointBeamSearch:
         return Partial((), 0.0, nothing, blanks, self._automaton.start(), 0.0, 0.0)
 
     def _end(self, beam: Sequence[Partial], eos: Floats) -> Iterator[Hypothesis]:
-        """End each prefix where it is: CTC must then have heard nothing more."""
+        """End each prefix where it is: CTC then has no token in any later frame."""
         for each, log_prob in zip(beam, eos.tolist(), strict=True):
-            heard = float(np.logaddexp(each.in_token[-1], each.in_blank[-1]))
+            ctc_score = float(np.logaddexp(each.in_token[-1], each.in_blank[-1]))
             added = each.added + self._automaton.end(each.state.of_scorer)
             said = each.attention + self._weight * log_prob
-            if heard > -inf:
+            if ctc_score > -inf:
                 yield Hypothesis(
                     tokens=each.tokens,
-                    score=heard + said + added,
-                    ctc_score=heard,
+                    score=ctc_score + said + added,
+                    ctc_score=ctc_score,
                     lm_score=added,
                     attention_score=said,
                 )
@@ -100,8 +100,8 @@ class JointBeamSearch:
         tokens, count = self._tokens, int(CANDIDATES * self._settings.beam_size) + 1
         if len(tokens) > count:
             tokens = tokens[np.argpartition(-following[tokens], count)[:count]]
-        in_token, in_blank, heard = extend_ctc(prefix, tokens, ctc, self._settings.blank)
-        for place in np.flatnonzero(heard > -inf).tolist():
+        in_token, in_blank, ctc_score = extend_ctc(prefix, tokens, ctc, self._settings.blank)
+        for place in np.flatnonzero(ctc_score > -inf).tolist():
             token = int(tokens[place])
             arc = prefix.state.arcs.get(token) or self._automaton.expand(prefix.state, token)
             said = prefix.attention + self._weight * float(following[token])
@@ -113,7 +113,7 @@ class JointBeamSearch:
                 in_blank[:, place],
                 self._automaton.state(arc[1]),
                 added,
-                float(heard[place]) + said + added,
+                float(ctc_score[place]) + said + added,
             )
 
     def _best(self, partials: list[Partial], ended: Sequence[Hypothesis]) -> list[Partial]:
@@ -140,5 +140,5 @@ def extend_ctc(
     for frame in range(frames):
         in_token[frame + 1] = np.logaddexp(in_token[frame] + stay[frame], entering[frame])
         in_blank[frame + 1] = np.logaddexp(in_blank[frame], in_token[frame]) + rest[frame]
-    heard = np.logaddexp.reduce(entering, axis=0, initial=-inf)
-    return in_token, in_blank, heard
+    ctc_score = np.logaddexp.reduce(entering, axis=0, initial=-inf)
+    return in_token, in_blank, ctc_score

@@ -1,4 +1,4 @@
-"""Language models of words and of tokens: of a run, and of any text (`sbkit lm`).
+"""Train and load language models of words and of tokens: of a run, and of any text (`sbkit lm`).
 
 texts, normalized -> words -> model of words; tokens of the tokenizer -> model of tokens -> one file
 """
@@ -30,18 +30,17 @@ SPELLED_SHARE = 0.5  # of the words of an ARPA file; that of another spelling ha
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """Models that judge the words and the tokens of a text; None for none."""
+    """The language models of words and of tokens that a search uses; None for none."""
 
     words: NgramModel | None
     tokens: NgramModel | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """What language models are to be.
+class LanguageModelSpec:
+    """The language models that a run declares.
 
-    source: what tells their text from others; word_order, token_order: of the n-grams, 0 for no
-    such model.
+    source: identifies their text; word_order, token_order: of the n-grams, 0 for no such model.
     """
 
     source: str
@@ -51,46 +50,57 @@ class Declared:
 
 def ensure_language_models(
     file: Path,
-    declared: Declared,
+    spec: LanguageModelSpec,
     *,
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
 ) -> list[str]:
-    """Train the language models of a run, unless the file holds them; return what to say of it.
+    """Train the language models of a run, unless the file holds them; return messages about them.
 
     ``texts`` returns the normalized sentences to train them on; the tokenizer is the model's.
-    ``arpa`` is an ARPA file that is taken for one of them: of words, or of tokens where a word
-    of it has a `▁`.
+    ``arpa`` is an ARPA file that replaces one of them: of words, or of tokens where a word of it
+    has a `▁`.
     Raises SbkitError where that cannot be read, has another order or another spelling.
     """
     about = {
-        "made_of": f"{declared.source} {declared.word_order} {declared.token_order}",
+        "made_of": f"{spec.source} {spec.word_order} {spec.token_order}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
     if file.exists() and about.items() <= _metadata(file).items():
         return []
-    models, said = dict[str, NgramModel](), list[str]()
+    models, said, spelling = dict[str, NgramModel](), list[str](), Spelling.of(tokenizer)
     if arpa is not None:
-        models = _take_arpa(arpa, declared, tokenizer)
+        models = _take_arpa(arpa, spec, spelling)
         said += [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
     for name, order, split in (
-        (WORDS, declared.word_order, str.split),
-        (TOKENS, declared.token_order, partial(to_pieces, tokenizer=tokenizer)),
+        (WORDS, spec.word_order, str.split),
+        (TOKENS, spec.token_order, partial(to_pieces, tokenizer=tokenizer)),
     ):
         if order and name not in models:
             trained = train(map(split, sentences), order=order)
             models[name] = trained.model
             said.append(describe_model(name, order, trained))
-    spelling = Spelling.of(tokenizer)  # of both, before the ones that the run has are replaced
-    if WORDS in models:
-        _require_spelled(models[WORDS], spelling)
-    if TOKENS in models:
+    if TOKENS in models:  # both are checked before those that the run has are replaced
         require_pieces(models[TOKENS], spelling.pieces, spelling.special)
+    if WORDS in models and not _count_spelled(models[WORDS], spelling):
+        raise SbkitError(
+            "A language model must have words that the recognizer's tokens spell, but of its "
+            f"{len(_words_of(models[WORDS]))} words they spell none. Train it on a text in the "
+            "letters of train."
+        )
     save(models, file, metadata=about)
     return said + _describe_unspelled(_count_words(sentences), tokenizer)
+
+
+def _words_of(model: NgramModel) -> Sequence[str]:
+    return model.words[len(SPECIAL) :]
+
+
+def _count_spelled(model: NgramModel, spelling: Spelling) -> int:
+    return sum(bool(spelling.letters(word)) for word in _words_of(model))
 
 
 def _count_words(sentences: Iterable[str]) -> Counter[str]:
@@ -98,21 +108,11 @@ def _count_words(sentences: Iterable[str]) -> Counter[str]:
 
 
 def _describe_unspelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Say how much of a text a recognizer cannot write, where there is any."""
+    """Return the share of a text that the tokens cannot spell, where there is any."""
     unknown = tokenizer.vocabulary.unk
     lost = sum(count for word, count in words.items() if unknown in tokenizer.encode(word))
     said = f"{lost / max(1, words.total()):.1%} of its words have letters that no token spells"
     return [said] if lost else []
-
-
-def _require_spelled(words: NgramModel, spelling: Spelling) -> None:
-    """Refuse a model of words of which the tokens of the recognizer spell none."""
-    known = words.words[len(SPECIAL) :]
-    if not any(spelling.letters(word) for word in known):
-        raise SbkitError(
-            "A language model must be of words that the recognizer's tokens spell, but of its "
-            f"{len(known)} words they spell none. Train it on a text in the letters of train."
-        )
 
 
 def is_arpa(file: Path) -> bool:
@@ -124,23 +124,19 @@ def is_arpa(file: Path) -> bool:
         return False
 
 
-def _take_arpa(file: Path, declared: Declared, tokenizer: Tokenizer) -> dict[str, NgramModel]:
-    """Read the model of words or of tokens that is declared; refuse one that is not."""
+def _take_arpa(file: Path, spec: LanguageModelSpec, spelling: Spelling) -> dict[str, NgramModel]:
+    """Read the model of words or of tokens that is declared; refuse any other."""
     model = read_arpa(file)
-    words = model.words[len(SPECIAL) :]
-    name, order = WORDS, declared.word_order
+    words, pieces = _words_of(model), {*spelling.texts}
     if any(SPACE in word for word in words):
-        name, order = TOKENS, declared.token_order
+        name, order, known = TOKENS, spec.token_order, len(pieces.intersection(words))
+    else:
+        name, order, known = WORDS, spec.word_order, _count_spelled(model, spelling)
     if model.order != order:
         raise SbkitError(
             f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {order}, and {file} is "
             f"a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order={model.order}."
         )
-    spelling = Spelling.of(tokenizer)
-    pieces = {*spelling.texts}
-    known = sum(
-        word in pieces if name == TOKENS else bool(spelling.letters(word)) for word in words
-    )
     if known <= SPELLED_SHARE * len(words):
         raise SbkitError(
             f"An ARPA file of {name} must be spelled as the model's tokens, but {known} of the "
@@ -150,13 +146,13 @@ def _take_arpa(file: Path, declared: Declared, tokenizer: Tokenizer) -> dict[str
 
 
 def to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of a text as they are written, but those that it does not know."""
+    """Return the tokens of a text as they are written, without unknown ones."""
     unknown = tokenizer.vocabulary.unk
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
 
 
 def describe_model(name: str, order: int, trained: Trained) -> str:
-    """Write what a language model was made of."""
+    """Return a line about the text of a language model."""
     line = (
         f"language model of {name}: {order}-grams of {trained.tokens} {name} in "
         f"{trained.sentences} sentences, {trained.types} different ones"
@@ -182,10 +178,9 @@ def digest_of(tokenizer: Tokenizer) -> str:
 def load_language_models(
     file: Path, tokenizer: Tokenizer, content: bytes | None = None
 ) -> LanguageModels:
-    """Read the language models of a tokenizer; ``content`` is that of the file where it was read.
+    """Read the language models of a tokenizer; ``content``: of the file where it was read before.
 
-    Raises:
-        SbkitError: the file cannot be read, or is of another tokenizer.
+    Raises SbkitError where it cannot be read, or is of another tokenizer.
     """
     models, about = load(file) if content is None else parse(content, of=file)
     if about.get("tokenizer") != digest_of(tokenizer):
@@ -205,8 +200,7 @@ def unknown_share(model: NgramModel, texts: Sequence[str]) -> float:
 def read_sentences(file: Path, language: str) -> Iterator[str]:
     """Yield the normalized sentences of a text.
 
-    Raises:
-        SbkitError: it cannot be read, is not UTF-8, or holds no sentence.
+    Raises SbkitError where it cannot be read, is not UTF-8, or holds no sentence.
     """
     count = 0
     decoder = getincrementaldecoder("utf-8-sig")()
@@ -231,14 +225,12 @@ def _no_text(file: Path, why: str) -> SbkitError:
 def train_texts(
     texts: Sequence[Path], *, order: int, language: str, tokenizer: Path | None, out: Path
 ) -> str:
-    """Train a language model on texts, write it as an ARPA file, and return what to say of it.
+    """Train a language model on texts, write it as an ARPA file, and return messages about it.
 
     order: of its n-grams; language: whose normalizer is taken; tokenizer: a run, a bundle or a
     model file, of whose tokens it is made, None for words.
-
-    Raises:
-        SbkitError: a text or the tokenizer cannot be read, the tokens do not spell the text, the
-            order is out of range, or nothing can be written there.
+    Raises SbkitError where a text or the tokenizer cannot be read, the tokens do not spell the
+    text, the order is out of range, or nothing can be written there.
     """
     if out.resolve() in map(Path.resolve, texts):
         raise SbkitError(f"`--out` must be a new file, but {out} is a text. Name another one.")

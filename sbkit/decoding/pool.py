@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
-
-SAFE_PATH = "PYTHONSAFEPATH"
 
 Found = TypeVar("Found")
 
@@ -42,21 +39,15 @@ class DecoderPool:
     ) -> list[Recognized | SbkitError]:
         """Return the text of each clip, or why it cannot be decoded; ``times``: of its words, too.
 
-        Raises:
-            SbkitError: a process ended, or another thread called `close`.
+        Raises SbkitError where a process is killed.
         """
         self._frames += sum(len(clip.log_probs) for clip in clips)
         if self._count < 2 or self._frames < MANY_FRAMES or not self.decoder.is_python:
             return [_attempt(self.decoder, times, clip) for clip in clips]
-        from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
+        from loky.process_executor import BrokenProcessPool
 
         try:
             return list(self._started().map(partial(_decode, times), clips))
-        except ShutdownExecutorError as error:
-            raise SbkitError(
-                "A decoder pool must be open while clips are decoded, but another thread closed "
-                "it. Close it once all threads are done."
-            ) from error
         except OSError:  # there is no shared memory for their locks
             self._count = 1
             self.close()
@@ -82,17 +73,7 @@ class DecoderPool:
 
         with self._starting:
             if self._processes is None:
-                # loky's `python -m` and `-c` would look for modules in the working folder first.
-                is_set, own = SAFE_PATH in os.environ, {SAFE_PATH: "1"}
-                os.environ.update(own)
-                try:
-                    made = ProcessPoolExecutor(
-                        self._count, initializer=_keep, initargs=(self.decoder,), env=own
-                    )
-                    resource_tracker.ensure_running()
-                finally:
-                    if not is_set:
-                        del os.environ[SAFE_PATH]
+                made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.decoder,))
                 # Also for a program that never closes it: loky's own exit handler fails loudly.
                 self._end = weakref.finalize(self, _end, made, os.getpid())
                 self._processes = made

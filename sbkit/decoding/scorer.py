@@ -1,7 +1,7 @@
-"""What a beam search adds to the CTC score of a token sequence, token by token.
+"""Scorers: what a beam search adds to the CTC score of a token sequence, token by token.
 
-A scorer is a deterministic weighted automaton over tokens. A beam search asks the same questions
-again and again, so `LazyAutomaton` keeps the answers.
+A scorer is a deterministic weighted automaton over tokens. A beam search needs the same arcs again
+and again, so `LazyAutomaton` keeps them.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from sbkit.base.errors import SbkitError
 from sbkit.lm.ngram import END, UNKNOWN, NgramModel
 
-# States, of 1 to 4 kB each with their arcs; with half as many, an hour's decoding took 1.3 times as
-# long, and with twice as many no less.
-REMEMBERED = 1 << 17
+REMEMBERED = 1 << 17  # states, of 1 to 4 kB each with their arcs; with fewer, decoding is slower
 KNOWN_SHARE = 0.5  # of the pieces; a model of words knows few of them
 
 

@@ -1,6 +1,6 @@
-"""The weights of a decoder, chosen on a validation set.
+"""Choose the weights of a search on a validation set.
 
-log-probabilities and texts of the set -> errors with some weights -> the best, and what it reached
+log-probabilities and texts of the set -> errors with some weights -> the best weights
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
 # A path has one alignment, and an unknown word the cost of its tokens.
 TRIED_OF_GRAPH = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
 OF_WORDS = ("word", "unknown", "word_bonus")
-MOST_UNKNOWN = 0.5  # of the words heard; with more, decoding without their model is tried, too
+MOST_UNKNOWN = 0.5  # of the words; with more, decoding without their model is tried, too
 BASES = (2, 3, 5, 7, 11, 13)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
@@ -41,7 +41,7 @@ Add = Callable[[Sequence[Scores]], list[Scores]]
 
 
 class TuningUtterance(NamedTuple):
-    """An utterance of the validation set: its log-probabilities (U, V), and what is said.
+    """An utterance of the validation set: its log-probabilities (U, V), and its reference text.
 
     attention: its attention decoder, where that takes part.
     """
@@ -75,7 +75,7 @@ class Tuned:
 
 def tune(
     decoder: BeamDecoder,
-    heard: Sequence[TuningUtterance],
+    utterances: Sequence[TuningUtterance],
     *,
     by_words: bool = True,
     add: Add = list,
@@ -85,28 +85,19 @@ def tune(
 
     ``POINTS`` weights are tried that lie evenly in the space of all, and a quadratic function is
     fitted to their errors. The mean of the ``AVERAGED`` weights for which it is lowest is chosen,
-    and not those with the fewest errors: on a set of a few hundred words these are a matter of
-    luck. Over 300 bootstrap draws of the default corpus's dev set (237 words), CER + WER of its
-    test set was 39.6 on average with the fewest errors, 39.5 at the lowest of the fit, 38.9 and
-    38.8 at the tried weights nearest to the mean of 9 and 13. So this rule was picked on that test
-    set, among 13 others.
+    not those with the fewest errors: on a set of a few hundred words these are a matter of luck.
+    Where the model of words knows less than half of the words, as in Japanese, which does not
+    separate them, weights without it are chosen as well, and the better ones taken.
 
-    Where words are not separated, as in Japanese, hardly any of them comes twice, and a model of
-    words only misleads (CER of ten clips 38.6, without it 26.1, greedy 30.7): where it does not
-    know most words of the set, weights without it are chosen as well, and the better ones taken.
-
-    ``add`` adds the errors of all ranks, each of which has heard a share of the set; ``ping`` is
-    called before each utterance, for a watchdog.
-
-    Raises:
-        SbkitError: no rank has heard anything.
+    ``add`` adds the errors of all ranks, each of which has a share of the set; ``ping`` is called
+    before each utterance, for a watchdog. Raises SbkitError where the set is empty.
     """
     names = list(used_weights(decoder))
     choices = [names]
-    if "token" in names and _unknown_share(decoder, heard, add) > MOST_UNKNOWN:
+    if "token" in names and _unknown_share(decoder, utterances, add) > MOST_UNKNOWN:
         choices.append([name for name in names if name not in OF_WORDS])
     aim = _both_rates if by_words else _character_rate
-    tuned = [_choose(decoder, heard, each, aim, add, ping) for each in choices]
+    tuned = [_choose(decoder, utterances, each, aim, add, ping) for each in choices]
     best = min(tuned, key=lambda each: aim(each.scores))
     return replace(best, by_words=by_words)
 
@@ -119,9 +110,9 @@ def _character_rate(scores: Scores) -> float:
     return scores.cer
 
 
-def _unknown_share(decoder: BeamDecoder, heard: Sequence[TuningUtterance], add: Add) -> float:
+def _unknown_share(decoder: BeamDecoder, utterances: Sequence[TuningUtterance], add: Add) -> float:
     """Return the share of words that the model of words does not know, over all ranks."""
-    words = [word for each in heard for word in each.text.split()]
+    words = [word for each in utterances for word in each.text.split()]
     known = decoder.language_models.words
     unknown = 0 if known is None else sum(known.id_of(word) == 0 for word in words)
     counts = ErrorCounts(substitutions=unknown, total=len(words))
@@ -131,7 +122,7 @@ def _unknown_share(decoder: BeamDecoder, heard: Sequence[TuningUtterance], add: 
 
 def _choose(
     decoder: BeamDecoder,
-    heard: Sequence[TuningUtterance],
+    utterances: Sequence[TuningUtterance],
     names: Sequence[str],
     aim: Callable[[Scores], float],
     add: Add,
@@ -145,7 +136,7 @@ def _choose(
     quick = _make_quick(decoder)
     errors = list[Scores]()
     for each in tried:
-        errors.append(_errors(quick.with_weights(each, beam_size=narrow), heard, ping))
+        errors.append(_errors(quick.with_weights(each, beam_size=narrow), utterances, ping))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
@@ -154,15 +145,15 @@ def _choose(
         )
     smooth = _fit(points, np.array([aim(each) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
-    (reached,) = add([_errors(decoder.with_weights(best), heard, ping)])
+    (reached,) = add([_errors(decoder.with_weights(best), utterances, ping)])
     return Tuned(best, reached, reached.utterances)
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
-    """Return a decoder that is to have much the same weights, and decodes sooner.
+    """Return a faster decoder for which much the same weights are the best.
 
-    A joint search looks for the best of what rescoring looks for, and takes ten times as long. A
-    graph is made again for all weights, so its language model has no more orders than are small.
+    A joint search maximizes what rescoring does, and takes ten times as long. A graph is built
+    again for all weights, so its language model keeps only orders with few n-grams.
     """
     words = decoder.language_models.words
     if decoder.kind == "graph" and words is not None:
@@ -197,10 +188,7 @@ def _halton(count: int, base: int) -> Floats:
 
 
 def _fit(points: Floats, values: Floats) -> Floats:
-    """Return what a quadratic function that is fitted to values says at the points: (N, D), (N,).
-
-    Ridge regression; all features lie between -1 and 1.
-    """
+    """Fit a quadratic function by ridge regression, and return it at the points: (N, D), (N,)."""
     centred = 2 * points - 1
     first, second = np.triu_indices(points.shape[1])
     features = np.concatenate([centred, centred[:, first] * centred[:, second]], 1)
@@ -214,7 +202,7 @@ def _fit(points: Floats, values: Floats) -> Floats:
 
 
 def used_weights(decoder: BeamDecoder) -> Iterator[str]:
-    """Name the weights that change anything."""
+    """Name the weights that have an effect."""
     models = decoder.language_models
     if models.words is not None and decoder.weights.word:
         yield from OF_WORDS
@@ -224,14 +212,14 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield "attention"
 
 
-def limit_tokens(heard: Iterable[TuningUtterance]) -> list[TuningUtterance]:
-    """Keep utterances evenly over the set, of at most ``ENOUGH`` tokens together.
+def limit_tokens(utterances: Iterable[TuningUtterance]) -> list[TuningUtterance]:
+    """Keep utterances spread evenly over the set, of at most ``ENOUGH`` tokens together.
 
-    Of a set that has more, every second one is kept, or every fourth and so on: the others are
-    dropped as they come. The log-probabilities of 4,000 clips of 4 s by 1,000 tokens take 1.6 GB.
+    Of a larger set, every second one is kept, or every fourth and so on. The others are dropped as
+    they come, because the log-probabilities of a large set do not fit into memory.
     """
     kept, counts, stride = list[TuningUtterance](), list[int](), 1
-    for number, each in enumerate(heard):
+    for number, each in enumerate(utterances):
         if number % stride:
             continue
         kept.append(each)
@@ -242,10 +230,10 @@ def limit_tokens(heard: Iterable[TuningUtterance]) -> list[TuningUtterance]:
 
 
 def _errors(
-    decoder: BeamDecoder, heard: Sequence[TuningUtterance], ping: Callable[[], object]
+    decoder: BeamDecoder, utterances: Sequence[TuningUtterance], ping: Callable[[], object]
 ) -> Scores:
     scores = Scores()
-    for each in heard:
+    for each in utterances:
         ping()
         tokens = decoder.nbest(each.log_probs, each.attention)[0].tokens
         scores += count_errors(each.text, decoder.tokenizer.decode(tokens))

@@ -1,4 +1,4 @@
-"""How good confidences are: whether they tell right from wrong, and are the probabilities they say.
+"""The quality of confidences: do they separate right from wrong words, and are they probabilities?
 
 Legend: N words, of which some are right.
 """
@@ -28,8 +28,8 @@ class Calibration:
     """How good the confidences of some words are.
 
     AUC: the probability that a right word has a higher confidence than a wrong one, 0.5 by chance.
-    NCE: normalized cross entropy, 1 at best, 0 for the share of right words said of every word,
-    negative where the confidences say less than that.
+    NCE: normalized cross entropy, 1 at best, 0 for confidences that all equal the share of right
+    words, negative for less informative ones.
     ECE: expected calibration error, the mean distance between confidence and share of right words.
     words, right: how many. AUC and NCE are None where all words are right or all are wrong.
     """
@@ -47,8 +47,8 @@ class Calibration:
     def __str__(self) -> str:
         """Write the figures in one line."""
         figures = (("AUC", self.AUC), ("NCE", self.NCE), ("ECE", self.ECE))
-        told = ", ".join(f"{name} {value:.2f}" for name, value in figures if value is not None)
-        return f"{told} ({self.right} right / {self.words} words)"
+        text = ", ".join(f"{name} {value:.2f}" for name, value in figures if value is not None)
+        return f"{text} ({self.right} right / {self.words} words)"
 
 
 def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
@@ -56,49 +56,49 @@ def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> 
 
     None where there are no words.
     """
-    said, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
-    if not len(said):
+    given, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
+    if not len(given):
         return None
     mixed = 0 < truth.sum() < len(truth)
     return Calibration(
-        AUC=_auc(said, truth) if mixed else None,
-        NCE=_nce(said, truth) if mixed else None,
+        AUC=_auc(given, truth) if mixed else None,
+        NCE=_nce(given, truth) if mixed else None,
         ECE=_ece(reliability_bins(confidences, right)),
         words=len(truth),
         right=int(truth.sum()),
     )
 
 
-def _auc(said: Floats, right: npt.NDArray[np.bool_]) -> float:
+def _auc(given: Floats, right: npt.NDArray[np.bool_]) -> float:
     """Compare every right word with every wrong one; equal confidences count a half."""
-    wrong = np.sort(said[~right])
-    below = np.searchsorted(wrong, said[right], "left")
-    not_above = np.searchsorted(wrong, said[right], "right")
+    wrong = np.sort(given[~right])
+    below = np.searchsorted(wrong, given[right], "left")
+    not_above = np.searchsorted(wrong, given[right], "right")
     return float((below + not_above).mean() / (2 * len(wrong)))
 
 
-def _nce(said: Floats, right: npt.NDArray[np.bool_]) -> float:
+def _nce(given: Floats, right: npt.NDArray[np.bool_]) -> float:
     """Compute the normalized cross entropy as NIST's sclite does.
 
     (H + sum of log2 p of the right words + sum of log2 (1 - p) of the wrong ones) / H, where H is
-    the entropy of saying the share of right words each time (NIST SCTK, documentation of sclite;
+    the entropy of the share of right words (NIST SCTK, documentation of sclite;
     Siu, Gish and Richardson, 1997, "Improved estimation, evaluation and applications of confidence
     measures for speech recognition").
     """
     share = right.mean()
     entropy = -(right.sum() * np.log2(share) + (~right).sum() * np.log2(1 - share))
-    told = np.log2(said[right]).sum() + np.log2(1 - said[~right]).sum()
-    return float((entropy + told) / entropy)
+    evidence = np.log2(given[right]).sum() + np.log2(1 - given[~right]).sum()
+    return float((entropy + evidence) / entropy)
 
 
 def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
     """Sort words by tenths of their confidence; bins without words are left out: (N,), (N,)."""
-    said, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
-    tenths = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    given, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
+    tenths = np.minimum((given * BINS).astype(np.int64), BINS - 1)
     return tuple(
         Bin(
             count=int(inside.sum()),
-            confidence=float(said[inside].mean()),
+            confidence=float(given[inside].mean()),
             right=float(truth[inside].mean()),
         )
         for inside in (tenths == each for each in np.unique(tenths))

@@ -6,7 +6,7 @@ one says little about the next; those without an error are left out. Of each, th
 the error counts is taken: Z = mean / (sd / sqrt n).
 
 Segments count as independent, even those of one speaker. Whether a difference holds for other
-speakers, the interval of the difference over speakers says (`sbkit/evaluate/interval.py`).
+speakers is what the interval of the difference shows (`sbkit/evaluate/interval.py`).
 """
 
 import math

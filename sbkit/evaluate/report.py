@@ -31,8 +31,8 @@ from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
 
 REPORT = "report.html"
-CLIPS = 200  # that can be heard
-LONGEST = 30.0  # seconds that are heard of a clip
+CLIPS = 200  # that can be played
+LONGEST = 30.0  # seconds of a clip that can be played
 ALL_BYTES, ROW_BYTES = 5_600_000, 700_000  # of rows with their clips, and without; a page has 6 MB
 MOST = 20  # frequent errors of each kind
 SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
@@ -54,7 +54,7 @@ class Known:
 class Section:
     """What the page shows of a test set beside its table; of a classifier nothing but slices.
 
-    played: how many of the ``shown`` utterances can be heard, of ``utterances`` in all.
+    played: how many of the ``shown`` utterances can be played, of ``utterances`` in all.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Section:
 
     @property
     def inserted(self) -> list[Confusion]:
-        """Return the words that were not said."""
+        """Return the recognized words that are not in the reference."""
         return [each for each in self.errors if not each.reference][:MOST]
 
 
@@ -105,7 +105,7 @@ def write_report(
     notes: Sequence[str] = (),
     compared: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the page of one run, or of two with what ``compared`` says of their differences.
+    """Write the page of one run, or of two with the figures of their differences, ``compared``.
 
     Two runs must have the same references (`sbkit/evaluate/compare.py`). ``notes`` are lines below
     the title. The same input gives the same bytes.

@@ -1,4 +1,4 @@
-"""What a report shows of a test set: its utterances, and what is wrong in them again and again."""
+"""The rows of a report: chosen utterances of a test set, its frequent errors and unknown words."""
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -108,8 +108,8 @@ class Confusion:
 class UnknownWord:
     """A word of the references that the recognizer has never seen written.
 
-    count: how often it is said; right: how often it is recognized; instead: what else is, the most
-    frequent first.
+    count: of its occurrences; right: of those recognized; instead: words recognized in its place,
+    the most frequent first.
     """
 
     word: str
@@ -140,18 +140,18 @@ def unknown_words(
     utterances: Iterable[WordPairs], known: Container[str]
 ) -> tuple[UnknownWord, ...]:
     """Return the words of the references that are not known, the most frequent first."""
-    heard: dict[str, Counter[str]] = defaultdict(Counter)
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for pairs in utterances:
-        for said, recognized in pairs:
-            if said and said not in known:
-                heard[said][recognized] += 1
-    found = (
+        for word, recognized in pairs:
+            if word and word not in known:
+                found[word][recognized] += 1
+    words = (
         UnknownWord(
             word=word,
             count=counts.total(),
             right=counts[word],
             instead=tuple(other for other, _ in counts.most_common() if other not in (word, "")),
         )
-        for word, counts in heard.items()
+        for word, counts in found.items()
     )
-    return tuple(sorted(found, key=lambda each: (-each.count, each.word)))
+    return tuple(sorted(words, key=lambda each: (-each.count, each.word)))

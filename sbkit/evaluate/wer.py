@@ -79,9 +79,9 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One utterance with what was said, what was heard and the errors between.
+    """One utterance: its reference, its hypothesis and the errors.
 
-    greedy: what the best token of each frame comes to, where another decoder wrote the hypothesis;
+    greedy: the result of greedy decoding, where another decoder wrote the hypothesis;
     speaker: "" where it is not known; seconds: of audio, None where they are not known; words: of
     the hypothesis in time, where they were aligned; by_words: false for a language that writes no
     spaces between words: what stands between two is a sentence, and there is no WER.
@@ -176,17 +176,17 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
     )
 
 
-def right_words(reference: Sequence[str], heard: Sequence[str]) -> list[bool]:
-    """Return which words that were heard are those of the reference, by an alignment of both."""
-    right = {place for _, place in matching_words(reference, heard)}
-    return [place in right for place in range(len(heard))]
+def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
+    """Return which words of the hypothesis are right, by an alignment with the reference."""
+    right = {place for _, place in matching_words(reference, hypothesis)}
+    return [place in right for place in range(len(hypothesis))]
 
 
-def matching_words(reference: Sequence[str], heard: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the places of the words that are right, in the reference and in what was heard."""
+def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the right words, in the reference and in the hypothesis."""
     return [
         (operation.src_start + place, operation.dest_start + place)
-        for operation in Levenshtein.opcodes(reference, heard)
+        for operation in Levenshtein.opcodes(reference, hypothesis)
         if operation.tag == "equal"
         for place in range(operation.src_end - operation.src_start)
     ]
@@ -220,9 +220,9 @@ def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs
     """Pair each word with its counterpart, "" where there is none."""
     pairs: WordPairs = []
     for operation in Levenshtein.opcodes(reference, hypothesis):
-        said = reference[operation.src_start : operation.src_end]
-        heard = hypothesis[operation.dest_start : operation.dest_end]
-        pairs += zip_longest(said, heard, fillvalue="")
+        words = reference[operation.src_start : operation.src_end]
+        others = hypothesis[operation.dest_start : operation.dest_end]
+        pairs += zip_longest(words, others, fillvalue="")
     return pairs
 
 

@@ -132,15 +132,18 @@ def _report(
 
 
 def describe_decoding(bundle: Bundle) -> dict[str, Any]:
-    """Say how a recognizer's text was decoded, and with which hotwords."""
+    """Return the decoder of a recognizer and its hotwords, as plain data."""
     if "transcribe" not in bundle.task.commands:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    said: dict[str, Any] = {"decoder": bundle.decoder.kind}
+    described: dict[str, Any] = {"decoder": bundle.decoder.kind}
     if bundle.decoder.phrases:
-        said |= {"hotwords": bundle.decoder.phrases, "refused_hotwords": bundle.refused_hotwords}
-    return said
+        described |= {
+            "hotwords": bundle.decoder.phrases,
+            "refused_hotwords": bundle.refused_hotwords,
+        }
+    return described
 
 
 def _write_page(
@@ -287,7 +290,7 @@ def _scorer_of(bundle: Bundle, options: ScoreOptions) -> Scorer:
         )
     if scorer.target == "label" and options.label is None:
         raise SbkitError(
-            "A classifier must be told the column of the right answers, but `--label` is missing. "
+            "`--label` must name the column of a classifier's right answers, but is missing. "
             "Pass --label=language, or another column of the data."
         )
     return scorer

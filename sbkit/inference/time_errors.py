@@ -1,4 +1,4 @@
-"""How far the times of words are from the truth, where the data says when each word is said.
+"""Errors of word times, against data that holds the true times.
 
 The boundaries of words that were recognized are compared, after the field's way: median and mean
 of absolute errors, the share within 50 and 100 ms (McAuliffe et al., Interspeech 2017), and the
@@ -73,7 +73,7 @@ def time_source(bundle: Bundle, source: Path) -> list[TimedText]:
     rows = prepare_source(bundle, source, ScoreOptions(), source.stem)
     if COLUMN not in rows.column_names:
         raise SbkitError(
-            f"Data must have the column `{COLUMN}`, which says when each word is said, but "
+            f"Data must have the column `{COLUMN}`, the true times of words, but "
             f"{source} has none. Take data as recipes/FestvoxRu writes it."
         )
 

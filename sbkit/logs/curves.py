@@ -182,7 +182,7 @@ def overlay(a: Panel, b: Panel) -> Panel:
 
 
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
-    """Draw what the log holds so far; a panel without figures says so."""
+    """Draw the records so far."""
     panels = run_panels(read_log(log_file), metrics)
     write_bytes_atomically(png, _picture(panels, rows=2, columns=2))
 

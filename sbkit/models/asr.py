@@ -1,7 +1,6 @@
-"""How the parts of a recognizer hang together: audio -> features -> CNN -> Transformer -> heads.
+"""A recognizer: (encoder of audio) -> ctc_lin, and (decoder of the encoder's part) -> seq_lin.
 
-Legend: B utterances, S samples, T frames of 10 ms, U frames after the CNN, L tokens, M mel bins,
-D model width, V vocabulary.
+Legend: B utterances, S samples, U frames of the encoder, L tokens, D model width, V vocabulary.
 
 Training, transcription and export all call this one model.
 """
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.acoustic_encoder import AcousticEncoder, striding_of
-from sbkit.models.encoder_adapter import token_embedding
+from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
 from sbkit.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What training sees of an utterance.
+    """What training gets of an utterance.
 
     intermediate (B, U, D) of half of the encoder, if asked for; states (B, U, D) of all of it;
     frame_lengths (B,); logits (B, L + 1, V) of the decoder, if there were tokens.
@@ -30,78 +28,77 @@ class EncoderOutput:
     logits: Tensor | None
 
 
-class AsrModel(AcousticEncoder):
+class AsrModel(AcousticModel):
     """Call the parts of a recognizer in their order.
 
-    Parts may be sbkit's, SpeechBrain's or the user's; `sbkit/models/signatures.py` says how they
-    are told apart. Without ``seq_lin`` it does CTC alone.
+    Parts may be sbkit's, SpeechBrain's or the user's; the encoder is ``encoder``, or
+    ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` it does CTC alone.
     """
 
     def __init__(
         self,
         *,
         model: nn.ModuleList,
-        compute_features: nn.Module,
-        CNN: nn.Module,
-        Transformer: nn.Module,
+        vocabulary: Vocabulary,
         ctc_lin: nn.Module,
         seq_lin: nn.Module | None = None,
-        vocabulary: Vocabulary,
+        encoder: nn.Module | None = None,
+        compute_features: nn.Module | None = None,
+        CNN: nn.Module | None = None,
+        Transformer: nn.Module | None = None,
     ) -> None:
+        parts = {"encoder": encoder, "compute_features": compute_features}
+        parts |= {"CNN": CNN, "Transformer": Transformer}
+        made = make_encoder(parts, padding=vocabulary.blank)
         heads = {"ctc_lin": ctc_lin} | ({} if seq_lin is None else {"seq_lin": seq_lin})
-        super().__init__(
-            model=model,
-            compute_features=compute_features,
-            CNN=CNN,
-            Transformer=Transformer,
-            others=heads,
-            padding=vocabulary.blank,
-        )
+        super().__init__(model=model, encoder=made, heads=heads)
         for name, head in heads.items():
             vocabulary.check_head(name=name, outputs=head_size(head))
-        embedding = token_embedding(Transformer)
+        embedding = made.token_embedding()
         if embedding is not None:
-            vocabulary.check_embedding(name="Transformer", rows=embedding.num_embeddings)
+            vocabulary.check_embedding(name=made.part.NAME, rows=embedding.num_embeddings)
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
 
     def run(
         self,
-        features: Tensor,
-        frame_lengths: Tensor,
+        audio: Tensor,
+        audio_lengths: Tensor,
         *,
         tokens: Tensor | None,
         return_intermediate: bool,
+        spec_augment: SpecAugment | None = None,
     ) -> EncoderOutput:
         """Encode for training, and decode (B, L) tokens if there are any.
 
-        Raises SbkitError where the Transformer has no middle or no decoder and is asked for it.
+        Raises SbkitError where the encoder has no middle or no decoder and is asked for it.
         """
-        x, frame_lengths = self.subsample(features, frame_lengths)
+        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
+        part = self.encoder.part
         if tokens is not None:
             tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
         intermediate, decoded = None, None
         if return_intermediate:
-            intermediate, states = self.encoder.encode_with_intermediate(x, frame_lengths)
+            intermediate, states, lengths = part.encode_with_intermediate(x, lengths)
             if tokens is not None:
-                decoded = self.encoder.decode(tokens, states, frame_lengths)
+                decoded = part.decode(tokens, states, lengths)
         elif tokens is not None:
-            states, decoded = self.encoder.encode_and_decode(x, frame_lengths, tokens)
+            states, lengths, decoded = part.encode_and_decode(x, lengths, tokens)
         else:
-            states = self.encoder.encode(x, frame_lengths)
+            states, lengths = part.encode(x, lengths)
         logits = None if decoded is None else self._seq_logits(decoded)
-        return EncoderOutput(intermediate, states, frame_lengths, logits)
+        return EncoderOutput(intermediate, states, lengths, logits)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
-        states, frame_lengths = self.encode(*self.features(audio, audio_lengths))
+        states, frame_lengths = self.encode(audio, audio_lengths)
         return self.ctc_log_probs(states), frame_lengths
 
-    def samples_per_frame(self, sample_rate: int) -> int:
-        """Measure how many samples of audio go by from one frame of CTC to the next."""
-        device = next(self.model.parameters()).device
-        return striding_of(self.features, self.front_end, sample_rate, device).stride
+    @property
+    def samples_per_frame(self) -> int:
+        """How many samples of audio go by from one frame of CTC to the next."""
+        return self.encoder.subsampling.stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Score every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
@@ -114,18 +111,15 @@ class AsrModel(AcousticEncoder):
         In float32. Raises SbkitError where there is no decoder, or no `seq_lin`.
         """
         begun = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
-        decoded = self.encoder.decode(begun, states, frame_lengths)
+        decoded = self.encoder.part.decode(begun, states, frame_lengths)
         return self._seq_logits(decoded).float().log_softmax(-1)
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
-        """Return what a run of this weight never calls: with CTC alone, the decoder and its head.
-
-        They get no gradient, and that is no fault.
-        """
+        """Return the modules that CTC alone does not run: the decoder and its head."""
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
-        return (*self.encoder.decoding_modules(), *head)
+        return (*self.encoder.part.decoding_modules(), *head)
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:

@@ -1,37 +1,36 @@
-"""How the parts of an utterance classifier hang together: audio -> encoder -> pooling -> label.
+"""A classifier of utterances: (encoder of audio) -> pooling -> label_lin.
 
-Legend: B utterances, S samples, T frames of features, U frames after the CNN, D model width,
-V classes.
+Legend: B utterances, S samples, U frames of the encoder, D model width, V classes.
 """
 
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.acoustic_encoder import AcousticEncoder
 from sbkit.models.asr import head_size
+from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
 from sbkit.models.signatures import POOLING_SIGNATURES, lengths_argument, refuse
 
 
-class UtteranceClassifier(AcousticEncoder):
+class UtteranceClassifier(AcousticModel):
     """Call the parts of a classifier in their order; one label an utterance."""
 
     def __init__(
         self,
         *,
         model: nn.ModuleList,
-        compute_features: nn.Module,
-        CNN: nn.Module,
-        Transformer: nn.Module,
+        classes: int,
         pooling: nn.Module,
         label_lin: nn.Module,
-        classes: int,
+        encoder: nn.Module | None = None,
+        compute_features: nn.Module | None = None,
+        CNN: nn.Module | None = None,
+        Transformer: nn.Module | None = None,
     ) -> None:
+        parts = {"encoder": encoder, "compute_features": compute_features}
         super().__init__(
             model=model,
-            compute_features=compute_features,
-            CNN=CNN,
-            Transformer=Transformer,
-            others={"pooling": pooling, "label_lin": label_lin},
+            encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
+            heads={"pooling": pooling, "label_lin": label_lin},
         )
         takes = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURES)
         if takes.form != "absolute":
@@ -46,12 +45,10 @@ class UtteranceClassifier(AcousticEncoder):
         self.pooling = pooling
         self.label_lin = label_lin
 
-    def classify(self, features: Tensor, frame_lengths: Tensor) -> Tensor:
-        """Score every class, in float32: (B, T, M), (B,) -> (B, V) log-probabilities."""
-        states, lengths = self.encode(features, frame_lengths)
-        scores: Tensor = self.label_lin(self.pooling(states, lengths))
-        return scores.float().log_softmax(-1)
-
-    def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+    def predict(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+    ) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""
-        return self.classify(*self.features(audio, audio_lengths))
+        inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)
+        scores: Tensor = self.label_lin(self.pooling(*self.encoder.part.encode(*inputs)))
+        return scores.float().log_softmax(-1)

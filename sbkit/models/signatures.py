@@ -1,16 +1,17 @@
-"""How a part of the user's is called: told by its signature, and refused with one sentence.
+"""How a module of the YAML is called: read from its signature, and refused in one sentence.
 
-Legend: B utterances, S samples, T frames of features, U frames after the front-end, M features of
-a frame, D model width, L tokens.
+Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
+frame, D model width.
 
-A part takes lengths in one of three forms: ``lengths`` (B,) are absolute whole numbers, on the CPU
-in training; ``wav_len`` or ``wav_lens`` are SpeechBrain's fractions of the padded length, and so is
+A part takes lengths in one of these forms: ``lengths`` (B,) are absolute integers, on the CPU in
+training; ``wav_len`` or ``wav_lens`` are SpeechBrain's fractions of the padded length, and so is
 ``lengths`` where SpeechBrain's own code defines ``forward``; ``src_key_padding_mask`` (B, U) is
-PyTorch's, true past the end of an utterance. What takes no lengths gets none.
+PyTorch's, true past the end of an utterance; ``attention_mask`` (B, U) is Hugging Face's, 1 within
+it. What takes no lengths gets none.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -27,21 +28,25 @@ FRONT_END_SIGNATURES = (
     "forward(features, lengths) -> (x, lengths), or forward(features) -> x, with features "
     "(B, T, M), x (B, U, D) or (B, U, C, F) and lengths (B,) in whole frames"
 )
-ENCODER_SIGNATURES = (
+TRANSFORMER_SIGNATURES = (
     "encode(x, lengths) -> y, SpeechBrain's encode(src, wav_len, pad_idx) -> y, "
     "forward(x, lengths) -> y, or forward(x) -> y, with x and y (B, U, D), or y the first of a "
     "tuple, and lengths (B,) in whole frames"
 )
+ENCODER_SIGNATURES = (
+    "forward(audio, audio_lengths) -> (states, frame_lengths), or forward(audio) -> states, with "
+    "audio (B, S), states (B, U, D) and lengths (B,) in whole samples and frames"
+)
 POOLING_SIGNATURES = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
-AUGMENTATIONS = {  # keys of the YAML, for training only
-    "wave_augment": "forward(audio, lengths) -> (audio, lengths), with audio (B, S)",
-    "spec_augment": "forward(features, lengths) -> features, with features (B, T, M)",
+
+Form = Literal["none", "absolute", "relative", "padding mask", "attention mask"]
+
+FORMS: dict[str, Form] = {  # by the name of an argument
+    **dict.fromkeys(("lengths", "audio_lengths", "frame_lengths"), "absolute"),
+    **dict.fromkeys(("wav_len", "wav_lens"), "relative"),
+    "src_key_padding_mask": "padding mask",
+    "attention_mask": "attention mask",
 }
-
-Form = Literal["none", "absolute", "relative", "padding mask"]
-
-RELATIVE = ("wav_len", "wav_lens")
-PADDING_MASK = "src_key_padding_mask"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class LengthsArgument:
                 return {self.name: fractions.to(x.device, non_blocking=True)}
             case "padding mask":
                 return {self.name: ~length_mask(lengths, x.shape[1], x.device)}
+            case "attention mask":
+                return {self.name: length_mask(lengths, x.shape[1], x.device).long()}
         return {}
 
 
@@ -77,41 +84,14 @@ def lengths_argument(
         if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     }
     names = list(parameters)[1:]  # the first takes the data
-    known = ("lengths", *RELATIVE, PADDING_MASK, *others)
-    unknown = [
-        name
-        for name in names
-        if parameters[name].default is inspect.Parameter.empty and name not in known
-    ]
-    if unknown:
-        refuse(part, signatures, f"its {_name(method)} takes ({', '.join(parameters)})")
-    if "lengths" in names:
-        return LengthsArgument("lengths", "relative" if _is_speechbrains(method) else "absolute")
-    for name in RELATIVE:
-        if name in names:
-            return LengthsArgument(name, "relative")
-    if PADDING_MASK in names:
-        return LengthsArgument(PADDING_MASK, "padding mask")
-    return LengthsArgument("", "none")
-
-
-def refuse_other_augmentation(hparams: Any) -> None:
-    """Raise SbkitError where an augmentation of a Brain's hparams takes no lengths, or more."""
-    for key, signature in AUGMENTATIONS.items():
-        part = getattr(hparams, key, None)
-        if part is not None:
-            called = getattr(part, "forward", part)
-            signed = inspect.signature(called)
-            if _is_speechbrains(called) and "lengths" in signed.parameters:
-                refuse(
-                    key,
-                    signature,
-                    "SpeechBrain's takes lengths as fractions, not in samples or frames",
-                )
-            try:
-                signed.bind("audio or features", "lengths")
-            except TypeError:
-                refuse(key, signature, f"its forward takes ({', '.join(signed.parameters)})")
+    required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    if any(name not in (*FORMS, *others) for name in required):
+        called = getattr(method, "__name__", "forward")
+        refuse(part, signatures, f"its {called} takes ({', '.join(parameters)})")
+    name = next((name for name in FORMS if name in names), "")
+    if name == "lengths" and is_speechbrains(method):
+        return LengthsArgument(name, "relative")
+    return LengthsArgument(name, FORMS.get(name, "none"))
 
 
 def refuse(part: str, signatures: str, came: str) -> NoReturn:
@@ -122,8 +102,10 @@ def refuse(part: str, signatures: str, came: str) -> NoReturn:
 
 
 def first_tensor(output: Any, *, part: str, signatures: str) -> Tensor:
-    """Return the tensor that a part gives, alone or first of a tuple."""
+    """Return the tensor that a part gives: alone, first of a tuple, or as `last_hidden_state`."""
     x = output[0] if isinstance(output, tuple | list) and output else output
+    x = x.get("last_hidden_state") if isinstance(x, Mapping) else x
+    x = getattr(x, "last_hidden_state", x)
     if not isinstance(x, Tensor):
         refuse(part, signatures, f"it returns {described(output)}")
     return x
@@ -148,9 +130,6 @@ def refuse_time_first(part: nn.Module, name: str) -> None:
         )
 
 
-def _name(method: Callable[..., Any]) -> str:
-    return str(getattr(method, "__name__", "forward"))
-
-
-def _is_speechbrains(method: Callable[..., Any]) -> bool:
+def is_speechbrains(method: Callable[..., Any]) -> bool:
+    """Return whether SpeechBrain's own code defines a method."""
     return str(getattr(method, "__module__", "")).partition(".")[0] == "speechbrain"

@@ -21,7 +21,7 @@ def measure_features(
     """Set the mean and deviation of every GlobalNorm that has none yet.
 
     ``compute`` makes features (B, T, M), zero past their lengths, of float audio (B, S) and its
-    lengths (B,): `AsrModel.features` say. Each rank walks its share; the sums are in float64, so
+    lengths (B,). Each rank walks its share; the sums are in float64, so
     that the order of a million utterances does not matter. A restored model is left as it is.
     """
     norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
@@ -42,8 +42,8 @@ def measure_features(
         norm.set_statistics(sums, frames)
 
 
-def measure_on_start(brain: Any, compute: Compute) -> None:
+def measure_on_start(brain: Any, compute: Compute | None) -> None:
     """Measure the features of the training set of a Brain that has its run's loaders."""
-    if brain.loaders is not None:
+    if brain.loaders is not None and compute is not None:
         batches = brain.pinging(brain.loaders.measure, "measure")
         measure_features(brain.modules, compute, batches, brain.device)

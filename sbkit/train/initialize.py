@@ -27,7 +27,7 @@ from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
-from sbkit.models.encoder_adapter import token_embedding
+from sbkit.models.parts import token_embedding
 from sbkit.tasks.task import Task
 
 BUNDLE_CONFIG, BUNDLE_WEIGHTS = "config.json", "model.safetensors"

@@ -84,14 +84,6 @@ def test_words_have_the_frames_of_their_tokens() -> None:
     assert [each.token for each in words[0].tokens] == [1, 2]
 
 
-def test_a_long_text_is_aligned() -> None:
-    tokens = [1, 2, 3] * 150
-    said = [each for token in tokens for each in (token, 0)]
-    log_probs = np.log(np.full((len(said), 4), 0.01) + 0.96 * np.eye(4)[said])
-    spans = align(log_probs, tokens, blank=0)
-    assert spans == [(frame, frame + 1) for frame in range(0, 900, 2)]
-
-
 @pytest.mark.parametrize(("frames", "tokens"), [(0, [1]), (2, [1, 2, 3]), (2, [1, 1])])
 def test_a_text_that_does_not_fit_is_refused(frames: int, tokens: list[int]) -> None:
     with pytest.raises(SbkitError, match="must have no more tokens than frames"):
@@ -134,13 +126,9 @@ def test_words_follow_each_other_whatever_the_offsets() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"start": 1}, {"start": "1", "end": 2}, {"start": 0, "end": 99}, [1, 2], {}]
+    "value",
+    [{"start": 1}, {"start": "1", "end": 2}, {"start": 0, "end": 99}, {"start": 0, "end": np.nan}],
 )
 def test_what_is_no_pair_of_offsets_is_refused(value: object) -> None:
-    with pytest.raises(SbkitError, match="`word_offsets"):
+    with pytest.raises(SbkitError, match="`word_offsets` must have a start and an end"):
         WordOffsets.of(value)
-
-
-def test_not_a_number_is_refused() -> None:
-    with pytest.raises(SbkitError, match=r"`word_offsets.end` must be a number of frames"):
-        WordOffsets.of({"start": 0, "end": float("nan")})

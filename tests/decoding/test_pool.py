@@ -6,8 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding import pool
 from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, LanguageModels, ensure_language_models
+from sbkit.decoding.language_models import LanguageModels, LanguageModelSpec, ensure_language_models
 from sbkit.decoding.pool import DecoderPool
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
@@ -37,7 +35,7 @@ def decoder(tmp_path: Path) -> CtcDecoder:
         vocab_size=None,
         texts=lambda: TEXTS,
     )
-    declared = Declared(source="these", word_order=2, token_order=3)
+    declared = LanguageModelSpec(source="these", word_order=2, token_order=3)
     file = tmp_path / "lm.safetensors"
     ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
     search = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
@@ -88,19 +86,6 @@ def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) ->
     many.close()
 
 
-def test_closing_it_meanwhile_is_said(decoder: CtcDecoder, several: None) -> None:
-    many, clips = DecoderPool(decoder, processes=2), clips_of(decoder)
-    many.decode(clips, times=True)
-    assert many._processes is not None
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(many.decode, clips * 1000, times=True)
-        while len(many._processes._pending_work_items) < 1000:
-            time.sleep(0.01)
-        many.close()
-        with pytest.raises(SbkitError, match="but another thread closed"):
-            waiting.result()
-
-
 def test_one_process_reads_where_there_is_no_shared_memory(
     decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,13 +116,8 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
     (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips_of(decoder))))
-    hostile = tmp_path / "hostile"  # a working folder whose modules nobody may import
-    hostile.mkdir()
-    for name in ("argparse", "pickle", "signal", "threading"):
-        (hostile / f"{name}.py").write_text("print('EXECUTED')")
     done = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
-        cwd=hostile,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -16,13 +16,13 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph
 from sbkit.lm.automaton import Automaton, make_automaton
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import END, UNKNOWN, Grams, NgramModel
+from sbkit.lm.ngram import END, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
 from tests.decoding.spoken import heard, spoken
@@ -167,7 +167,7 @@ def graph_of(
     folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
 ) -> BeamDecoder:
     file = folder / "lm.safetensors"
-    declared = Declared(source="these", word_order=order, token_order=2)
+    declared = LanguageModelSpec(source="these", word_order=order, token_order=2)
     ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
     given: dict[str, object] = {"weights": Weights(word=1.0), "kind": "graph", **options}
     return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
@@ -263,19 +263,3 @@ def test_a_model_of_words_that_cannot_be_spelled_is_refused() -> None:
     model = train([["x", "y"]], order=2).model
     with pytest.raises(SbkitError, match="must have words that the tokenizer can spell"):
         make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
-
-
-def test_a_model_of_scores_beyond_reason_is_refused() -> None:
-    model = train((text.split() for text in SENTENCES), order=2).model
-    unigrams, pairs = model.grams
-    hostile = Grams(unigrams.keys, unigrams.log_probs, unigrams.backoffs + np.float32(3e38))
-    model = NgramModel(model.words, (hostile, pairs))
-    with pytest.raises(SbkitError, match="must be below 1e\\+06 for a word graph, but one is 2.4e"):
-        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)
-
-
-def test_an_impossible_frame_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    search = graph_of(tmp_path, tokenizer).search
-    log_probs = np.full((3, tokenizer.vocab_size), -inf)
-    with pytest.raises(SbkitError, match="largest log-probability must be a finite number"):
-        search.decode(log_probs)  # type: ignore[call-arg]

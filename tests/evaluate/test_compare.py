@@ -117,17 +117,6 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert (same.mapsswe.z, same.mapsswe.p) == (0.0, 1.0)
 
 
-def test_speakers_that_one_side_names_are_drawn_for_both() -> None:
-    a, b = read_pair("level", "a"), read_pair("level", "b")
-    named = [
-        score(each.id, each.reference, each.hypothesis, speaker=f"s{n % 12}")
-        for n, each in enumerate(b)
-    ]
-    found = compare("test", a, named).rates["WER"]
-    drawn = (found.interval_a, found.interval_b, found.difference_interval)
-    assert [(each.unit, each.unit_count) for each in drawn] == [("speaker", 12)] * 3
-
-
 def test_without_words_characters_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

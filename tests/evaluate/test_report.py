@@ -10,14 +10,13 @@ import pytest
 
 from sbkit.evaluate import report
 from sbkit.evaluate.accuracy_report import ACCURACY
-from sbkit.evaluate.report import ERROR_RATES, write_report
+from sbkit.evaluate.report import write_report
 from sbkit.evaluate.report_rows import choose, compare_utterances, confusions, unknown_words
 from sbkit.evaluate.run_results import RunResults, read_clips
 from sbkit.evaluate.wer import pair_words, score
 from sbkit.evaluate.wer_report import slice_error_rates
-from sbkit.logs.curves import encode_panel, overlay, run_panels
 from sbkit.logs.metric import Metric
-from tests.logs.reports import RECORDS, results, tone, write_example
+from tests.logs.reports import results, tone, write_example
 
 
 class Tags(HTMLParser):
@@ -131,17 +130,6 @@ def test_unknown_words_are_those_that_were_never_seen() -> None:
     said = [pairs("grey mare", "grey mayor"), pairs("mare", "mare"), pairs("mare", "")]
     (found,) = unknown_words(said, {"grey"})
     assert (found.word, found.count, found.right, found.instead) == ("mare", 3, 1, ("mayor",))
-
-
-def test_the_curves_of_one_run_or_of_two_are_pictures() -> None:
-    panels = run_panels([each.as_record() for each in RECORDS], ERROR_RATES)
-    for panel in (*panels, overlay(panels[2], panels[2]), *run_panels([], ERROR_RATES)):
-        assert base64.b64decode(encode_panel(panel)).startswith(b"\x89PNG")
-    both = overlay(panels[2], panels[2]).curves
-    assert [each.label for each in both] == [
-        f"{run} {each.label}" for run in "AB" for each in panels[2].curves
-    ]
-    assert {each.color for each in both} == {0, 1}
 
 
 def test_the_clips_of_a_page_are_read_again(tmp_path: Path) -> None:

@@ -60,13 +60,6 @@ def test_wer_report(tmp_path: Path) -> None:
     assert (tmp_path / "wer_test.txt").read_text() == REPORT
 
 
-def test_an_id_forges_no_line_and_moves_no_cursor(tmp_path: Path) -> None:
-    write_wer(tmp_path / "wer_test.txt", [score("a: WER 0 %\nb\x1b[2J", "all \u202e is", "all")])
-    text = (tmp_path / "wer_test.txt").read_text()
-    assert "\na: WER 0 %\\nb\\x1b[2J: WER" in text
-    assert "\u202e" not in text
-
-
 def test_confidences_are_compared_with_what_was_said() -> None:
     """Words that have none do not count; greedy decoding has figures of its own."""
     sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))

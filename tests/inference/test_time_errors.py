@@ -16,7 +16,7 @@ from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import Encoded
@@ -62,7 +62,7 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
     """Make a beam whose model of tokens has never seen two spaces."""
     assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
-    declared = Declared(source="these", word_order=0, token_order=3)
+    declared = LanguageModelSpec(source="these", word_order=0, token_order=3)
     texts = ["hello there there", "a quick brown fox"]
     ensure_language_models(file, declared, texts=lambda: texts, tokenizer=loaded.tokenizer)
     return BeamDecoder(
@@ -152,19 +152,3 @@ def test_offsets_are_fitted_to_the_truth_and_kept_in_the_bundle(
         assert load_bundle(folder).config.word_offsets == fitted
     assert found.recognized == found.aligned
     assert found.aligned[0].end == pytest.approx(0.86)
-
-
-def test_a_clip_that_the_model_fails_over_is_named(bundle: Path, tmp_path: Path) -> None:
-    loaded, source = load_bundle(bundle), write_table(tmp_path, "0-1 1-2 2-3")
-    with (
-        patch.object(loaded.model, "encode", side_effect=RuntimeError("it is too short")),
-        pytest.raises(SbkitError, match=r"with a the model raised RuntimeError .it is too short"),
-    ):
-        time_source(loaded, source)
-
-
-def test_data_without_times_is_refused(bundle: Path, tmp_path: Path) -> None:
-    source = write_table(tmp_path, "0-1")
-    source.write_text(source.read_text().replace("word_times", "times"))
-    with pytest.raises(SbkitError, match="must have the column `word_times`, .* has none"):
-        time_source(load_bundle(bundle), source)

@@ -48,15 +48,7 @@ LOSSES = ["as logged", "running mean"]
     ("figures", "training", "by_epoch", "error_rates"),
     [
         ([], [], [], []),
-        (STEPS[:1], LOSSES, [], []),
-        ([*STEPS, DIVERGED], LOSSES, [], []),
-        ([*STEPS, UNVALIDATED], LOSSES, ["training"], []),
-        (
-            [*STEPS, VALIDATED],
-            LOSSES,
-            ["training", "validation"],
-            ["valid CER, best 30", "valid WER, best 70"],
-        ),
+        ([*STEPS, DIVERGED, UNVALIDATED], LOSSES, ["training"], []),
         (
             [*STEPS, UNVALIDATED, VALIDATED, TEST],
             LOSSES,

@@ -100,11 +100,6 @@ def test_a_full_disk_is_told_once_and_with_the_file(
     assert f"The log in {tmp_path} may lack its end" in capsys.readouterr().out
 
 
-def test_a_name_that_is_quoted_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    say("CKPT+\x1b[2J is damaged.\nAnother line")
-    assert capsys.readouterr().out == "CKPT+\\x1b[2J is damaged.\nAnother line\n"
-
-
 def test_one_process_writes_one_file_of_tensorboard(tmp_path: Path) -> None:
     """Training and the test after it each open a log."""
     for resume_step in (0, 10):
@@ -122,14 +117,6 @@ def test_each_test_set_has_its_own_curve_of_tensorboard(tmp_path: Path) -> None:
     log.close()
     for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
         assert _tensorboard(tmp_path, f"{split}/WER") == [(10, wer)]
-
-
-def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
-    for _ in range(2):
-        log = RunLog(tmp_path)
-        log.write(step_figures(10))
-        log.close()
-    assert len(read_log(tmp_path / "train_log.jsonl")) == 1
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(None, "hello\n"), ("0", "hello\n"), ("1", "")])

@@ -17,6 +17,7 @@ from sbkit.models.dropout import Dropout
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.loss import attention_loss, ctc
 from sbkit.models.normalize import GlobalNorm
+from sbkit.models.parts import FeatureExtractor
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -111,14 +112,13 @@ def test_every_family_of_parts_trains(
     audio, samples, tokens, counts = speech()
     losses = []
     for _ in range(8):
-        features, frames = model.features(audio, samples)
         if decoder_layers:
-            encoded = model.run(features, frames, tokens=tokens, return_intermediate=False)
+            encoded = model.run(audio, samples, tokens=tokens, return_intermediate=False)
             states, frames, logits = encoded.states, encoded.frame_lengths, encoded.logits
             assert logits is not None
             assert logits.shape == (2, 5, LABELS.size)
         else:
-            states, frames = model.encode(features, frames)
+            states, frames = model.encode(audio, samples)
         loss = ctc(model.ctc_log_probs(states), frames, tokens, counts, LABELS.blank)
         if decoder_layers:
             loss = loss.interpolate(attention_loss(logits, tokens, counts, LABELS.eos, 0.1), 0.5)
@@ -139,14 +139,13 @@ def test_what_pads_the_labels_is_not_read(family: Callable[..., Parts], kind: st
     model = asr_model(parts)
     model.model.eval()
     audio, samples, tokens, _ = speech()
-    features, frames = model.features(audio, samples)
-    whole = model.run(features, frames, tokens=tokens, return_intermediate=False)
-    part = model.run(features[1:], frames[1:], tokens=tokens[1:, :2], return_intermediate=False)
+    whole = model.run(audio, samples, tokens=tokens, return_intermediate=False)
+    part = model.run(audio[1:], samples[1:], tokens=tokens[1:, :2], return_intermediate=False)
     logits, shorter = whole.logits, part.logits
     assert logits is not None and shorter is not None
     torch.testing.assert_close(logits[1:, :3], shorter, rtol=0.0, atol=1e-5)
     assert shorter.shape == (1, 3, LABELS.size)
-    states, _ = model.encode(features, frames)
+    states, _ = model.encode(audio, samples)
     torch.testing.assert_close(states, whole.states)
 
 
@@ -155,9 +154,8 @@ def test_the_middle_of_the_encoder_is_read_by_the_same_head() -> None:
     model = asr_model(ours("conformer", 0))
     model.model.eval()
     audio, samples, _, _ = speech()
-    features, frames = model.features(audio, samples)
-    twice = model.run(features, frames, tokens=None, return_intermediate=True)
-    states, _ = model.encode(features, frames)
+    twice = model.run(audio, samples, tokens=None, return_intermediate=True)
+    states, _ = model.encode(audio, samples)
     assert torch.equal(twice.states, states)
     assert twice.intermediate is not None
     assert twice.intermediate.shape == states.shape
@@ -172,21 +170,21 @@ def test_a_transformer_without_a_decoder_refuses_to_decode(
     model = asr_model(family(kind, 0))
     audio, samples, tokens, _ = speech()
     with pytest.raises(SbkitError, match="num_decoder_layers"):
-        model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+        model.run(audio, samples, tokens=tokens, return_intermediate=False)
 
 
 def test_a_transformer_without_a_middle_refuses_to_give_it() -> None:
     model = asr_model(speechbrains("conformer", 0))
     audio, samples, _, _ = speech()
     with pytest.raises(SbkitError, match="inter_ctc_weight"):
-        model.run(*model.features(audio, samples), tokens=None, return_intermediate=True)
+        model.run(audio, samples, tokens=None, return_intermediate=True)
 
 
 def test_the_decoder_starts_with_bos_and_reads_the_labels_after_it() -> None:
     parts = ours()
     audio, samples, tokens, _ = speech()
     model = asr_model(parts)
-    out = model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+    out = model.run(audio, samples, tokens=tokens, return_intermediate=False)
     read = torch.tensor([[LABELS.bos, 4, 5, 6, 6], [LABELS.bos, 7, 8, 0, 0]])
     decoded = cast(Transformer, parts["Transformer"]).decode(read, out.states, out.frame_lengths)
     torch.testing.assert_close(parts["seq_lin"](decoded), out.logits)
@@ -199,7 +197,7 @@ def test_states_are_decoded_later_as_in_training(family: Callable[..., Parts], k
     model = asr_model(family(kind, 1))
     model.model.eval()
     audio, samples, tokens, counts = speech()
-    out = model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+    out = model.run(audio, samples, tokens=tokens, return_intermediate=False)
     assert out.logits is not None
     for row, count in enumerate(counts.tolist()):
         alone = model.decoder_log_probs(
@@ -216,13 +214,15 @@ def test_speechbrains_features_are_zero_past_each_length() -> None:
     model = asr_model(parts)
     audio, samples, _, _ = speech()
     with torch.autocast("cpu", torch.bfloat16):
-        features, frames = model.features(audio.to(torch.int16), samples)
+        features, frames = FeatureExtractor(parts["compute_features"])(
+            audio.to(torch.int16), samples
+        )
     assert features.dtype == torch.float32
     assert features.shape == (2, 101, 40)
     assert frames.tolist() == [101, 57]
     assert features[1, :57].any(-1).all()
     assert not features[1, 57:].any()
-    states, frames = model.encode(features, frames)
+    states, frames = model.encode(audio, samples)
     assert states.shape == (2, 26, 16)
     assert frames.tolist() == [26, 15]
 
@@ -271,12 +271,11 @@ def test_ctc_alone_needs_neither_a_decoder_nor_its_head() -> None:
     del parts["seq_lin"]
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=LABELS, **parts)
     audio, samples, tokens, _ = speech()
-    computed = model.features(audio, samples)
-    out = model.run(*computed, tokens=None, return_intermediate=False)
+    out = model.run(audio, samples, tokens=None, return_intermediate=False)
     assert out.states.shape == (2, 25, 16)
     assert model.unused_modules(1.0) == ()
     with pytest.raises(SbkitError, match="LSTM has none. Add it, or set --ctc_weight=1.0"):
-        model.run(*computed, tokens=tokens, return_intermediate=False)
+        model.run(audio, samples, tokens=tokens, return_intermediate=False)
 
 
 def test_a_decoder_without_its_head_is_refused() -> None:
@@ -285,14 +284,13 @@ def test_a_decoder_without_its_head_is_refused() -> None:
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=LABELS, **parts)
     audio, samples, tokens, _ = speech()
     with pytest.raises(SbkitError, match="`seq_lin` must be declared"):
-        model.run(*model.features(audio, samples), tokens=tokens, return_intermediate=False)
+        model.run(audio, samples, tokens=tokens, return_intermediate=False)
 
 
 @pytest.mark.parametrize("family", [ours, speechbrains])
 def test_what_rests_with_ctc_alone_is_what_gets_no_gradient(family: Callable[..., Parts]) -> None:
     model = asr_model(family())
-    features, frames = model.features(*speech()[:2])
-    out = model.run(features, frames, tokens=None, return_intermediate=False)
+    out = model.run(*speech()[:2], tokens=None, return_intermediate=False)
     (model.ctc_log_probs(out.states)[..., 1].sum() + out.states.square().sum()).backward()
     resting = {id(each) for part in model.unused_modules(1.0) for each in part.parameters()}
     assert resting == {id(each) for each in model.model.parameters() if each.grad is None}

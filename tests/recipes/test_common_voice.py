@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.release import find_release
 from sbkit.data.corpora.splits import Excluded, Splits, within_limits, write_excluded
 from sbkit.data.storage.audio_store import read_rows
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -66,7 +66,7 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rate"),
-    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("ogg", 44_100), ("opus", 48_000)],
+    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("opus", 48_000)],
 )
 def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
@@ -114,52 +114,14 @@ def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) ->
         prepare_transcripts(knobs)
 
 
-def cut(file: Path) -> None:
-    """Keep the first half of a file."""
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_damaged_clip_is_left_out_and_the_run_goes_on(tmp_path: Path, split: str) -> None:
-    release = make_release(tmp_path / "en", count=20)
-    cut(release / "clips" / f"{split}7.flac")
-    for _ in range(2):  # from the release, then from the cache
-        prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-        (item,) = prepared.excluded
-        assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
-        assert "truncated" in item.detail
-        assert len(prepared.named()[split]) == 19
-
-
 def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en", count=20)
     with (release / "dev.tsv").open("a", encoding="utf-8") as file:
         file.write("ann\t../../secret.flac\tEscaped\n")
     prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
     assert prepared.excluded == [
-        Excluded("dev", "line 22", "path outside the clips folder", "../../secret.flac")
+        Excluded("dev", "row 22", "path outside the clips folder", "../../secret.flac")
     ]
-
-
-def test_too_many_damaged_clips_are_refused_with_counts(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", count=20)
-    (release / "clips" / "test3.flac").unlink()
-    (release / "clips" / "test5.flac").unlink()
-    with pytest.raises(SbkitError) as caught:
-        prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    for words in (
-        "At most 5% of the rows of test",
-        "2 of 20",
-        "2 unreadable audio",
-        "test3",
-        "test5",
-    ):
-        assert words in str(caught.value)
-
-
-def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
-    make_release(tmp_path / "cv-corpus-22.0" / "fr")
-    assert find_release(tmp_path / "cv-corpus-22.0", "fr") == tmp_path / "cv-corpus-22.0" / "fr"
 
 
 @pytest.mark.parametrize("language", ["../fr", "de/../../x", "deu"])
@@ -238,7 +200,7 @@ def test_what_ctc_cannot_align_is_left_out_of_training_only(tmp_path: Path) -> N
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
     )
-    five = Striding(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
+    five = Subsampling(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
     assert left.train["id"][:] == ["abcd", "abcde"]
     left = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0, 1.1])

@@ -139,9 +139,9 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
         "duration": "1.5", "speaker": "ann", "language": "en"
     }  # fmt: skip
     assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
-        ("line 2", "a part of a longer file"),
-        ("line 3", "not a JSON object"),
-        ("line 4", "not a file on this machine"),
+        ("row 2", "a part of a longer file"),
+        ("row 3", "not a JSON object"),
+        ("row 4", "not a file on this machine"),
     ]
 
 
@@ -231,7 +231,6 @@ def test_the_gender_of_kaldis_speakers_is_that_of_their_clips(tmp_path: Path) ->
     [
         ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit runs none"),
         ({"wav": "u1 a.wav\n"}, "The file text of a data folder of Kaldi must be readable"),
-        ({"wav": "u1 a.wav", "text": "u1 hi\nu2 hm\nu1 no"}, "lines 1 and 3 are both of u1"),
         ({"wav": "u1 a.wav", "text": "u1 hi", "segments": "s u1 0 1"}, "segments cuts them"),
     ],
 )
@@ -334,7 +333,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert not find_prunable([entry], older_than=None, unused=True)
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     assert entry.is_orphan
-    assert remove(entry, tmp_path / "cache")
+    assert remove(entry)
     assert not first[0].path.exists()
 
 

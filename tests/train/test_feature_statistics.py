@@ -15,6 +15,7 @@ from sbkit.data.batches.batch import Batch
 from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.normalize import GlobalNorm
+from sbkit.models.parts import FeatureExtractor
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.feature_statistics import measure_features
@@ -39,6 +40,11 @@ def model() -> tuple[nn.ModuleList, AsrModel, GlobalNorm]:
         AsrModel(model=owned, compute_features=fbank, vocabulary=Vocabulary(5), **parts),
         norm,
     )
+
+
+def compute(model: AsrModel) -> FeatureExtractor:
+    assert model.encoder.features is not None
+    return model.encoder.features
 
 
 def clips() -> list[Tensor]:
@@ -68,7 +74,7 @@ def batches() -> Iterator[Batch]:
 
 def test_mean_and_deviation_are_numpys_over_every_frame() -> None:
     owned, asr_model, norm = model()
-    measure_features(owned, asr_model.features, batches(), CPU)
+    measure_features(owned, compute(asr_model), batches(), CPU)
     features = [
         Fbank(n_mels=23)(clip.unsqueeze(0), torch.tensor([len(clip)]))[0][0].double().numpy()
         for clip in clips()
@@ -88,16 +94,16 @@ def test_a_restored_model_is_left_as_it_is() -> None:
         raise AssertionError("nothing is to be read")
         yield
 
-    measure_features(owned, asr_model.features, never(), CPU)
+    measure_features(owned, compute(asr_model), never(), CPU)
     assert not norm.mean.any()
 
 
 def test_a_model_without_such_statistics_reads_nothing() -> None:
     _, asr_model, _ = model()
-    measure_features(nn.Linear(1, 1), asr_model.features, iter(()), CPU)
+    measure_features(nn.Linear(1, 1), compute(asr_model), iter(()), CPU)
 
 
 def test_an_empty_training_set_is_said() -> None:
     owned, asr_model, _ = model()
     with pytest.raises(SbkitError, match="at least one frame"):
-        measure_features(owned, asr_model.features, iter(()), CPU)
+        measure_features(owned, compute(asr_model), iter(()), CPU)

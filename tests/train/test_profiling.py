@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from sbkit.models import ctc_triton
 from sbkit.train.profiling import STEPS, WARM_UP, Measured, Profile, judge, kind_of
 from tests.train.test_speechbrain_ways import batches, brain_of
 
@@ -114,7 +113,6 @@ def test_what_a_step_is_bound_by(measured: Measured, verdict: str) -> None:
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", "matrix products"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
         ("aten::_ctc_loss_backward", "CTC"),
-        (ctc_triton._ctc_backward.__name__, "CTC"),
         ("aten::mkldnn_convolution", "convolutions"),
         ("aten::_fused_adamw_", "optimizer"),
         ("aten::mul", "element-wise"),

@@ -9,20 +9,21 @@ from contextlib import suppress
 import numpy as np
 
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.data.utterances import TRAIN, Rows, about, named, transcripts_of
+from sbkit.check.data.utterances import TRAIN, Rows, about, transcripts_of
 from sbkit.check.finding import Finding
-from sbkit.check.model.shapes import measure_front_end
+from sbkit.check.model.shapes import encoder_of
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import fastest_percent
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 
 CHECK = "alignment"
 MANY = 0.05  # of all utterances; with more, training is not started
 
 OUTCOME = "They are left out of training, and count as errors elsewhere."
+FRAMES = "CNN"
 FIXES = {  # by the key that the frames are lacking for
     "speeds": "Lower the fastest of `speeds`. At that speed they are left out of training.",
-    "CNN": f"Let `CNN` keep twice as many frames. {OUTCOME}",
+    FRAMES: f"Let the encoder keep twice as many frames. {OUTCOME}",
     "data_folder": f"Correct these transcripts or clips, or take them out. {OUTCOME}",
 }
 SHIFTED = "See first whether each transcript belongs to its clip: so many do not fit. "
@@ -50,9 +51,11 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     for key, fix in FIXES.items():
         yield from about(
             planned,
-            CHECK,
-            key,
-            found=named(planned, lacking[key], f"too short for its transcript ({key})", detail),
+            "encoder" if key == FRAMES and key not in planned.hparams else key,
+            found=lacking[key],
+            reason=f"too short for its transcript ({key})",
+            detail=detail,
+            check=CHECK,
             declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
             effect="have too few",
             fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
@@ -60,11 +63,12 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def subsampling_of(planned: PlannedRun) -> Striding | None:
+def subsampling_of(planned: PlannedRun) -> Subsampling | None:
     """Return what the front-end leaves; None where it does not run, which other checks find."""
     _ = planned.hparams
-    with suppress(Exception):  # of whatever kind: a front-end may be anybody's
-        return measure_front_end(planned)
+    with suppress(Exception):  # a user's front-end may raise anything
+        encoder = encoder_of(planned)
+        return None if encoder is None else encoder.subsampling
     return None
 
 
@@ -79,7 +83,7 @@ def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
     }
 
 
-def _by_cause(planned: PlannedRun, subsampling: Striding) -> dict[str, dict[str, Rows]]:
+def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
     """Sort the rows of every split by the first of the fixes that would help."""
     causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
     for name, each in transcripts_of(planned).items():
@@ -88,11 +92,11 @@ def _by_cause(planned: PlannedRun, subsampling: Striding) -> dict[str, dict[str,
         naturally = np.intersect1d(lacking, each.lacking(subsampling))
         anyway = np.intersect1d(naturally, each.lacking(subsampling.halved(), percent))
         causes["speeds"][name] = np.setdiff1d(lacking, naturally)
-        causes["CNN"][name] = np.setdiff1d(naturally, anyway)
+        causes[FRAMES][name] = np.setdiff1d(naturally, anyway)
         causes["data_folder"][name] = anyway
-    if any(map(len, causes["CNN"].values())):  # what fixes these fixes those of speed too
+    if any(map(len, causes[FRAMES].values())):  # what fixes these fixes those of speed too
         for name, rows in causes["speeds"].items():
-            causes["CNN"][name] = np.union1d(causes["CNN"][name], rows)
+            causes[FRAMES][name] = np.union1d(causes[FRAMES][name], rows)
         causes["speeds"].clear()
     return causes
 

@@ -15,13 +15,13 @@ import numpy as np
 from torch import nn
 
 from sbkit.check.data.characters import check_unseen
-from sbkit.check.data.utterances import TEXT, TRAIN, about, named, transcripts_of
+from sbkit.check.data.utterances import TEXT, TRAIN, about, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, walk
 from sbkit.config.references import Scope
 from sbkit.models.asr import head_size
-from sbkit.models.encoder_adapter import token_embedding
+from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.vocabulary import Vocabulary
 
@@ -85,11 +85,10 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
         head = hparams.get(name)
         if isinstance(head, nn.Module):
             yield name, head_size(head)
-    transformer = hparams.get("Transformer")
-    if isinstance(transformer, nn.Module):
-        embedding = token_embedding(transformer)
+    for part in (TransformerPart, WaveformPart):
+        embedding = token_embedding(hparams.get(part.NAME))
         if embedding is not None:
-            yield "Transformer", embedding.num_embeddings
+            yield part.NAME, embedding.num_embeddings
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
@@ -105,9 +104,11 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
 
     yield from about(
         planned,
-        CHECK,
         "tokenizer",
-        found=named(planned, refused, "label out of range", wrong),
+        check=CHECK,
+        found=refused,
+        reason="label out of range",
+        detail=wrong,
         declared=f"every label must be from 0 to {vocabulary.size - 1} and not the blank "
         f"({vocabulary.blank})",
         effect="hold another",
@@ -115,9 +116,10 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     )
     yield from about(
         planned,
-        CHECK,
         "output_folder",
-        found=named(planned, unknown, "unknown character"),
+        check=CHECK,
+        found=unknown,
+        reason="unknown character",
         declared="the tokenizer must know every character of train",
         effect="hold one that it does not know",
         fix="Choose another --output_folder, for which a tokenizer is trained anew.",

@@ -1,4 +1,4 @@
-"""What the checks of the data share: splits, transcripts read once, findings about utterances."""
+"""What the checks of the data share: transcripts read once, and findings about utterances."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,92 +6,86 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sbkit.base.text import listed, plural
 from sbkit.check.finding import SHOWN, Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.corpora.splits import Excluded
-from sbkit.data.corpora.transcripts import TextLabels, Transcripts, read_columns, read_transcripts
+from sbkit.data.corpora.transcripts import TextLabels, Transcripts, read_transcripts
 
-DATA = "data"  # the check that these findings are of
-TRAIN = "train"
-TEXT = "text"
-SPEAKER = "speaker"
+TRAIN, TEXT = "train", "text"
 SINGULAR = {"have": "has", "are": "is", "hold": "holds", "repeat": "repeats"}
 
 Rows = npt.NDArray[np.int64]
+Detail = Callable[[str, int], str]  # of a split and a row
 
 
 def transcripts_of(planned: PlannedRun) -> dict[str, Transcripts]:
     """Return the transcripts of all splits, read once.
 
-    Raises MissingPartError where utterances have no text or labels are not made of it: a check
-    of transcripts does not apply.
+    Raises:
+        MissingPartError: labels are not made of text: a check of transcripts does not apply.
     """
-    splits, labels = planned.splits.named(), planned.labels
-    has_text = all(TEXT in each.column_names for each in splits.values())
-    if not has_text or not isinstance(labels, TextLabels):
+    labels = planned.labels
+    if not isinstance(labels, TextLabels):
         raise MissingPartError("transcripts")
-    return {name: read_transcripts(each, labels) for name, each in splits.items()}
-
-
-def named(
-    planned: PlannedRun,
-    rows: Mapping[str, Rows],
-    reason: str,
-    detail: Callable[[str, int], str] = lambda split, row: "",
-) -> list[Excluded]:
-    """List the utterances of some rows of every split; ``detail`` gets a split and a row."""
-    splits = planned.splits.named()
-    return [
-        Excluded(split, utterance, reason, detail(split, row))
-        for split, chosen in rows.items()
-        if len(chosen)
-        for row, utterance in zip(
-            chosen.tolist(), splits[split].select(chosen)["id"][:], strict=True
-        )
-    ]
-
-
-def tables(planned: PlannedRun, split: str, *columns: str) -> Iterator[pa.Table]:
-    """Read some columns of a split, block after block of rows."""
-    return read_columns(planned.splits.named()[split], *columns, title=f"Reading {split}")
+    return {name: read_transcripts(each, labels) for name, each in planned.splits.named().items()}
 
 
 def about(
     planned: PlannedRun,
-    check: str,
     *keys: str,
-    found: Sequence[Excluded],
+    found: Mapping[str, Rows] | Sequence[Excluded],
     effect: str,
-    of_manifest: bool = False,
+    check: str = "data",
+    reason: str = "",
+    detail: Detail = lambda split, row: "",
     **words: Any,
 ) -> Iterator[Finding]:
     """Make a finding of utterances, if there are any.
 
-    effect: what follows their count, a verb in the plural first;
-    of_manifest: count them among all rows of the manifests; else among the utterances in use.
+    Args:
+        planned: the run.
+        keys: of the YAML, where the fault is.
+        found: the rows of each split; or what preparation left out, as it names it.
+        effect: what follows their count, a verb in the plural first.
+        check: the name of the check.
+        reason: what is wrong with each of them.
+        detail: what is said of each of them.
+        words: further fields of the finding.
     """
-    if not found:
+    of_manifest = not isinstance(found, Mapping)
+    named = _named(planned, found, reason, detail) if isinstance(found, Mapping) else found
+    if not named:
         return
-    shown = (f"{each.id} ({each.detail})" if each.detail else each.id for each in found)
-    if len(found) == 1:
+    shown = (f"{each.id} ({each.detail})" if each.detail else each.id for each in named)
+    if len(named) == 1:
         verb, _, rest = effect.partition(" ")
         effect = f"{SINGULAR.get(verb, verb)} {rest}"
     yield planned.finding(
         check,
         *keys,
-        effect=f"{_count(planned, found, of_manifest=of_manifest)} {effect}: "
+        effect=f"{_count(planned, named, of_manifest=of_manifest)} {effect}: "
         f"{listed(shown, most=SHOWN)}",
-        utterances=tuple(found),
+        utterances=tuple(named),
         **words,
     )
 
 
 def notice(planned: PlannedRun, key: str = "data_folder", **words: Any) -> Iterator[Finding]:
-    """Make a note about the data, over which no run is stopped: real corpora have some of it."""
-    return about(planned, DATA, key, stops=False, **words)
+    """Make a note about the data, which stops no run: real corpora have some of it."""
+    return about(planned, key, stops=False, **words)
+
+
+def _named(
+    planned: PlannedRun, rows: Mapping[str, Rows], reason: str, detail: Detail
+) -> list[Excluded]:
+    splits = planned.splits.named()
+    return [
+        Excluded(split, id, reason, detail(split, row))
+        for split, chosen in rows.items()
+        for row, id in zip(chosen.tolist(), splits[split].select(chosen)["id"][:], strict=True)
+    ]
 
 
 def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool) -> str:
@@ -99,11 +93,8 @@ def _count(planned: PlannedRun, found: Sequence[Excluded], *, of_manifest: bool)
     counts = Counter(item.split for item in found)
     sizes = Counter({name: len(each) for name, each in planned.splits.named().items()})
     if of_manifest:
-        sizes += Counter(
-            item.split for item in (*planned.splits.excluded, *planned.splits.out_of_range)
-        )
-    what = {
-        name: plural(size, "row") if of_manifest else f"{size:,}" for name, size in sizes.items()
-    }
+        left_out = (*planned.splits.excluded, *planned.splits.out_of_range)
+        sizes += Counter(item.split for item in left_out)
+    what = {n: plural(size, "row") if of_manifest else f"{size:,}" for n, size in sizes.items()}
     parts = [f"{count:,} of {what[name]} in {name}" for name, count in counts.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)

@@ -10,7 +10,7 @@ from sbkit.audio.rate import require_rate
 from sbkit.base.text import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
-from sbkit.models.feature_extractor import NAME, FeatureExtractor
+from sbkit.models.parts import FeatureExtractor
 
 LOUDNESS = 1000.0  # of the noise, in the scale of int16
 SECONDS = 2
@@ -22,7 +22,7 @@ def check_features(planned: PlannedRun) -> Iterator[Finding]:
     A mel filter that is narrower than the steps of the spectrum holds none of them: 160 of 400 at
     16 kHz do.
     """
-    part = planned.hparams.get(NAME)
+    part = planned.hparams.get(FeatureExtractor.NAME)
     rate = planned.knobs.get("sample_rate")
     if not isinstance(part, nn.Module) or rate is None:
         return
@@ -30,7 +30,7 @@ def check_features(planned: PlannedRun) -> Iterator[Finding]:
     features = _of_noise(part, rate)  # (T, M)
     still = (features.amax(0) == features.amin(0)).nonzero().flatten().tolist()
     if still:
-        key = "n_mels" if "n_mels" in planned.document.root else NAME
+        key = "n_mels" if "n_mels" in planned.document.root else FeatureExtractor.NAME
         yield planned.finding(
             "features",
             key,

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from sbkit.base.text import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import DryRun, dry_run
-from sbkit.check.model.object_walk import reached
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
 

@@ -25,7 +25,7 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
     """Find that an evaluation's loss of an utterance is another one beside a longer utterance."""
     done = dry_run(planned)
     batch, brain = small_batch(planned), planned.brain
-    if done.broken or done.mismatches or not isinstance(batch, Batch):
+    if done.broken or not isinstance(batch, Batch):
         return
     with unchanged(brain.modules, brain.device):
         brain.modules.eval()

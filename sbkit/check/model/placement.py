@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.model.object_walk import reached
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import dotted
 from sbkit.data.batches.sampler import TrainSampler

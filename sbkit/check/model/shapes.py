@@ -1,130 +1,129 @@
-"""Shapes: whether `CNN` is a front-end, and each part's output fits the next one.
+"""Shapes: whether the encoder has the frames that it declares, and each part fits the next one.
 
-The chain is walked in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
+Sizes are compared in a small step on the CPU, not on `meta`: SpeechBrain's encoder asks for the
 value of the longest length, which a meta tensor does not have.
 """
 
-from collections import Counter
+import operator
 from collections.abc import Iterator
+from itertools import takewhile
 
+import torch
 from ruamel.yaml.comments import CommentedMap
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE
 from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.model.dry_run import ShapeMismatch, StepFailure, dry_run
+from sbkit.check.model.dry_run import ShapeMismatchError, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
-from sbkit.models.acoustic_encoder import measure_subsampling
-from sbkit.models.striding import Striding
+from sbkit.models.encoder import AcousticModel, Encoder, encoder_parts, make_encoder
 
 CHECK = "shapes"
-KEY = "CNN"
-NAME = "subsampling"
+NAME = "encoder"
+SECONDS = 1.3  # of silence
 
 
-def check_front_end(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a front-end of another signature, arity, shape or counting than it may have."""
+def check_encoder(planned: PlannedRun) -> Iterator[Finding]:
+    """Find an encoder whose parts have other signatures or frames than they may have."""
     try:
-        measure_front_end(planned)
+        encoder = encoder_of(planned)
+        if encoder is None:
+            return
+        samples = int(SECONDS * SAMPLE_RATE)
+        expected = int(encoder.subsampling.count(torch.tensor(samples)))
+        came = encoder.count_encoded(samples)
     except SbkitError as error:
         if "mel bins" not in str(error):  # sizes that do not fit are the check of shapes'
-            yield planned.finding(
-                CHECK, KEY, **words_of(str(error)), cause=cause_of(error.__cause__ or error)
-            )
+            keys = [key for key in encoder_parts(planned.hparams) if f"`{key}`" in str(error)]
+            cause = cause_of(error.__cause__ or error)
+            yield planned.finding(CHECK, *keys[:1], **words_of(str(error)), cause=cause)
+        return
+    if came != expected:
+        key = encoder.subsampled_by
+        yield planned.finding(
+            CHECK,
+            key,
+            declared=f"`{key}` must have as many frames as it declares",
+            effect=f"{samples} samples should have {expected}, and have {came}",
+            fix="Correct its `frame_lengths` or `samples_per_frame`.",
+        )
 
 
-def measure_front_end(planned: PlannedRun) -> Striding | None:
-    """Measure the declared front-end, once; None where there is none of modules.
+def encoder_of(planned: PlannedRun) -> Encoder | None:
+    """Make the declared encoder, once; None where there is none of modules.
 
-    Raises SbkitError when it is no front-end; whatever error it raises itself goes through.
+    Raises SbkitError when its parts are called in another way; what they raise themselves passes.
     """
     if NAME not in planned.parts:
-        features, front_end = (planned.hparams.get(name) for name in ("compute_features", KEY))
-        if not isinstance(features, nn.Module) or not isinstance(front_end, nn.Module):
+        parts = encoder_parts(planned.hparams) if _is_acoustic(planned) else {}
+        if not parts or not all(isinstance(each, nn.Module) for each in parts.values()):
             return None
-        rate = int(planned.knobs.get("sample_rate", 16_000))
-        planned.parts[NAME] = measure_subsampling(features, front_end, rate)
-    measured: Striding = planned.parts[NAME]
-    return measured
+        planned.parts[NAME] = make_encoder(parts)
+    made: Encoder = planned.parts[NAME]
+    return made
+
+
+def _is_acoustic(planned: PlannedRun) -> bool:
+    """Check whether the model of the task has an encoder; others may name parts as they like."""
+    if not planned.has_recipe:
+        return True
+    try:
+        return issubclass(planned.recipe.task.import_model(), AcousticModel)
+    except (SbkitError, TypeError):  # no class, which `check_export` reports
+        return False
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
-    """Find where a part is given another size than it takes."""
-    seen = dry_run(planned)
-    left = list(seen.mismatches)
-    sizes = Sizes(planned) if left else None
-    while sizes and left:
-        odd = sizes.commonest(left)
-        about = [each for each in left if odd in (sizes.taker(each), sizes.giver(each))]
-        left = [each for each in left if each not in about]
-        yield _mismatch(planned, sizes, odd, about)
-    if seen.broken is not None and not seen.mismatches:
-        yield _broken(planned, seen.broken)
+    """Find where a part is given another size than it takes, or a step fails otherwise."""
+    broken = dry_run(planned).broken
+    if broken is not None and isinstance(broken.error, ShapeMismatchError):
+        yield _mismatch(planned, broken.error)
+    elif broken is not None:
+        yield _broken(planned, broken)
 
 
-class Sizes:
-    """The sizes that the YAML declares, as they take effect."""
+def _mismatch(planned: PlannedRun, error: ShapeMismatchError) -> Finding:
+    """Name the keys that set the two sizes."""
+    taker = _key(planned, error.taker, error.takes)
+    giver = _key(planned, error.giver, error.gives, taker[-1]) if error.giver else ()
+    given = f"`{dotted(giver)}` {error.gives}" if giver else f"its input, {error.gives}"
+    by = f" by `{dotted(error.giver)}`" if error.giver else ""
+    return planned.finding(
+        CHECK,
+        *taker,
+        declared=f"`{dotted(taker)}` must fit {given}",
+        effect=f"is {error.takes}: `{dotted(error.taker)}` takes {error.takes} and is given "
+        f"{error.gives}{by}",
+        fix="Make them the same, best by a `!ref` to one knob.",
+    )
 
-    def __init__(self, planned: PlannedRun) -> None:
-        self._document = planned.overridden
 
-    def taker(self, mismatch: ShapeMismatch) -> Keys:
-        """Return the key that sets the input size of a module."""
-        return self._key(mismatch.taker, mismatch.takes)
+def _key(planned: PlannedRun, module: Keys, size: int, like: str | int = "") -> Keys:
+    """Find the argument of this value nearest to a module, of a like name; else its part."""
+    document = planned.overridden
+    part = document.root.get(module[0])
+    if not isinstance(part, CommentedMap):
+        return module[:1]
+    found = [
+        (module[0], *below)
+        for below, node in walk(part)
+        if below and _value(document, node) == size
+    ]
+    near = {keys: (_shared(keys, module), keys[-1] == like) for keys in found}
+    return max(found, key=near.__getitem__, default=module[:1])
 
-    def giver(self, mismatch: ShapeMismatch) -> Keys:
-        """Return the key that sets the output size of a module."""
-        like = self.taker(mismatch)[-1]
-        return self._key(mismatch.giver, mismatch.gives, like) if mismatch.giver else ()
 
-    def commonest(self, mismatches: list[ShapeMismatch]) -> Keys:
-        """Return the key that most mismatches have to do with, the taker's when all are alike."""
-        keys = [self.taker(each) for each in mismatches] + [self.giver(each) for each in mismatches]
-        return Counter(keys).most_common(1)[0][0]
-
-    def _key(self, module: Keys, size: int, like: str | int = "") -> Keys:
-        """Find the argument of this value nearest to a module, of a like name; else its part."""
-        part = self._document.root.get(module[0])
-        if not isinstance(part, CommentedMap):
-            return module[:1]
-        found = [
-            (module[0], *below)
-            for below, node in walk(part)
-            if below and _value(self._document, node) == size
-        ]
-        near = {keys: (_shared(keys, module), keys[-1] == like) for keys in found}
-        return max(found, key=near.__getitem__, default=module[:1])
+def _shared(one: Keys, other: Keys) -> int:
+    """Count the keys that two paths begin with together."""
+    return len(list(takewhile(bool, map(operator.eq, one, other))))
 
 
 def _value(document: Document, node: object) -> object:
     value = Scope(document).evaluate(node)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _shared(one: Keys, other: Keys) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _mismatch(planned: PlannedRun, sizes: Sizes, odd: Keys, about: list[ShapeMismatch]) -> Finding:
-    """Make one finding of all that does not fit one key."""
-    first, told = about[0], {}
-    for each in about:
-        told[sizes.taker(each)] = each.takes
-        told[sizes.giver(each)] = each.gives
-    size = told.pop(odd)
-    others = " and ".join(f"`{dotted(keys)}` {other}" for keys, other in told.items() if keys)
-    giver = f" by `{dotted(first.giver)}`" if first.giver else ""
-    return planned.finding(
-        CHECK,
-        *odd,
-        declared=f"`{dotted(odd)}` must fit {others or 'what it is given'}",
-        effect=f"is {size}: `{dotted(first.taker)}` takes {first.takes} and is given "
-        f"{first.gives}{giver}",
-        fix="Make them the same, best by a `!ref` to one knob.",
-    )
 
 
 def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:

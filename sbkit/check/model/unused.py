@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import DryRun, dry_run, resting
-from sbkit.check.model.object_walk import reached
+from sbkit.check.model.dry_run import DryRun, dry_run, inactive
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Keys, dotted
 
@@ -24,7 +24,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     seen = dry_run(planned)
     if seen.broken is not None:
         return
-    used = seen.trained | resting(planned.brain)
+    used = seen.trained | inactive(planned.brain)
     frozen = {name for name, each in planned.model.named_parameters() if not each.requires_grad}
     dead = {
         name

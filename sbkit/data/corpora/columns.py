@@ -61,3 +61,15 @@ def count_characters(texts: Iterable[Sequence[str]]) -> Counter[str]:
         codes = np.frombuffer("".join(part).encode("utf-32-le"), "<u4")
         total += np.bincount(codes, minlength=len(total))
     return Counter({chr(code): int(total[code]) for code in np.flatnonzero(total)})
+
+
+def shared_values(one: datasets.Dataset, other: datasets.Dataset, column: str) -> pa.Array:
+    """Return the values of the second split that are in the first one, too, none of them empty."""
+    values = distinct_values(other, column)
+    return values.filter(pc.is_in(values, value_set=distinct_values(one, column)))
+
+
+def distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
+    """Return the different values of a column, none of them empty."""
+    values = pc.unique(take_columns(split, column)[column])
+    return values.filter(pc.not_equal(values, ""))

@@ -24,8 +24,7 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
     """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
 
     Raises:
-        SbkitError: ``wav.scp`` holds a command, there are ``segments``, ``text`` is missing, or a
-            file has two lines of one utterance.
+        SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
     """
     if (folder / "segments").is_file():
         raise SbkitError(
@@ -33,7 +32,7 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
             "Cut the recordings into files first (in Kaldi: extract-segments)."
         )
     audio = _read_pairs(folder / "wav.scp")
-    _refuse_commands(folder / "wav.scp", audio)
+    _check_no_commands(folder / "wav.scp", audio)
     sentences = dict(_read_pairs(folder / "text")) if transcripts else {}
     columns = {
         name: dict(_read_pairs(folder / file))
@@ -61,22 +60,10 @@ def _read_pairs(file: Path) -> list[tuple[str, str]]:
     what = f"The file {file.name} of a data folder of Kaldi"
     lines = read_text(file, largest=LARGEST, what=what)
     split = (line.strip().split(maxsplit=1) for line in lines)
-    pairs = [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
-    _refuse_second_line(file, pairs)
-    return pairs
+    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
 
 
-def _refuse_second_line(file: Path, pairs: list[tuple[str, str]]) -> None:
-    first: dict[str, int] = {}
-    for number, (key, _) in enumerate(pairs, start=1):
-        if key and first.setdefault(key, number) != number:
-            raise SbkitError(
-                f"Each line of {file} must be of another utterance, but lines {first[key]} and "
-                f"{number} are both of {key}. Remove one of them."
-            )
-
-
-def _refuse_commands(file: Path, audio: list[tuple[str, str]]) -> None:
+def _check_no_commands(file: Path, audio: list[tuple[str, str]]) -> None:
     for number, (_, name) in enumerate(audio, start=1):
         if name.endswith("|") or name.startswith("|"):
             raise SbkitError(

@@ -118,7 +118,7 @@ def _read_row(
     """Read one row; columns that there are not are called ""."""
     if isinstance(row, BadRow):
         return row
-    where, fields = f"line {row.line}", row.fields
+    where, fields = f"row {row.number}", row.fields
     name = fields.get(path_column, "").strip().removeprefix("file://")
     if not name:
         return BadRow(where, "no path", f"the field {path_column} is empty")

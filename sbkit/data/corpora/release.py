@@ -1,6 +1,5 @@
 """Release folders as Common Voice has them: a TSV for each split, and the clips in ``clips/``."""
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,10 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import LONGEST_LINE
 from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import (
     BadRow,
@@ -35,7 +32,6 @@ from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import check_language, primary
 
 PLAIN_NAME = re.compile(r"\w[\w-]*\.\w+")
-BLOCK_BYTES = 1 << 24
 DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
 
 
@@ -93,9 +89,8 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     table = read_table(tsv)
     path_column = find_column(table, knobs.get("path_column"), PATH_COLUMNS, "path_column")
     text_column = find_text_column(table, knobs.get("text_column"))
-    regular = read_regular_table(tsv, table.columns)
-    clips = regular and to_clips(
-        regular,
+    clips = table.whole and to_clips(
+        table.whole,
         folder=tsv.parent / "clips",
         path=path_column,
         text=text_column,
@@ -117,7 +112,7 @@ def _read_row(
 ) -> Row | BadRow:
     if isinstance(row, BadRow):
         return row
-    where = f"line {row.line}"
+    where = f"row {row.number}"
     path = clips.locate(row.fields.get(path_column, ""))  # JSON Lines may lack it
     if isinstance(path, tuple):
         return BadRow(where, *path)
@@ -126,43 +121,19 @@ def _read_row(
     return Row(where, Clip(path.stem, path, row.fields.get(text_column, ""), columns))
 
 
-# Tables without a single odd row are read as columns: two million rows in 6 s, one by one in 47.
-# Each of these two functions returns None where it meets anything unusual.
-
-
-def read_regular_table(file: Path, names: Sequence[str]) -> pa.Table | None:
-    """Read a TSV whose rows all have a field for each column; ``names`` are those of its header."""
-    with file.open("rb") as stream:
-        header = stream.readline(LONGEST_LINE)
-        if b"\t" not in header or csv.field_size_limit() < len(header):
-            return None
-        written = header.decode("utf-8-sig").rstrip("\r\n").split("\t")
-        if [name.strip() for name in written] != list(names):
-            return None
-        try:
-            table = arrow_csv.read_csv(
-                stream,
-                read_options=arrow_csv.ReadOptions(
-                    column_names=list(names), block_size=BLOCK_BYTES
-                ),
-                parse_options=arrow_csv.ParseOptions(delimiter="\t", quote_char=False),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-                ),
-            )
-        except pa.ArrowInvalid:  # a row of other fields, a block without a line's end
-            return None
-    longest = max(pc.max(pc.binary_length(column)).as_py() or 0 for column in table.columns)
-    return None if longest >= csv.field_size_limit() else table
-
-
 def to_clips(
     table: pa.Table, *, folder: Path, path: str, text: str, constant: Mapping[str, str]
 ) -> Clips | None:
-    """Make clips of rows that each name a file of the folder, none of them twice.
+    """Make clips of rows that each name a file of the folder; None where a row is unusual.
 
-    ``path`` and ``text`` are columns, the second "" where there are no transcripts; ``constant``
-    are columns with one value, where there is none.
+    Two million rows take 6 s as columns, and 47 s one by one.
+
+    Args:
+        table: all rows, as texts.
+        folder: holds the clips.
+        path: the column of their names.
+        text: the column of their transcripts; "" where there are none.
+        constant: columns with one value, where the table has none.
     """
     names = table[path]
     sentences = table[text] if text else pa.array([""] * len(table), pa.string())

@@ -1,17 +1,17 @@
 """Datasets saved by ``datasets.save_to_disk`` and parquet files, with their audio or its paths."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular, write_bytes_atomically
-from sbkit.data.corpora.parquet import ROWS_AT_ONCE, ParquetFile, with_class_names
+from sbkit.base.files import write_bytes_atomically
 from sbkit.data.corpora.tables import Table, TableRow
 from sbkit.data.storage.audio_cache import (
     EMBEDDED_FOLDER,
@@ -21,8 +21,7 @@ from sbkit.data.storage.audio_cache import (
 )
 
 MARKS = ("state.json", "dataset_dict.json")
-LARGEST = 1 << 26  # bytes of what describes a dataset
-LONGEST_NAME = 200  # bytes of at most 255
+ROWS_AT_ONCE = 100  # in memory, with the audio that they hold
 
 
 def is_saved_dataset(source: Path) -> bool:
@@ -44,8 +43,6 @@ def read_saved_dataset(source: Path) -> Table:
             f"A manifest must be one split, but {source} holds {', '.join(names)}. Name one of "
             f"them, as {source / names[0] if names else source}."
         )
-    if source.is_dir():
-        _refuse_strange_files(source)
     datasets.disable_progress_bars()
     try:
         columns, tables = _open(source)
@@ -69,33 +66,26 @@ def read_saved_dataset(source: Path) -> Table:
 def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBatch]]:
     """Return the columns and some rows after the other, as stored: no column is decoded."""
     if source.is_file():
-        file = ParquetFile(source, size=source.stat().st_size)
-        return file.schema.names, file.batches()
+        file = pq.ParquetFile(source)
+        return file.schema_arrow.names, parquet_batches(file)
     dataset = datasets.load_from_disk(str(source)).with_format("arrow")
     return dataset.column_names, map(with_class_names, dataset.iter(ROWS_AT_ONCE))
 
 
-def _refuse_strange_files(source: Path) -> None:
-    """Refuse pipes, devices, links, and data that lies elsewhere; raises SbkitError."""
-    contents = [
-        read_regular(source / name, largest=LARGEST, what="A file of a saved dataset")
-        for name in ("state.json", "dataset_info.json")
-    ]
-    try:
-        names = [str(each["filename"]) for each in json.loads(contents[0])["_data_files"]]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SbkitError(
-            f"state.json of {source} must list the files of the dataset, but does not. Save the "
-            "dataset again."
-        ) from error
-    with os.scandir(source) as entries:
-        files = {each.name for each in entries if each.is_file(follow_symlinks=False)}
-    for name in names:
-        if name not in files:
-            raise SbkitError(
-                f"A saved dataset must consist of files in its folder, but {source} names "
-                f"{name[:200]}, which is none. Save it again."
-            )
+def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Yield some rows of a file at a time, with the audio that they hold."""
+    return map(with_class_names, file.iter_batches(ROWS_AT_ONCE))
+
+
+def with_class_names(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Return rows in which the numbers of `datasets.ClassLabel` are names, "" for -1, no class."""
+    if b"huggingface" not in (rows.schema.metadata or {}):
+        return rows
+    for place, (name, kind) in enumerate(datasets.Features.from_arrow_schema(rows.schema).items()):
+        if isinstance(kind, datasets.ClassLabel):
+            known = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
+            rows = rows.set_column(place, name, pc.take(pa.array(kind.names), known))
+    return rows
 
 
 def _as_text(source: Path, value: object) -> str:
@@ -116,18 +106,14 @@ def embedded_folder(source: Path) -> Path:
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
-def short_hash(content: bytes) -> str:
-    """Return 16 digits of the SHA-256."""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
 def file_name(path: str, content: bytes) -> str:
     """Return the name that a path gives to a file, or a hash of its content where it gives none."""
     name = Path(path).name
-    usable = (
-        name.isprintable() and name not in ("", "..") and len(os.fsencode(name)) <= LONGEST_NAME
-    )
-    return name if usable else short_hash(content)
+    return name if name not in ("", "..") else _short_hash(content)
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def write_embedded(content: bytes, name: str, source: Path) -> Path:
@@ -139,7 +125,7 @@ def write_embedded(content: bytes, name: str, source: Path) -> Path:
         SbkitError: the cache cannot be written, or its disk is full.
     """
     folder = embedded_folder(source)
-    digest = short_hash(content)
+    digest = _short_hash(content)
     file = folder / digest[:2] / digest / file_name(name, content)
     if not file.is_file():
         try:

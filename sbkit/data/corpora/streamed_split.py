@@ -3,7 +3,6 @@
 It is read row by row into shards, and never in memory or on the disk as a whole.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,19 +13,18 @@ from uuid import uuid4
 
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.manifest import BadRow, Row
 from sbkit.data.corpora.own_manifest import in_file, read_rows, with_language
-from sbkit.data.corpora.parquet import ParquetFile
-from sbkit.data.corpora.saved_dataset import file_name
+from sbkit.data.corpora.saved_dataset import file_name, parquet_batches
 from sbkit.data.corpora.tables import (
     PATH_COLUMNS,
     Table,
     TableRow,
     column_names,
     find_column,
-    lines_of,
     read_objects,
 )
 from sbkit.data.storage.filesystem import MissingFileError, Storage
@@ -89,11 +87,11 @@ def _read(file: str) -> Iterator[TableRow | BadRow]:
     """Yield the rows of a file; those of parquet have their values as they are stored."""
     with _reading(file):
         if file.endswith(".jsonl"):
-            with fsspec.open(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
-                yield from read_objects(lines_of(lines))
+            with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
+                yield from read_objects(lines)
             return
         with fsspec.open(file, "rb") as stream:
-            batches = ParquetFile(stream, size=stream.seek(0, os.SEEK_END)).batches()
+            batches = parquet_batches(pq.ParquetFile(stream))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from (TableRow(number, row) for number, row in enumerate(rows, start=1))
 
@@ -117,9 +115,9 @@ def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> 
     fields: dict[str, Any] = {**row.fields}
     path = _to_path(fields.pop(audio, None), file, scratch)
     if path is None:
-        return BadRow(f"line {row.line}", "no audio file", f"{row.fields[audio]!r:.200}")
+        return BadRow(f"row {row.number}", "no audio file", f"{row.fields[audio]!r:.200}")
     texts = {key: "" if value is None else str(value) for key, value in fields.items()}
-    return TableRow(row.line, {**texts, audio: path})
+    return TableRow(row.number, {**texts, audio: path})
 
 
 def _to_path(audio: object, file: str, scratch: Path) -> str | None:

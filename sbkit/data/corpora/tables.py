@@ -1,20 +1,22 @@
-"""Tables of text: CSV, TSV and JSON Lines, each row with its line and its fields by name."""
+"""Tables: CSV, TSV and JSON Lines, each row with its number and its fields by name."""
 
-import codecs
 import csv
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import LONGEST_LINE, unique_keys
 from sbkit.base.text import listed
 from sbkit.config.document import nearest
 from sbkit.data.corpora.manifest import BadRow
@@ -24,40 +26,36 @@ PATH_COLUMNS = (
     *("file_name", "audio_file"),
 )
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
-CHECKED_AT_ONCE = 1 << 24  # bytes
 SHOWN = 30  # columns named in a message
-MOST_COLUMNS = 1000  # of JSON Lines, where each row may have others
 DELIMITERS = "\t,;|"
-ROW_WITHIN = re.compile(rf"\n.*(?:{'|'.join(map(re.escape, SUFFIXES))})\b", re.IGNORECASE)
-ENCODINGS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+ROW_WITHIN = rf"(?i)\n[^\n]*(?:{'|'.join(map(re.escape, SUFFIXES))})\b"
+BLOCK_BYTES = 1 << 24  # at least the longest row
+ROWS_AT_ONCE = 50_000
 
 
 class TableRow(NamedTuple):
-    """One row: the line it ends on, counted from 1, and its fields by the name of their column."""
+    """One row: its number, 1 for the first line, and its fields by the name of their column."""
 
-    line: int
+    number: int
     fields: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file in its order, read as they are asked for; what is none is a bad row.
+    """The rows of one file, read as they are asked for; what is no row is a bad row.
 
-    columns: their names; rows: can be read once, and raise SbkitError where the file is no table.
+    columns: their names; rows: can be read once; whole: all rows as texts, where they are there at
+    once and none is bad.
     """
 
     file: Path
     columns: tuple[str, ...]
     rows: Iterable[TableRow | BadRow]
+    whole: pa.Table | None = None
 
 
 def read_table(file: Path) -> Table:
-    """Open a table whose kind is told by its content: JSON Lines begin with a brace.
+    """Open a table, whose kind is told by its content: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
     or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
@@ -66,22 +64,26 @@ def read_table(file: Path) -> Table:
     Raises:
         SbkitError: the file is missing, empty, not UTF-8, not a table or has no row.
     """
-    _check_text(file)
-    first = _first_line(file)
-    start = first.lstrip()[:1]
-    if not start:
-        raise _empty(file)
-    if start == "[":
-        raise SbkitError(
-            f"{file} must be JSON Lines, one object on each line, but is a JSON list. Write each "
-            "object on a line of its own, without the brackets and the commas between them."
-        )
-    table = _read_json_lines(file) if start == "{" else _read_delimited(file, first)
-    rows = iter(table.rows)
-    head = list(islice(rows, 1))
-    if not head:
-        raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
-    return replace(table, rows=chain(head, rows))
+    if not file.is_file():
+        state = "is not a file" if file.exists() else "is missing"
+        raise SbkitError(f"A manifest must be a file of text, but {file} {state}. Check its path.")
+    try:
+        with file.open(encoding="utf-8-sig") as stream:
+            lines = enumerate(stream, start=1)
+            number, first = next((each for each in lines if each[1].strip("\t,;| \n")), (0, ""))
+        if not first:
+            raise SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
+        if first.lstrip().startswith("["):
+            raise SbkitError(
+                f"{file} must be JSON Lines, one object on each line, but is a JSON list. Write "
+                "each object on a line of its own, without the brackets and the commas between "
+                "them."
+            )
+        if first.lstrip().startswith("{"):
+            return Table(file, column_names(file, _objects_of(file)), _objects_of(file))
+        return _read_delimited(file, first.rstrip("\n"), number)
+    except UnicodeDecodeError as error:
+        raise _wrong_encoding(file) from error
 
 
 def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str) -> str:
@@ -134,141 +136,136 @@ def refuse_columns(knobs: Mapping[str, Any], data: str) -> None:
             )
 
 
-def _check_text(file: Path) -> None:
-    """Require a file of UTF-8, which it reads in pieces; raises SbkitError."""
-    if not file.is_file():
-        state = "is not a file" if file.exists() else "is missing"
-        raise SbkitError(f"A manifest must be a file of text, but {file} {state}. Check its path.")
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    line, start = 1, True
-    with file.open("rb") as stream:
-        while True:
-            content = stream.read(CHECKED_AT_ONCE)
-            for mark, name in ENCODINGS.items() if start else ():
-                if content.startswith(mark):
-                    raise SbkitError(_wrong_encoding(file, f"it is {name}", name))
-            start = False
-            if b"\0" in content:
-                line += content[: content.index(b"\0")].count(b"\n")
-                raise SbkitError(
-                    f"{file} must be UTF-8 text, but line {line} holds a zero byte. Name a CSV, "
-                    "TSV or JSON Lines file, saved as UTF-8."
-                )
-            try:
-                decoder.decode(content, final=not content)
-            except UnicodeDecodeError as error:
-                line += error.object[: error.start].count(b"\n")
-                byte = error.object[error.start]
-                fault = f"line {line} holds the byte 0x{byte:02X} ({chr(byte)!r} in Latin-1)"
-                raise SbkitError(_wrong_encoding(file, fault, "LATIN1")) from error
-            if not content:
-                return
-            line += content.count(b"\n")
-
-
-def _open_text(file: Path, newline: str) -> TextIO:
-    return file.open(encoding="utf-8-sig", newline=newline)
-
-
-def lines_of(stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a text; one of more than LONGEST_LINE comes in parts, as bad rows."""
-    return iter(partial(stream.readline, LONGEST_LINE), "")
-
-
-def _first_line(file: Path) -> str:
-    """Return the first line that is not empty, and "" where there is none."""
-    with _open_text(file, "") as stream:
-        return next((line for line in lines_of(stream) if line.strip()), "")
-
-
-def _empty(file: Path) -> SbkitError:
-    return SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
-
-
-def _wrong_encoding(file: Path, fault: str, name: str) -> str:
-    return (
+def _wrong_encoding(file: Path) -> SbkitError:
+    """Name the line that is not UTF-8, and the command that converts the file."""
+    content, fault, name = file.read_bytes(), "it is UTF-16", "UTF-16"
+    if not content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line, byte = 1 + content.count(b"\n", 0, error.start), content[error.start]
+            fault = f"line {line} holds the byte 0x{byte:02X} ({chr(byte)!r} in Latin-1)"
+            name = "LATIN1"
+    return SbkitError(
         f"{file} must be UTF-8 text, but {fault}. Save it as UTF-8: "
         f"iconv -f {name} -t UTF-8 {file.name} > new.{file.name}"
     )
 
 
-def _read_delimited(file: Path, first: str) -> Table:
+def _read_delimited(file: Path, first: str, number: int) -> Table:
+    """Read a table whose header is the line of a number."""
     delimiter = max(DELIMITERS, key=lambda each: (each == "\t" in first, first.count(each)))
-    lines = _split_lines(file, delimiter)
-    first_row = next(lines, None)
-    if first_row is None:  # nothing but delimiters
-        raise _empty(file)
-    header = _read_header(file, first_row[1])
-    rows = (_read_row(header, line, row) for line, row in lines)
-    return Table(file, tuple(name for name in header if name), rows)
-
-
-def _split_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the fields of every line that has any, and its number; raises SbkitError."""
-    with _open_text(file, "") as stream:
-        if delimiter == "\t":
-            reader = csv.reader(lines_of(stream), delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            reader = csv.reader(lines_of(stream), delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                if any(map(str.strip, row)):
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise SbkitError(
-                f"{file} must be a table, but line {reader.line_num} cannot be read ({error}). "
-                "Correct its quotes."
-            ) from error
-
-
-def _read_header(file: Path, row: Sequence[str]) -> list[str]:
-    header = [name.strip() for name in row]
-    twice = [name for name, count in Counter(map(str.lower, header)).items() if name and count > 1]
+    is_quoted = delimiter != "\t"
+    (header,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
+    names = [name.strip() for name in header]
+    twice = [name for name, count in Counter(map(str.lower, names)).items() if name and count > 1]
     if twice:
         raise SbkitError(
             f"The first line of {file} must name the columns, each by another name, but "
             f"{twice[0]} comes twice. Rename one of them, or add that line."
         )
-    while header and not header[-1]:  # a delimiter at the end of the line
-        header.pop()
-    return header
+    invalid = list[tuple[int, BadRow]]()
+    try:
+        table = _parse(file, delimiter, len(names), number, invalid, skip=False)
+    except pa.ArrowInvalid:  # once more, row by row, to find the rows that are not like the others
+        try:
+            table = _parse(file, delimiter, len(names), number, invalid, skip=True)
+        except pa.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise _wrong_encoding(file) from error
+            raise SbkitError(
+                f"{file} must be a table, but cannot be read ({error}). Correct it."
+            ) from error
+    table = table.rename_columns([name or f"{place} " for place, name in enumerate(names)])
+    table = table.select([name for name in names if name])
+    rows = np.arange(number + 1, number + 1 + len(table) + len(invalid))
+    if invalid:
+        rows = np.setdiff1d(rows, [row for row, _ in invalid])
+    bad = [each for _, each in invalid if each.detail]
+    if is_quoted:
+        table, rows = _without_swallowed_rows(table, rows, bad)
+    if not len(table) and not bad:
+        raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
+    return Table(
+        file,
+        tuple(table.column_names),
+        chain(bad, _rows_of(table, rows)),
+        None if invalid or bad else table,
+    )
 
 
-def _read_row(header: Sequence[str], line: int, row: Sequence[str]) -> TableRow | BadRow:
-    """Pair the fields with their columns; empty fields after the last column are no fields."""
-    fields = list(row)
-    while len(fields) > len(header) and not fields[-1].strip():
-        fields.pop()
-    if len(fields) != len(header):
-        detail = f"{len(fields)} instead of {len(header)}"
-        return BadRow(f"line {line}", "wrong number of fields", detail)
-    if swallowed := [each for each in fields if "\n" in each and ROW_WITHIN.search(each)]:
-        return BadRow(f"line {line}", "quotes around several rows", swallowed[0][:80])
-    named = {name: field for name, field in zip(header, fields, strict=True) if name}
-    return TableRow(line, named)
+def _parse(
+    file: Path,
+    delimiter: str,
+    count: int,
+    header: int,
+    invalid: list[tuple[int, BadRow]],
+    *,
+    skip: bool,
+) -> pa.Table:
+    """Read the rows below the header as texts; ``skip`` and note those of other fields.
+
+    Raises:
+        pa.ArrowInvalid: it is no table, or has such rows and they are not skipped.
+    """
+
+    def note(row: arrow_csv.InvalidRow) -> str:
+        fields = f"{row.actual_columns} instead of {row.expected_columns}"
+        detail = fields if row.text.strip() else ""  # a line of spaces is no row
+        invalid.append((row.number, BadRow(f"row {row.number}", "wrong number of fields", detail)))
+        return "skip"
+
+    names = [str(place) for place in range(count)]
+    return arrow_csv.read_csv(
+        file,
+        read_options=arrow_csv.ReadOptions(
+            column_names=names,
+            skip_rows=header,
+            block_size=BLOCK_BYTES,
+            use_threads=not skip,
+        ),
+        parse_options=arrow_csv.ParseOptions(
+            delimiter=delimiter,
+            quote_char=False if delimiter == "\t" else '"',
+            newlines_in_values=delimiter != "\t",
+            invalid_row_handler=note if skip else None,
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
 
 
-def _read_json_lines(file: Path) -> Table:
-    return Table(file, column_names(file, _objects_of(file)), _objects_of(file))
+def _without_swallowed_rows(table: pa.Table, rows: Any, bad: list[BadRow]) -> tuple[pa.Table, Any]:
+    """Take out rows in which a quote that does not end has made one field of the next rows."""
+    swallowed = np.zeros(len(table), np.bool_)
+    for column in table.columns:
+        swallowed |= pc.match_substring_regex(column, ROW_WITHIN).to_numpy()
+    for number, row in zip(rows[swallowed], table.filter(swallowed).to_pylist(), strict=True):
+        text = next(value for value in row.values() if "\n" in value)
+        bad.append(BadRow(f"row {number}", "quotes around several rows", text[:80]))
+    return table.filter(~swallowed), rows[~swallowed]
+
+
+def _rows_of(table: pa.Table, numbers: Any) -> Iterator[TableRow]:
+    for start in range(0, len(table), ROWS_AT_ONCE):
+        some = table.slice(start, ROWS_AT_ONCE).to_pylist()
+        yield from map(TableRow, numbers[start : start + ROWS_AT_ONCE].tolist(), some)
 
 
 def column_names(file: Path, rows: Iterable[TableRow | BadRow]) -> tuple[str, ...]:
-    """Return the columns that any row has; raises SbkitError where none has one, or for too many.
+    """Return the columns that any row has; of JSON Lines, not all rows have all of them.
 
-    Of JSON Lines, not all rows have all of them.
+    Raises:
+        SbkitError: no row has one.
     """
     names: dict[str, None] = {}
     fault = "it is empty"
     for row in rows:
         if isinstance(row, TableRow):
             names |= dict.fromkeys(row.fields)
-        elif row.id == "line 1":
+        elif row.id == "row 1":
             fault = row.detail
-        if len(names) > MOST_COLUMNS:
-            raise SbkitError(
-                f"The objects of {file} must have at most {MOST_COLUMNS} different keys, but have "
-                "more. Write what differs from row to row as a value."
-            )
     if not names:
         raise SbkitError(
             f"{file} must be JSON Lines, one object on each line, but line 1 is none "
@@ -278,8 +275,8 @@ def column_names(file: Path, rows: Iterable[TableRow | BadRow]) -> tuple[str, ..
 
 
 def _objects_of(file: Path) -> Iterator[TableRow | BadRow]:
-    with _open_text(file, "\n") as stream:
-        yield from read_objects(lines_of(stream))
+    with file.open(encoding="utf-8-sig") as stream:
+        yield from read_objects(stream)
 
 
 def read_objects(lines: Iterable[str]) -> Iterator[TableRow | BadRow]:
@@ -288,24 +285,11 @@ def read_objects(lines: Iterable[str]) -> Iterator[TableRow | BadRow]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line, object_pairs_hook=unique_keys)
-            yield TableRow(number, _as_fields(values))
-        except (ValueError, RecursionError) as error:
-            yield BadRow(f"line {number}", "not a JSON object", str(error))
-
-
-def _as_fields(values: object) -> Mapping[str, str]:
-    """Make texts of what an object holds; raises ValueError for what is none, or cannot be kept."""
-    if not isinstance(values, dict):
-        raise ValueError(f"it is {str(values)[:40]}")
-    fields = {name.strip(): _as_text(value) for name, value in values.items()}
-    if len(fields) < len(values):
-        raise ValueError("a key is there twice")
-    whole = "".join(chain(*fields.items()))
-    whole.encode()  # half a surrogate pair has no UTF-8
-    if "\0" in whole:
-        raise ValueError("a text holds a zero byte")
-    return fields
+            values = json.loads(line)
+            fields = {name.strip(): _as_text(value) for name, value in values.items()}
+            yield TableRow(number, fields)
+        except (ValueError, AttributeError) as error:
+            yield BadRow(f"row {number}", "not a JSON object", str(error))
 
 
 def _as_text(value: object) -> str:

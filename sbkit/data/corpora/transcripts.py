@@ -16,7 +16,7 @@ from rich.progress import track
 from sbkit.base.units import at_speed
 from sbkit.data.corpora.columns import count_characters, take_columns
 from sbkit.logs.log import is_first_rank
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 10_000
@@ -52,11 +52,11 @@ class Transcripts:
     unknown: Marks
     alphabet: frozenset[str]
 
-    def lacking(self, subsampling: Striding, percent: int = 100) -> Counts:
+    def lacking(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Find the rows with too few frames, at a speed, for any alignment of CTC."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
-    def frames(self, subsampling: Striding, percent: int = 100) -> Counts:
+    def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Count the frames that the front-end leaves at a speed."""
         return subsampling.count(at_speed(self.samples, percent))
 

@@ -4,7 +4,6 @@ Keys and endpoints are set as fsspec and the store have it: in configuration fil
 such as FSSPEC_S3_KEY.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, read_regular, write_bytes_atomically
+from sbkit.base.files import naming, write_bytes_atomically
 
-LARGEST_FILE = 1 << 33  # bytes that are read at once
 LARGEST_TRANSFER = 64  # files that are asked for at once
 
 
@@ -55,7 +54,7 @@ class Storage:
     def folder(self) -> Path | None:
         """Return the folder as a path where it is on this machine, else None."""
         system, path = _file_system(self.url)
-        return Path(path) if "file" in _protocols(system) else None
+        return Path(path) if isinstance(system, LocalFileSystem) else None
 
     def file(self, name: str) -> str:
         """Return the URL of a file."""
@@ -93,9 +92,6 @@ class Storage:
             MissingFileError: one of them is missing.
             SbkitError: one of them cannot be read.
         """
-        if self.folder is not None:
-            yield from map(_read_here, (self.folder / name for name in names))
-            return
         for start in range(0, len(names), LARGEST_TRANSFER):
             files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
             everything = [None] * len(files)
@@ -132,17 +128,6 @@ class Storage:
         file.unlink()
 
 
-def _read_here(file: Path) -> bytes:
-    """Read a file of this machine, or what a link leads to: no pipe, and no device."""
-    if not os.path.lexists(file):
-        raise _missing(str(file))
-    return read_regular(file.resolve(), largest=LARGEST_FILE, what="A file of a corpus")
-
-
-def _missing(file: str) -> MissingFileError:
-    return MissingFileError(f"{file} must be there, but is missing. Put it back.")
-
-
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read parts of files of one file system; an object store is asked for many at once.
 
@@ -175,7 +160,7 @@ def _fetch(
 
 def _require_content(content: object, file: str, size: int | None = None) -> bytes:
     if isinstance(content, FileNotFoundError):
-        raise _missing(file)
+        raise MissingFileError(f"{file} must be there, but is missing. Put it back.")
     if isinstance(content, BaseException):
         raise _unreachable(file, content) from content
     assert isinstance(content, bytes)
@@ -200,14 +185,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             f"{url} must be of a protocol that fsspec reads here, but is not ({error}). Install "
             "what it needs (s3fs for s3, gcsfs for gs), or name a folder."
         ) from error
-    except Exception as error:  # some connect at once
-        raise _unreachable(url, error) from error
     return system, str(path)
-
-
-def _protocols(system: Any) -> tuple[str, ...]:
-    protocol = system.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 @contextmanager
@@ -215,8 +193,6 @@ def _reaching(url: str) -> Iterator[None]:
     """Turn what a file system raises into one sentence: each has errors of its own."""
     try:
         yield
-    except SbkitError:
-        raise
     except Exception as error:
         raise _unreachable(url, error) from error
 

@@ -40,7 +40,7 @@ from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
-from sbkit.text.normalize import NORMALIZER_VERSION, SAME_RULES, normalize
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -62,7 +62,7 @@ LARGEST_LABELS = 1 << 25  # bytes; a tokenizer of 250 000 pieces has 4 MB
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model that is ready to be run; torch is imported when it is made, not here.
+    """A model that is ready to run; torch is imported when the model is made, not here.
 
     task: what the model predicts; labels: what the task makes of its file of labels, such as a
     Tokenizer; model: None until one is made; decoder: None where the best token of each frame is
@@ -141,51 +141,33 @@ class Bundle:
 
     def classify(self, clips: Sequence[Samples]) -> npt.NDArray[np.float32]:
         """Compute the probability of every label: clips of int16 audio, (S,) each -> (B, V)."""
-        labels = self.class_names
+        self.task.require("classify")
         probabilities: npt.NDArray[np.float32] = self.model.probabilities(clips)
-        if probabilities.shape != (len(clips), len(labels)):
-            raise SbkitError(
-                f"A classifier must score its {len(labels)} labels, but gives an array of "
-                f"{probabilities.shape} for {len(clips)} clips. Export it again."
-            )
-        if not np.isfinite(probabilities).all():
-            raise SbkitError(
-                "A classifier must give probabilities, but gives NaN. Look for NaN or infinity in "
-                "the audio or the model's weights."
-            )
         return probabilities
 
     def with_decoder(self, name: str | None) -> "Bundle":
         """Return the bundle with its own decoder (None), or without one (greedy).
 
-        Raises:
-            SbkitError: another is asked for, whose weights were not chosen, or it cannot be run.
+        Raises SbkitError: another is asked for, whose weights were not chosen, or it cannot be run.
         """
         if name == GREEDY:
             return replace(self, decoder=None)
-        if self.decoder is None and name is not None:
+        kind = None if self.decoder is None else self.decoder.kind
+        if name not in (None, kind):
             raise SbkitError(
-                f"`--decoder {name}` must have the language models of a run, but this bundle has "
-                "none. Export a run with them, or pass --decoder greedy."
+                f"`--decoder {name}` must have language models and weights that were chosen for "
+                f"it, but this bundle's are of {kind or 'none'}. Export the run again after: sbkit "
+                f"tune RUN --decoder {name}"
             )
         if self.decoder is not None:
-            if name not in (None, self.decoder.kind):
-                raise SbkitError(
-                    f"`--decoder {name}` must have weights that were chosen for it, but this "
-                    f"model's were chosen for {self.decoder.kind}. Choose others, and export the "
-                    f"run again: sbkit tune RUN --decoder {name}"
-                )
             self.decoder.check_graph()
         return self
 
     def with_hotwords(self, named: str | None) -> "Bundle":
         """Return the bundle with phrases to expect: a file of them, or a list with commas.
 
-        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``,
-        and what its language has no spaces for on standard error.
-
-        Raises:
-            SbkitError: there is no phrase that can be spelled, or no decoder that expects any.
+        What the model's tokens cannot spell is named on standard error and in ``refused_hotwords``.
+        Raises SbkitError: no phrase can be spelled, or there is no decoder that expects any.
         """
         if named is None:
             return self
@@ -207,20 +189,20 @@ class Bundle:
             )
         if not self.config.has_words:
             print(
-                f"note: a hotword counts from one space to the next, which {self.config.language} "
-                "does not write between words: only one that stands alone is expected.",
+                f"note: {self.config.language} writes no spaces between words, so that only a "
+                "hotword that stands alone is expected.",
                 file=sys.stderr,
             )
         decoder = self.decoder.with_hotwords(found.phrases)
         return replace(self, decoder=decoder, refused_hotwords=found.refused)
 
     def normalizer(self) -> Callable[[str], str]:
-        """Return what writes a text as the model's transcripts were written when it was trained.
+        """Return what normalizes a text as the transcripts that the model was trained on.
 
-        Where that was by rules of another version than this sbkit has, standard error says so.
+        A note on standard error says where this sbkit has other rules.
         """
         version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
-        if not SAME_RULES <= version <= NORMALIZER_VERSION:
+        if version != NORMALIZER_VERSION:
             print(
                 f"note: the model's transcripts were normalized by version {version} of the rules, "
                 f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",
@@ -234,13 +216,6 @@ class Bundle:
         self.task.require("transcribe")
         tokenizer: Tokenizer = self.labels
         return tokenizer
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """Return the labels of a classifier; raises SbkitError for another model."""
-        self.task.require("classify")
-        names: Sequence[str] = self.labels.names
-        return names
 
 
 def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
@@ -278,7 +253,7 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
     labels = _load_labels(config, task, contents, folder)
     decoder = _load_decoder(config, labels, contents, folder)
-    lm = _words_of(config, decoder, folder)
+    lm = None if decoder is None else decoder.language_models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
 
@@ -294,11 +269,9 @@ def load_torch(
     """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
     from sbkit.inference.runtime.torch_model import CPU, load_model
 
-    config = read.bundle.config
-    model = load_model(
-        config,
+    return load_model(
+        read.bundle.config,
         read.weights,
-        folder=folder,
         file=folder / WEIGHTS,
         task=read.bundle.task,
         labels=read.bundle.labels,
@@ -306,15 +279,12 @@ def load_torch(
         placement=placement or CPU,
         compilation=compilation,
     )
-    if config.samples_per_frame is not None:
-        config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
-    return model
 
 
 def language_of(model: Path) -> str:
     """Return the language of a bundle or a run, whose normalizer made its transcripts.
 
-    Raises SbkitError where what says it cannot be read; a folder of neither says "und".
+    That of another folder is "und".
     """
     if (model / CONFIG).is_file():
         return parse_config(_read(model, CONFIG), of=str(model / CONFIG)).language or "und"
@@ -370,14 +340,3 @@ def _load_decoder(
         attention=config.decoder.get("attention"),
         kind=config.decoder.get("kind", KINDS[0]),
     )
-
-
-def _words_of(config: BundleConfig, decoder: BeamDecoder | None, folder: Path) -> NgramModel | None:
-    """Return the language model of words; refuse confidences that ask for one without it."""
-    words = None if decoder is None else decoder.language_models.words
-    if words is None and any(each.needs_language_model for each in config.confidence.values()):
-        raise SbkitError(
-            f"`confidence` in {folder / CONFIG} must be of what the bundle has, but asks for a "
-            "language model of words, which is not there. Export it again."
-        )
-    return words

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
@@ -16,7 +15,6 @@ from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
 from sbkit.text.normalize import Orthography, read_stored_table, separates_words
 
 FORMAT = 3
-LONGEST_FRAME = 1 << 20  # samples
 LARGEST_BEAM = 10_000
 
 Plain = Any  # what JSON can hold
@@ -28,8 +26,7 @@ class BundleConfig:
 
     task: the dotted path of its `sbkit.tasks.task.Task`; model: the parts that the one ModuleList
     owns, in order; parts: every part as plain data; labels: the names of the outputs by id, those
-    of the file of labels; samples_per_frame: from one frame of the encoder to the next, None for a
-    model without frames; language: of the transcripts; normalizer: the version and the table that
+    of the file of labels; language: of the transcripts; normalizer: the version and the table that
     wrote them, by which references and hotwords are written, too, None for this sbkit's of the
     language; decoder: its kind, beam size, weights, how the attention decoder takes part, and what
     they reached on the validation set, None for greedy decoding; confidence: by decoder, what turns
@@ -42,20 +39,11 @@ class BundleConfig:
     model: tuple[str, ...]
     parts: Mapping[str, Plain]
     labels: tuple[str, ...] | None = None
-    samples_per_frame: int | None = None
     language: str | None = None
     normalizer: tuple[int, Orthography] | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
-
-    def refuse_other_frames(self, samples: int, *, of: Path) -> None:
-        """Refuse a model of other frames than are declared; raises SbkitError."""
-        if self.samples_per_frame not in (None, samples):
-            raise SbkitError(
-                f"`samples_per_frame` must be what the model does, but {of} has "
-                f"{self.samples_per_frame} for a model with {samples}. Export it again."
-            )
 
     @property
     def has_words(self) -> bool:
@@ -80,12 +68,6 @@ def parse_config(content: bytes, *, of: str) -> BundleConfig:
         model=read("model", _texts, "a list of names of parts"),
         parts=read("parts", _mapping, "a mapping of parts"),
         labels=read("labels", _texts, "a list of texts, or null", None),
-        samples_per_frame=read(
-            "samples_per_frame",
-            _number(1, LONGEST_FRAME),
-            f"a number from 1 to {LONGEST_FRAME}, or null",
-            None,
-        ),
         language=read("language", _text, "a text, or null", None),
         normalizer=read(
             "normalizer", read_stored_table, "a version and a text table, or null", None

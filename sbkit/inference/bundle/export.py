@@ -5,7 +5,6 @@ Nothing in the run's YAML is run: its parts are described as plain data.
 
 import inspect
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from torch.nn import ModuleList
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import read_regular, to_json
+from sbkit.base.files import to_json
 from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -34,24 +33,18 @@ from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.evaluate.summary import SUMMARY
-from sbkit.inference.bundle.bundle import CONFIG, LARGEST_LABELS, WEIGHTS, load_bundle
+from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, load_bundle
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
-from sbkit.inference.bundle.module_spec import refuse_unlisted, to_plain
+from sbkit.inference.bundle.module_spec import to_plain
 from sbkit.inference.bundle.place import CARD, HUB, replacing, require_free
 from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
-from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle
-IN_BUNDLE = (  # of decoder.json
-    *("kind", "beam_size", "weights", "attention"),
-    *("chosen_on", "CER", "WER", "utterances"),
-)
-LARGEST_DESCRIPTION = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +82,6 @@ def export_run(
             (beside / name).write_bytes(content)
         write_checksums(beside)
         bundle = load_bundle(beside, own=own)  # what cannot be loaded is not exported
-        if hasattr(bundle.model.network, "samples_per_frame"):
-            config["samples_per_frame"] = bundle.model.samples_per_frame
-            _write_into_both(beside, CONFIG, to_json(config, indent=1) + "\n")
         certificates: Certificates = {}
         if options.formats:
             certificates = write_formats(
@@ -109,18 +99,19 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     root = read_document(run / RESOLVED).root
     contents, labels = _read_labels(run, task, best[0])
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    for part in described["parts"].values():
-        refuse_unlisted(part, own=own)
-    decoder = _described(run / DECODER_FILE)  # that the test was run with
+    decoder = _read_json(run / DECODER_FILE)  # that the test was run with
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         "labels": task.labels and task.labels.names(labels),
         **described,
-        "decoder": decoder and {name: decoder[name] for name in IN_BUNDLE if name in decoder},
-        "confidence": _described(run / CONFIDENCE_FILE),
-        "checkpoints": [_figures(each.meta, task) for each in best],
+        "decoder": decoder,
+        "confidence": _read_json(run / CONFIDENCE_FILE),
+        "checkpoints": [
+            {name: each.meta[name] for name in ("epoch", *task.metrics) if name in each.meta}
+            for each in best
+        ],
         NORMALIZER: best[0].meta.get(NORMALIZER),
         "versions": versions(),
         **{name: str(root[name]) for name in KNOBS if name in root},
@@ -129,8 +120,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     if "transcribe" in task.commands:
         _tell_untuned(run, config, has_decoder="decoder" in root)
     if decoder is not None:
-        models, largest = run / LANGUAGE_MODELS, LARGEST_LANGUAGE_MODEL
-        contents[LANGUAGE_MODELS] = read_regular(models, largest=largest, what="The run's decoder")
+        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
     refuse_unusable(weights, of=str(run / CHECKPOINTS))
     contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
@@ -148,12 +138,8 @@ def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
     return load_task(name, own=own)
 
 
-def _figures(meta: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    return {name: meta[name] for name in ("epoch", *task.metrics) if name in meta}
-
-
 def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
-    """Say what a recognizer lacks that is chosen when its training ends.
+    """Print what a recognizer lacks that is chosen when its training ends.
 
     Raises SbkitError for a tested run that would decode otherwise than it was tested.
     """
@@ -260,7 +246,11 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
-    content = read_regular(file, largest=LARGEST_LABELS, what="The run's file of labels")
+    if not file.is_file():
+        raise SbkitError(
+            f"A run must hold the file of labels that it was trained with, but {file} is gone. Put "
+            "it back: what the model predicts goes by its names."
+        )
     declared = read_declaration(run) if (run / DECLARATION).is_file() else None
     expected = best.meta.get("tokenizer") if declared is None else declared.labels
     if expected not in (None, checksum(file)):
@@ -268,23 +258,13 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
             f"{file} must be the one that the run was trained with, but is another: what the model "
             "predicts would go by other names. Put it back."
         )
+    content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
 
 
-def _described(file: Path) -> dict[str, Any] | None:
-    """Read a mapping that training wrote beside its checkpoints; None where it wrote none."""
-    if not os.path.lexists(file):
-        return None
-    content = read_regular(file, largest=LARGEST_DESCRIPTION, what=f"The run's {file.name}")
-    try:
-        described = dict(json.loads(content).items())
-        to_json(described).encode()  # half a surrogate pair cannot be written again
-        return described
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise SbkitError(
-            f"{file} must be what training wrote, but cannot be read. Write it again: "
-            f"sbkit tune {file.parent}"
-        ) from error
+def _read_json(file: Path) -> Any:
+    """Read what training wrote beside its checkpoints; None where it wrote nothing."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _require_run(run: Path) -> None:

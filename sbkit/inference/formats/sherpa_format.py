@@ -36,11 +36,11 @@ LIMITS = replace(EXACT, word_error_rate=WORD_ERROR_RATE)
 
 
 class FeatureModel(WaveformModel):
-    """Features of somebody else's to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+    """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame."""
-        states, frames = self.model.encode(x, x_lens)
+        states, frames = self.model.encoder.encode_features(x, x_lens)
         return self.model.ctc_log_probs(states), frames
 
 
@@ -126,7 +126,7 @@ def _tokens(tokenizer: Tokenizer) -> str:
 def _log_probs(network: Any, model: OnnxModel, audio: Floats, lengths: Counts) -> LogProbs:
     """Run the graph with our own features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
-    features, frames = network.features(scaled, torch.from_numpy(lengths))
+    features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
     return model.log_probs(features.numpy(), frames.numpy())
 
 

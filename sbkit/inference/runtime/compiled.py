@@ -1,7 +1,7 @@
 """A model whose repeated blocks are compiled, for a closed table of shapes, before the first clip.
 
 Compiling takes seconds a shape. So every shape is compiled while the model is loaded, clips are
-padded to the next one, and whatever would be compiled later is an error, or runs uncompiled and is
+padded to the next one, and what would be compiled later is an error, or runs uncompiled and is
 counted.
 
 Legend: B clips, S samples.

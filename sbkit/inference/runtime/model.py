@@ -80,7 +80,7 @@ def require_effective(found: Effective, *, device: str, precision: str) -> Effec
         if not is_met:
             raise SbkitError(
                 f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
-                f"runs with {came}. See what is there: sbkit doctor"
+                f"runs with {came}. List what can be used: sbkit doctor"
             )
     return found
 

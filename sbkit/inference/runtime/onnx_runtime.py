@@ -29,7 +29,7 @@ MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
-NUMBER = "device_id"  # the option of a provider that says which GPU
+NUMBER = "device_id"  # the provider's option for the GPU
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
 LARGEST = 1 << 31  # bytes, of a protobuf
@@ -50,7 +50,7 @@ class OnnxModel:
     """A session, and where its nodes run.
 
     Attributes:
-        device: cpu, or the GPU that the session says it has, such as cuda:0.
+        device: cpu, or the GPU that the session reports, such as cuda:0.
         precision: of the products, as their nodes are: fp32, or "int8 and fp32".
         placement: nodes by the provider that they were given to.
         metadata: of the file: sample_rate, min_samples, blank, weights.
@@ -133,15 +133,7 @@ class OnnxModel:
 
 
 def _placed_nodes(session: Any) -> list[tuple[str, str]]:
-    """Return the provider and the kind of each node of a session.
-
-    Raises SbkitError where this onnxruntime does not tell: 1.23 did not, 1.24 does.
-    """
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        raise SbkitError(
-            "onnxruntime must tell where each node of a model runs, but this one is too old for "
-            "that. Install a newer one: pip install 'onnxruntime>=1.24'"
-        )
+    """Return the provider and the kind of each node of a session."""
     subgraphs = session.get_provider_graph_assignment_info()
     return [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
 

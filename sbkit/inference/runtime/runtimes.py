@@ -18,7 +18,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import listed_checksums
 from sbkit.decoding.attention import Counts, Floats
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, Bundle, load_torch, read_bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, load_torch, read_bundle
 from sbkit.inference.runtime.model import (
     Batch,
     Effective,
@@ -107,7 +107,6 @@ def _open_onnx(folder: Path, options: RuntimeOptions, own: frozenset[str]) -> Bu
         loaded = OnnxModel.load(folder, device=device, precision=options.precision)
         _require_same_weights(loaded, folder)
         model = OnnxClips(loaded, vocab_size=tokenizer.vocab_size)
-        read.bundle.config.refuse_other_frames(model.samples_per_frame, of=folder / CONFIG)
         device = FIRST_GPU if device == "cuda" else device
         require_effective(model.effective, device=device, precision=options.precision)
         return model

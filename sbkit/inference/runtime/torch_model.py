@@ -83,7 +83,7 @@ class TorchModel:
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
         with self._uncompiled():
-            count: int = self.network.samples_per_frame(self._rate)
+            count: int = self.network.samples_per_frame
         return count
 
     @property
@@ -120,8 +120,7 @@ class TorchModel:
     def _score(self, audio: Tensor, audio_lengths: Tensor) -> list[Encoded]:
         """Run the encoder on a padded batch: (B, S), (B,)."""
         with self._placement.autocast():
-            features, frames = self.network.features(audio, audio_lengths)
-            states, frames = self.network.encode(features, frames)
+            states, frames = self.network.encode(audio, audio_lengths)
             rows: Tensor = self.network.ctc_log_probs(states).cpu()
         if self._blocks is not None:
             states = states.clone()  # CUDA graphs write the next batch's to the same place
@@ -135,7 +134,7 @@ class TorchModel:
             return score_tokens(self.network, states, tokens)
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """Leave what is compiled aside, for what is asked with other shapes than a batch has."""
+        """Run compiled blocks as they are, for shapes that a batch does not have."""
         return nullcontext() if self._blocks is None else torch.compiler.set_stance("force_eager")
 
     def _run_silence(self, clips: int, seconds: float) -> None:
@@ -197,7 +196,6 @@ def load_model(
     config: BundleConfig,
     content: bytes,
     *,
-    folder: Path,
     file: Path,
     task: Task,
     labels: Any,
@@ -213,10 +211,10 @@ def load_model(
     weights = _parse_weights(content, file)
     model, parts = build_model(config, task, labels, own=own)
     modules: nn.ModuleList = model.model
-    refuse_other_model(weights, modules.state_dict(), of=str(folder))
+    refuse_other_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     refuse_unusable(weights, of=str(file), parameters=names)
-    _load_state(modules, weights, folder)
+    _load_state(modules, weights, file)
     return TorchModel(
         model,
         parts=parts,
@@ -266,11 +264,11 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], folder: Path) -> None:
+def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], file: Path) -> None:
     try:
         modules.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         raise SbkitError(
-            f"The weights in {folder} must be those of its model, but do not go into it "
+            f"The weights in {file} must be those of its model, but do not go into it "
             f"({str(error)[:200]}). Export it again."
         ) from error

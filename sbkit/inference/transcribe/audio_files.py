@@ -29,7 +29,7 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
 
     Folders are searched to any depth for files with the suffix of an audio format. Standard input
     is written to a file first, which is removed in the end, since audio cannot be read from a pipe.
-    A file that is not there is listed: what reads it says so.
+    Missing files are listed too; reading them raises the error.
 
     Raises:
         SbkitError: a folder or a pattern has no audio.

@@ -17,7 +17,7 @@ from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.pieces import Cutter
 
-SHORTEST = 20.0  # seconds of a piece: a label is told by more than a sentence
+SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def classify_files(
 
 def _classify(bundle: Bundle, file: Path) -> Classification:
     """Return the most probable label of the pieces of a file, each weighted by its length."""
-    labels, rate = bundle.class_names, bundle.config.sample_rate
+    labels, rate = bundle.labels.names, bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     for piece in Cutter(rate, shortest=SHORTEST).pieces(stream_audio(file, rate)):
         with naming_audio(file):

@@ -5,7 +5,7 @@ on the 30 s before it, so that the size of the blocks changes nothing.
 
 Two overlapping pieces see the same audio. Their log-probabilities are cut at one frame, in the
 longest gap between two tokens of the first one, so that no word is lost and none is there twice:
-CTC has a frame for each moment, whatever is decoded from it.
+CTC has a frame for each moment, independent of the decoder.
 
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """

@@ -272,9 +272,11 @@ class Transcriber:
             encoded, first, cut = rows.get(place), cut, 0
             if part.piece is not None and isinstance(encoded, Encoded):
                 clips[place], cut = self._trim(part.piece, encoded, first)
-        said = self._pool.decode(list(clips.values()), times=self._times)
-        read = dict(zip(clips, said, strict=True))
-        found = [part.error or read.get(place) or rows[place] for place, part in enumerate(pool)]
+        decoded = self._pool.decode(list(clips.values()), times=self._times)
+        recognized = dict(zip(clips, decoded, strict=True))
+        found = [
+            part.error or recognized.get(place) or rows[place] for place, part in enumerate(pool)
+        ]
         return cast(list[Recognized | SbkitError], found), cut
 
     def _trim(self, piece: Piece, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:

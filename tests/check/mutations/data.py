@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from sbkit.check.data.noises import check_noises
+from sbkit.check.data.speech import check_noises
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
 from tests.check.harness import NO_RECIPE, Edit, Expected, Mutation
@@ -230,7 +230,7 @@ MUTATIONS = [
     Mutation(
         name="a report by a column that no test set has",
         options=("--report_by=[dialect]",),
-        expected=(Expected("data", "report_by", ("test has no `dialect`",)),),
+        expected=(Expected("splits", "report_by", ("test has no `dialect`",)),),
     ),
     Mutation(
         name="a letter that training never shows",
@@ -311,12 +311,12 @@ MUTATIONS = [
     Mutation(
         name="a sentence in two splits",
         release=with_shared_sentence,
-        expected=(Expected("data", "data_folder", ("1 of 4 in test", "sentence"), stops=False),),
+        expected=(Expected("data", "data_folder", ("1 of 4 sentences in test",), stops=False),),
     ),
     Mutation(
         name="a speaker in two splits",
         release=with_shared_speaker,
-        expected=(Expected("data", "data_folder", ("1 of 4 in dev", "speaker"), stops=False),),
+        expected=(Expected("data", "data_folder", ("1 of 2 speakers in dev",), stops=False),),
     ),
     Mutation(
         name="a transcript that nobody can say so fast",

@@ -8,7 +8,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Manifest, check_locale
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.tables import read_table
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -46,7 +45,6 @@ WAYS = {
     "blank lines": "path\tsentence\n\na.mp3\tÉté\n\n",
     "other order": "sentence\tpath\nÉté\ta.mp3\n",
     "tabs at the end": "path\tsentence\t\na.mp3\tÉté\t\n",
-    "tabs at the end of rows": "path\tsentence\na.mp3\tÉté\t\t\n",
     "capitals and spaces": "Path \tSentence\na.mp3\tÉté\n",
     "a folder before the name": "path\tsentence\nclips/a.mp3\tÉté\n",
     "the whole path": "path\tsentence\nFOLDER/clips/a.mp3\tÉté\n",
@@ -88,14 +86,14 @@ def test_a_bad_row_is_noted_and_the_others_stay(
 ) -> None:
     manifest = read_manifest(write(tmp_path, f"path\tsentence\na.mp3\tyes\n{row}\nb.mp3\tno\n"))
     assert [clip.id for clip in manifest.clips] == ["a", "b"]
-    assert manifest.bad_rows == (BadRow("line 3", reason, detail),)
+    assert manifest.bad_rows == (BadRow("row 3", reason, detail),)
 
 
 def test_an_object_without_a_path_is_a_bad_row(tmp_path: Path) -> None:
     rows = '{"path": "a.mp3", "sentence": "yes"}\n{"sentence": "no"}\n'
     manifest = read_manifest(write(tmp_path, rows))
     assert [clip.id for clip in manifest.clips] == ["a"]
-    assert manifest.bad_rows == (BadRow("line 2", "no path", "the field path is empty"),)
+    assert manifest.bad_rows == (BadRow("row 2", "no path", "the field path is empty"),)
 
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
@@ -110,8 +108,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         r"line 2 holds the byte 0xE9 \('é' in Latin-1\).*iconv -f LATIN1",
     ),
     "UTF-16": ("path\tsentence\na.mp3\thi\n".encode("utf-16"), "it is UTF-16.*iconv -f UTF-16"),
-    "binary": (b"\x00\xff\xfe" * 99, "line 1 holds a zero byte"),
-    "an open quote": ('path,sentence\na.mp3,"hi\n', "line 2 cannot be read .* quotes"),
+    "binary": (b"\x00\xff\xfe" * 99, "line 1 holds the byte 0xFF"),
 }
 
 
@@ -139,9 +136,7 @@ def test_a_clip_listed_twice_is_a_bad_row_and_ids_are_unique(tmp_path: Path) -> 
     rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
     manifest = read_manifest(write(tmp_path, rows))
     assert [clip.id for clip in manifest.clips] == ["a.wav", "a.flac", "b"]
-    assert manifest.bad_rows == (
-        BadRow("line 5", "clip listed twice", "a.wav is in line 2 already"),
-    )
+    assert manifest.bad_rows == (BadRow("row 5", "clip listed twice", "a.wav is in row 2 already"),)
 
 
 def test_columns_that_have_the_names_of_ours_are_renamed(tmp_path: Path) -> None:
@@ -163,27 +158,3 @@ def test_the_language_is_held_against_the_locale_column() -> None:
     assert note == "1 row has another locale than sv (of 3; most often fi)"
     with pytest.raises(SbkitError, match=r"is en where 2 of 3 rows have the locale de\. Pass --l"):
         check_locale(locales("de", "de", "en"), "en")
-
-
-BAD_OBJECTS = {
-    '{"path": "a.wav", "text": "a", "text": "b"}': "a key is there twice",
-    '{"path": "a.wav", "text": "a", "text ": "b"}': "a key is there twice",
-    '{"path": "\\ud800.wav", "text": "a"}': "surrogates not allowed",
-    '{"path": "\\u0000.wav", "text": "a"}': "a text holds a zero byte",
-    '["a.wav", "a"]': "it is ['a.wav', 'a']",
-}
-
-
-@pytest.mark.parametrize("line", BAD_OBJECTS)
-def test_an_object_that_cannot_be_kept_is_a_bad_row(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "train.jsonl"
-    file.write_text(f'{{"path": "b.wav", "text": "b"}}\n{line}\n')
-    (_, bad) = read_table(file).rows
-    assert isinstance(bad, BadRow) and BAD_OBJECTS[line] in bad.detail
-
-
-def test_objects_of_too_many_keys_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "train.jsonl"
-    file.write_text("".join(f'{{"path": "b.wav", "k{n}": "b"}}\n' for n in range(1001)))
-    with pytest.raises(SbkitError, match="at most 1000 different keys"):
-        read_table(file)

@@ -10,12 +10,12 @@ from torch.nn.functional import ctc_loss
 
 from sbkit.data.corpora.columns import sample_counts, take_columns
 from sbkit.data.corpora.transcripts import read_transcripts
-from sbkit.models.striding import Striding
+from sbkit.models.subsampling import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.stores import Utterance, make_store
 
 TEXTS = ("hello", "a", "", "aab bb", "he! a")
-FORTY_MS = Striding(stride=640, offset=240)
+FORTY_MS = Subsampling(stride=640, offset=240)
 
 
 @pytest.fixture(scope="module")

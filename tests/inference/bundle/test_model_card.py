@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.model_card import FORMATS, model_card
 from sbkit.inference.bundle.place import FOLDERS
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
@@ -80,10 +79,3 @@ def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
 
 def test_a_card_knows_how_every_format_is_loaded() -> None:
     assert tuple(FORMATS) == FOLDERS
-
-
-@pytest.mark.parametrize("content", ["[]", "{", '{"test": 3}', '{"test": {"test": 3}}'])
-def test_what_training_did_not_write_is_refused(run: Path, content: str) -> None:
-    (run / "summary.json").write_text(content)
-    with pytest.raises(SbkitError, match="must be what training wrote"):
-        model_card(run, SPEECH_RECOGNITION, CONFIG, {})

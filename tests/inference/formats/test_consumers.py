@@ -15,7 +15,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
-import onnx
 import pytest
 import sherpa_onnx
 import soundfile
@@ -28,7 +27,7 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
@@ -119,13 +118,6 @@ def test_onnxruntime_hears_the_same_words(
         assert tokenizer.decode(ids) == text
 
 
-def test_spectra_are_in_float64_where_the_rest_is_as_exact(folder: Path) -> None:
-    for name, has_float64 in (("model.onnx", True), ("model.int8.onnx", False)):
-        graph = onnx.load(folder / "onnx" / name).graph
-        types = {each.data_type for each in graph.initializer}
-        assert (onnx.TensorProto.DOUBLE in types) == has_float64
-
-
 def test_the_command_runs_onnx_without_importing_torch(
     folder: Path, bundle: Bundle, clips: Clips, tmp_path: Path
 ) -> None:
@@ -160,7 +152,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
     """Of a language model whose words the model hears by chance; the graph is the bundle's."""
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
-    declared = Declared(source="", word_order=2, token_order=0)
+    declared = LanguageModelSpec(source="", word_order=2, token_order=0)
     ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)
     decoder = BeamDecoder(
         tokenizer=tokenizer,

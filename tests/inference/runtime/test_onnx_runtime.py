@@ -43,10 +43,6 @@ def test_audio_of_both_scales_and_too_short_is_the_same() -> None:
         assert found.log_probs.tolist() == expected and found.lengths.tolist() == [3]
 
 
-def test_the_placement_is_read_back() -> None:
-    assert OnnxModel(content()).placement == {CPU: 2}
-
-
 def test_a_provider_that_is_not_here_is_refused() -> None:
     with pytest.raises(SbkitError, match=r"must be one that this onnxruntime has \(cpu"):
         OnnxModel(content(), device="cuda")
@@ -105,21 +101,6 @@ def test_a_fallback_after_an_error_is_refused(monkeypatch: pytest.MonkeyPatch) -
     model = OnnxModel(content())
     with pytest.raises(SbkitError, match="has moved it to OtherExecutionProvider"):
         model.log_probs(np.zeros((1, 4), np.int16), np.array([4]))
-
-
-class Silent(onnxruntime.InferenceSession):  # type: ignore[misc]
-    """As of an onnxruntime that does not tell where its nodes run."""
-
-    def __getattribute__(self, name: str) -> object:
-        if name == "get_provider_graph_assignment_info":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-
-def test_an_onnxruntime_that_does_not_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Silent)
-    with pytest.raises(SbkitError, match="too old for that"):
-        OnnxModel(content())
 
 
 class Fusing(onnxruntime.InferenceSession):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import write_checksums
 from sbkit.cli import run
 from sbkit.inference.runtime import runtimes
-from sbkit.inference.runtime.runtimes import OnnxClips, RuntimeOptions, open_model
+from sbkit.inference.runtime.runtimes import RuntimeOptions, open_model
 from tests.inference.bundles import edit_weights, make_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -173,12 +173,6 @@ def test_the_cause_is_named_and_auto_takes_the_cpu(
     assert (found.runtime, found.device, dict(found.nodes)) == ("onnx", "cpu", {CPU: 2})
 
 
-def test_an_onnx_model_must_say_how_long_a_frame_is() -> None:
-    model: Any = SimpleNamespace(metadata={}, placement={CPU: 1})
-    with pytest.raises(SbkitError, match="`samples_per_frame` of an ONNX model must be a number"):
-        OnnxClips(model, vocab_size=5)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_torch_without_a_gpu_names_the_cause_too(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +189,6 @@ def test_torch_without_a_gpu_names_the_cause_too(
     ("wanted", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
-        ({"device": "cuda:x"}, "must be auto, cpu, cuda or cuda:N"),
         ({"precision": "bf16"}, "must be fp32 or int8"),
         ({"compile": "default"}, "compiles nothing"),
         ({"on_recompile": "never"}, "must be one of error, fallback"),
@@ -207,17 +200,6 @@ def test_what_onnx_cannot_be_asked_for(
     stand_in(monkeypatch)
     with pytest.raises(SbkitError, match=says):
         effective(bundle, **wanted)
-
-
-def test_clips_of_several_lengths_go_through_one_batch(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(monkeypatch)
-    model = open_model(bundle, RuntimeOptions(runtime="onnx", device="cpu", precision="int8")).model
-    rows = model.encode([np.zeros(count, np.int16) for count in (6400, 1300)])
-    assert [each.log_probs.shape for each in rows] == [(10, TOKENS), (2, TOKENS)]
-    assert model.samples_per_frame == FRAME
-    assert model.effective.precision == "int8 and fp32"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import Declared, ensure_language_models
+from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
@@ -72,7 +72,7 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    declared = Declared(source="these", word_order=2, token_order=0)
+    declared = LanguageModelSpec(source="these", word_order=2, token_order=0)
     file = tmp_path / "lm.safetensors"
     ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})

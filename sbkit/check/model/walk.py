@@ -1,12 +1,10 @@
-"""What can be reached from some objects, each once, by its shortest path.
+"""Everything that can be reached from some objects, each once, by its shortest path.
 
-The way leads through modules, containers, attributes, properties and slots, partials, bound
-methods, weak references, generators, closures, defaults, and what a class or a function finds
-around it.
+The walk follows modules, containers, attributes, slots, partials, bound methods, closures, and the
+attributes of classes.
 """
 
 import types
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,14 +22,13 @@ from sbkit.config.document import Keys
 
 NAME = "reached"
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+VALUES = (int, float, np.ndarray)
+METHODS = (types.FunctionType, property, classmethod, staticmethod)
 LEAVES = (
-    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType),
-    *(types.BuiltinMethodType, types.MethodDescriptorType, types.GetSetDescriptorType),
-    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
+    *(str, bytes, complex, *VALUES, types.NoneType, types.ModuleType, types.BuiltinMethodType),
+    *(torch.dtype, torch.device, np.generic, Logger),
     *(Dataset, DataLoader, Sampler),  # data: a million rows, and none of them is learned
 )
-
-Child = tuple[str | int, object]
 
 
 def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
@@ -57,7 +54,36 @@ def reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
                 waiting.append(((*keys, name), child))
 
 
-def children(holder: object) -> Iterator[Child]:
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[Keys]:
+    """Return the attributes of modules whose numbers, arrays and tensors differ in two models."""
+    old, new = _values(before), _values(after)
+    changed = (keys for keys, value in new.items() if keys not in old or _differ(old[keys], value))
+    modules = {keys for keys, each in reach(after) if isinstance(each, nn.Module)}
+    found: dict[Keys, None] = {}
+    for keys in changed:
+        depth = next((d for d in range(len(keys) - 1, 0, -1) if keys[:d] in modules), 0)
+        found[keys[: depth + 1]] = None
+    return list(found)
+
+
+def _values(roots: Mapping[str, object]) -> dict[Keys, object]:
+    return {
+        (*keys, name): child
+        for keys, holder in reach(roots)
+        for name, child in children(holder)
+        if isinstance(child, (Tensor, *VALUES))
+    }
+
+
+def _differ(one: object, other: object) -> bool:
+    if type(one) is not type(other):
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape != other.shape or not torch.equal(one, other.to(one))
+    return not np.array_equal(one, other)  # type: ignore[arg-type]
+
+
+def children(holder: object) -> Iterator[tuple[str | int, object]]:
     """Yield what an object holds, with its name there."""
     match holder:
         case Tensor():
@@ -66,55 +92,24 @@ def children(holder: object) -> Iterator[Child]:
             yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
         case Mapping():
             yield from ((str(key), value) for key, value in list(holder.items()))
-            yield from ((str(key), key) for key in list(holder))
         case list() | tuple() | set() | frozenset() | deque():
             yield from enumerate(holder)
         case partial():
             yield from {"func": holder.func, "args": holder.args, **holder.keywords}.items()
-        case staticmethod() | classmethod():
-            yield "__func__", holder.__func__
         case types.MethodType():
-            yield from (("__self__", holder.__self__), ("__func__", holder.__func__))
+            yield "__self__", holder.__self__
         case types.FunctionType():
-            yield from _of_function(holder)
-        case property():
-            yield "fget", holder.fget
-        case weakref.ReferenceType():
-            yield "()", holder()
-        case types.GeneratorType():
-            yield from (holder.gi_frame.f_locals if holder.gi_frame else {}).items()
+            cells = zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True)
+            filled = ((name, cell) for name, cell in cells if cell != types.CellType())
+            yield from ((name, cell.cell_contents) for name, cell in filled)
         case type():
-            yield from _of_class(holder)
-    yield from _of_object(holder)
+            inside = (each for each in vars(holder).items() if not each[0].startswith("__"))
+            yield from ((name, each) for name, each in inside if not isinstance(each, METHODS))
+            return
+    yield from _attributes(holder)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[Child]:
-    """Yield what a function closes over, defaults to, and finds in its file."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from enumerate(function.__defaults__ or ())
-    yield from (function.__kwdefaults__ or {}).items()
-    around = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    yield from (
-        (name, value)
-        for name, value in around.items()
-        if isinstance(value, Tensor | nn.Module | partial | dict | list | tuple)
-    )
-
-
-def _of_class(kind: type) -> Iterator[Child]:
-    for name, value in list(vars(kind).items()):
-        if isinstance(value, types.FunctionType) or not name.startswith("__"):
-            yield name, value
-
-
-def _of_object(holder: object) -> Iterator[Child]:
-    if isinstance(holder, type):
-        return
+def _attributes(holder: object) -> Iterator[tuple[str, object]]:
     attributes: dict[str, Any] = getattr(holder, "__dict__", {})
     for name, value in list(attributes.items()):
         if not (isinstance(holder, nn.Module) and name in MODULE_TABLES):

@@ -1,0 +1,241 @@
+"""The encoder of every task: (audio, audio_lengths) -> (states, frame_lengths).
+
+Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
+frame, D model width.
+
+A YAML declares it as one part, `encoder`, which takes audio, or as three: `compute_features`, `CNN`
+and `Transformer`. The models own nothing: every parameter belongs to the one ModuleList of the
+YAML.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.lengths import pad_to_bucket
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import SAMPLE_RATE
+from sbkit.models.parts import (
+    FeatureExtractor,
+    FrontEnd,
+    TransformerPart,
+    WaveformPart,
+    scaled,
+    token_embedding,
+)
+from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
+
+ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
+
+SpecAugment = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
+
+
+class Encoder:
+    """An encoder of audio: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
+
+    modules: those of the YAML by their keys; part: the last, which returns the states, and may
+    decode; features: what computes features, where a part does; subsampled_by: the key of the part
+    that leaves fewer frames.
+    """
+
+    features: FeatureExtractor | None = None
+    subsampled_by: ClassVar[str]
+    TAKES: ClassVar[str]  # what that part is given, for an error
+
+    def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
+        self.part, self.modules = part, modules
+
+    def inputs(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute what the last part is given."""
+        raise NotImplementedError
+
+    def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode."""
+        return self.part.encode(*self.inputs(audio, audio_lengths))
+
+    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
+        """Count frames by what the parts declare: (B,) -> (B,); None where one declares nothing."""
+        raise NotImplementedError
+
+    @cached_property
+    def subsampling(self) -> Subsampling:
+        """How many frames audio has: by what the parts declare, else by running them on silence.
+
+        Raises SbkitError where they keep no constant stride.
+        """
+        return find_subsampling(
+            self._count, part=self.subsampled_by, unit="samples", shortest=SAMPLE_RATE
+        )
+
+    def _count(self, samples: int) -> int:
+        declared = self.declared_lengths(torch.tensor([samples]))
+        return self.count_encoded(samples) if declared is None else int(declared)
+
+    def count_encoded(self, samples: int) -> int:
+        """Run silence of so many samples, and count its frames."""
+        tensors = (each for module in self.modules.values() for each in module.parameters())
+        device = next(tensors, torch.empty(0)).device
+        with as_evaluated(device, *self.modules.values()):
+            silence = torch.zeros(1, samples, device=device)
+            try:
+                return int(self._encoded_lengths(silence, torch.tensor([samples])))
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise SbkitError(
+                    f"`{self.subsampled_by}` must take {self.TAKES}, but fails on silence "
+                    f"({type(error).__name__}: {error}). Correct it, or what it is given."
+                ) from error
+
+    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+        return self(audio, audio_lengths)[1]
+
+    def token_embedding(self) -> nn.Embedding | None:
+        """Return the embedding that is given tokens, if there is one."""
+        return token_embedding(self.part.module)
+
+
+class FeatureEncoder(Encoder):
+    """Features, front-end and Transformer, called in their order."""
+
+    subsampled_by, TAKES = FrontEnd.NAME, "features of as many mel bins as `compute_features` has"
+
+    def __init__(
+        self,
+        *,
+        compute_features: nn.Module,
+        CNN: nn.Module,
+        Transformer: nn.Module,
+        padding: int = 0,
+    ) -> None:
+        modules = {"compute_features": compute_features, "CNN": CNN, "Transformer": Transformer}
+        super().__init__(TransformerPart(Transformer, padding=padding), modules)
+        self.features: FeatureExtractor = FeatureExtractor(compute_features)
+        self.front_end = FrontEnd(CNN)
+
+    def inputs(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute features, hide some of them, and subsample: -> (B, U, D), (B,)."""
+        features, frame_lengths = self.features(audio, audio_lengths)
+        if spec_augment is not None:
+            features = spec_augment(features, frame_lengths)
+        return self.subsample(features, frame_lengths)
+
+    def subsample(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Call the front-end: (B, T, M), (B,) -> (B, U, D), (B,).
+
+        On an accelerator T becomes one of few lengths, unless what follows depends on padding.
+        """
+        if self.front_end.accepts_lengths and self.part.accepts_lengths:
+            features = pad_to_bucket(features)
+        return self.front_end(features, frame_lengths)
+
+    def encode_features(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode features: (B, T, M), (B,) -> (B, U, D), (B,)."""
+        return self.part.encode(*self.subsample(features, frame_lengths))
+
+    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
+        """Count frames by what features and front-end declare."""
+        frames = self.features.declared_lengths(audio_lengths)
+        return None if frames is None else self.front_end.declared_lengths(frames)
+
+    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
+        return self.inputs(audio, audio_lengths)[1]  # the Transformer keeps their number
+
+
+class WaveformEncoder(Encoder):
+    """One part that takes audio."""
+
+    subsampled_by, TAKES = ENCODER, "audio (B, S)"
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self.waveform = WaveformPart(encoder)
+        super().__init__(self.waveform, {ENCODER: encoder})
+
+    def inputs(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Convert audio to the scale that the part declares: -> (B, S), (B,)."""
+        return scaled(audio, self.waveform.scale), audio_lengths
+
+    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
+        """Count frames as the part declares."""
+        return self.part.declared_lengths(audio_lengths)
+
+
+def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return the parts of the encoder that a YAML declares, by key."""
+    return {key: hparams[key] for key in (ENCODER, *COMPOSED) if hparams.get(key) is not None}
+
+
+def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> Encoder:
+    """Put the parts of an encoder together; ``padding`` is the token that pads rows.
+
+    Raises SbkitError where they are neither one encoder of audio nor its three parts.
+    """
+    given = {key: part for key, part in parts.items() if part is not None}
+    if {*given} == {ENCODER}:
+        return WaveformEncoder(given[ENCODER])
+    if {*given} != {*COMPOSED}:
+        raise SbkitError(
+            f"A model must have `{ENCODER}`, which takes audio, or `compute_features`, `CNN` and "
+            f"`Transformer`, but has {' and '.join(f'`{key}`' for key in given) or 'neither'}. "
+            "Declare the one or the others."
+        )
+    return FeatureEncoder(**given, padding=padding)
+
+
+def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
+    """Return how many frames the encoder of a YAML makes of audio; raises SbkitError."""
+    return make_encoder(encoder_parts(hparams)).subsampling
+
+
+class AcousticModel:
+    """What every task shares: an encoder, and the check that the one ModuleList owns its parts."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.ModuleList,
+        encoder: Encoder,
+        heads: Mapping[str, nn.Module],
+    ) -> None:
+        parts = {**encoder.modules, **heads}
+        if encoder.features is not None:  # only what it learns: constants are no part of a model
+            name = encoder.features.NAME
+            parts[name] = nn.ParameterList(parts.pop(name).parameters())
+        require_registered(model, parts)
+        self.model, self.encoder = model, encoder
+
+    def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode: (B, S), (B,) -> (B, U, D), (B,)."""
+        return self.encoder(audio, audio_lengths)
+
+    def to(self, device: torch.device) -> None:
+        """Move the model, and what computes features, to a device."""
+        for part in (self.model, *self.encoder.modules.values()):
+            part.to(device)
+
+
+def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:
+    """Refuse a part with parameters or buffers that the one ModuleList does not own.
+
+    Such a part would stay on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804).
+    """
+    owned = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    for name, part in parts.items():
+        strays = [
+            key
+            for key, tensor in [*part.named_parameters(), *part.named_buffers()]
+            if id(tensor) not in owned
+        ]
+        if strays:
+            raise SbkitError(
+                f"`model` must own every part, but `{name}` is not in its list "
+                f"({name}.{strays[0]} and {len(strays) - 1} more tensors are left out). "
+                f"Add `!ref <{name}>` to the torch.nn.ModuleList."
+            )
