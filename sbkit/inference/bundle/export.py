@@ -118,7 +118,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
     if "transcribe" in task.commands:
-        _tell_untuned(run, config, has_decoder="decoder" in root)
+        _note_untuned(run, config, has_decoder="decoder" in root)
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
@@ -138,7 +138,7 @@ def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
     return load_task(name, own=own)
 
 
-def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
+def _note_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
     """Print what a recognizer lacks that is chosen when its training ends.
 
     Raises SbkitError for a tested run that would decode otherwise than it was tested.
