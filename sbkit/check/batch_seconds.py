@@ -82,7 +82,7 @@ def find_batch_seconds(
             f"tried on this one. Pass --{KNOB}=NUMBER."
         )
     if recipe is not None or "recipe" in knobs:
-        Run(yaml_file, overrides, recipe=recipe).refuse_out_of_range()
+        Run(yaml_file, overrides, recipe=recipe).check_ranges()
     if (before := _declared_before(knobs)) is not None:
         log(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
@@ -202,8 +202,7 @@ def _declared_before(knobs: Mapping[str, Any]) -> float | None:
     folder = knobs.get("output_folder")
     if folder is None or newest_described(Path(folder) / CHECKPOINTS) is None:
         return None
-    declaration = read_declaration(Path(folder))
-    value = None if declaration is None else declaration.values.get(KNOB)
+    value = read_declaration(Path(folder)).values.get(KNOB)
     return float(value) if isinstance(value, int | float) else None
 
 
