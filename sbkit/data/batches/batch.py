@@ -244,7 +244,7 @@ def _leave_signals_alone(worker: int) -> None:
 
 
 def _end_workers() -> None:
-    """End the workers that still read ahead: Python would send SIGTERM, which they ignore, and wait."""
+    """End the workers that still read ahead: they ignore SIGTERM, which Python would send."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
     for worker in multiprocessing.active_children():
