@@ -25,7 +25,7 @@ from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import AUDIO, require_store
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.languages import check_language
 from sbkit.text.normalize import normalize
 
@@ -126,12 +126,12 @@ def print_data(splits: Splits, knobs: Knobs) -> None:
         return
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
-        say(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
+        log(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
-        say(f"{name}: {count} left out, {reason} (listed in {listing})")
+        log(f"{name}: {count} left out, {reason} (listed in {listing})")
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
@@ -141,7 +141,7 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
     def prepare(name: str, role: str) -> PreparedSplit:
         manifest = read_listed(corpus, knobs, name)
         if not keep_empty and (note := check_locale(manifest, knobs["language"])):
-            say(f"note: {name}: {note}")
+            log(f"note: {name}: {note}")
         return prepare_split(
             manifest,
             split=name,

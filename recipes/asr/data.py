@@ -17,7 +17,7 @@ from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.corpora.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.normalize import describe_dropped, describe_normalizer
@@ -75,10 +75,10 @@ def leave_out_impossible(
 
 
 def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str) -> None:
-    say(describe_normalizer(language))
+    log(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
-        say(f"note: in train, {dropped}.")
+        log(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
 
@@ -94,4 +94,4 @@ def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampli
     for reason, count in reasons.items():
         if count:
             noun = "transcript" if count == 1 else "transcripts"
-            say(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")
+            log(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")

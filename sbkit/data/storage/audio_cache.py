@@ -36,7 +36,7 @@ from sbkit.data.storage.shard import (
     share_work,
     to_places,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 CACHE_VERSION = 2  # raise it when the same clip would give other audio
 AUDIO_FOLDER = "audio"  # of the cache
@@ -223,7 +223,7 @@ class Listing:
                 if facts.bytes and audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} has not the {facts.bytes} bytes written to it")
             except (OSError, ValueError, LookupError, TypeError) as error:
-                say(f"{audio} is damaged ({error}); its clips are decoded again.")
+                log(f"{audio} is damaged ({error}); its clips are decoded again.")
                 with suppress(OSError):
                     file.unlink()
                 continue
