@@ -88,7 +88,7 @@ def prepare_labelled(knobs: Knobs) -> Splits:
         named[name] = split.select(labelled) if len(ids) else split
         labels = _labels_of(named[name], column)
         fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
-    _refuse_unseen(named, column)
+    _check_known_labels(named, column)
     return replace(
         splits,
         train=named["train"],
@@ -104,8 +104,8 @@ def _labels_of(split: Dataset, column: str) -> list[str]:
     return labels
 
 
-def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
-    """Refuse a label of a set for validation or test, which a model could never give."""
+def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
+    """Raise SbkitError for a label of a validation or test set that the training set has not."""
     known = dict.fromkeys(_labels_of(splits["train"], column))
     for name, split in splits.items():
         for row, label in enumerate(_labels_of(split, column)):
@@ -117,8 +117,8 @@ def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
                 )
 
 
-def tell_data(splits: Splits, knobs: Knobs) -> None:
-    """Print how much every split holds, and list what is left out in the run folder; rank 0 does.
+def print_data(splits: Splits, knobs: Knobs) -> None:
+    """Print on rank 0 how much every split holds, and list what is left out in the run folder.
 
     Each recipe's `make_loaders` calls it, when nothing more is left out.
     """

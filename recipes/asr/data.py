@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
-from recipes.prepare import tell_data
+from recipes.prepare import print_data
 from sbkit.data.batches.batch import TextCollate
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import fastest_percent
@@ -46,7 +46,7 @@ def make_asr_loaders(
     """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
     subsampling = measure_subsampling(hparams)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
-    tell_data(splits, hparams)
+    print_data(splits, hparams)
     if rank() == 0:
         _tell(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])
