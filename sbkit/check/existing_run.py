@@ -117,13 +117,10 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
 def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
     """Compare how the run in the folder began with how it would go on."""
     before = read_declaration(folder)
-    if before is None:
-        return
     declared = Declaration.of(
         planned.yaml_file,
         planned.overrides,
         data=planned.splits.fingerprints,
-        hparams=planned.hparams,
     )
     differences = list(declared.differences(before))
     if differences:

@@ -17,7 +17,7 @@ from sbkit.logs.log import own_fields
 from sbkit.logs.metric import LOSS, Metric, Metrics, as_words
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
-OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
+OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer"}  # in their meta file
 OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
 OF_REPORTS = {"column", "value", "utterances", "report_by"}
 
