@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torchaudio.functional
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import read_averaged
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
@@ -24,8 +27,9 @@ from sbkit.evaluate.utterances import hash_references, read_utterances
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
-from sbkit.text.normalize import normalize
+from sbkit.text.normalize import normalize, table_to_store
 from sbkit.train.run import Run
+from tests.processes import Process
 from tests.runs import (
     ROOT,
     Workplace,
@@ -175,6 +179,41 @@ def test_the_same_command_again_does_not_train_again(finished: Path, workplace: 
         assert again[name] == summary[name], name
     assert (finished / "wer_test.txt").read_text(encoding="utf-8") == scored
     assert read_log(finished / "train_log.jsonl") == log
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_digits(
+    finished: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    yaml, run = tmp_path / "own.yaml", tmp_path / "run"
+    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
+    yaml.write_text(re.sub(r"(?m)^(ckpt_interval_minutes:) 15", r"\1 0.0001", text))
+    command = workplace.command(run, "--check=false", yaml=str(yaml))
+    kill_in_second_epoch(Process(command, SBKIT_CACHE=workplace.cache), run)
+    assert len(figures(run, "epoch")) == 1
+    last = Checkpointer(run / "checkpoints").find_checkpoint()
+    assert last is not None
+    assert last.meta["end-of-epoch"] is False
+    assert last.meta["normalizer"] == table_to_store("en")
+
+    done = workplace.train_forked(run, "--check=false", yaml=str(yaml))
+    assert done.returncode == 0, done.stderr
+    for kind in ("step", "epoch", "test"):
+        assert figures(run, kind) == figures(finished, kind)
+    expected = last_parameters(finished)
+    for name, value in last_parameters(run).items():
+        assert torch.equal(value, expected[name]), name
+    scores = [read_json(each / "summary.json")["test"] for each in (run, finished)]
+    assert scores[0] == scores[1]
+
+
+def kill_in_second_epoch(process: Process, run: Path) -> None:
+    """Kill a run as soon as it has logged two steps of its second epoch."""
+    while process.poll() is None:
+        if sum(each["epoch"] == 2 for each in figures(run, "step")) >= 2:
+            process.kill()
+        time.sleep(0.002)
+    assert process.wait() == -signal.SIGKILL
 
 
 # -- a run that learns ---------------------------------------------------------------------------
@@ -341,10 +380,7 @@ def test_a_trained_run_gets_another_decoder(
     ("name", "rate", "shaped"),
     [
         ("talk.wav", 8_000, as_it_is),
-        ("talk.wav", 44_100, in_stereo),
-        ("talk.mp3", 44_100, as_it_is),
-        ("talk.ogg", 16_000, in_stereo),
-        ("talk.opus", 48_000, as_it_is),
+        ("talk.opus", 48_000, in_stereo),
     ],
 )
 def test_the_bundle_takes_any_audio(
@@ -383,15 +419,6 @@ def test_pure_ctc_does_not_run_the_decoder(
     assert workplace.train_here(tmp_path, "--ctc_weight=1.0", *options) == 0
     with pytest.raises(AssertionError, match="the decoder was run"):
         workplace.train_here(tmp_path / "joint", *options)
-
-
-@pytest.mark.slow
-def test_pieces_of_words_are_tokens_as_well(workplace: Workplace, tmp_path: Path) -> None:
-    options = ("--token_type=bpe", "--vocab_size=50", "--number_of_epochs=1")
-    assert workplace.train_here(tmp_path, *options) == 0
-    parameters = last_parameters(tmp_path)
-    assert parameters["3.weight"].shape == (50, 32)  # ctc_lin
-    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4
 
 
 @pytest.mark.slow
