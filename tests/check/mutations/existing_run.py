@@ -58,7 +58,7 @@ MUTATIONS = [
         run=another_model,
         expected=(
             Expected(
-                "run_folder", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
+                "run_folder", ".yaml:1", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
             ),
         ),
     ),
