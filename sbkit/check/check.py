@@ -24,7 +24,7 @@ from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
 from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
-from sbkit.distributed.ranks import alone
+from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import say
 from sbkit.train.run import Run
 
@@ -77,7 +77,7 @@ def check_before_training(run: Run) -> None:
 
     Lists of utterances go into the folder `check` of the run. Raises SbkitError for an error.
     """
-    with alone(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
+    with single_rank(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:

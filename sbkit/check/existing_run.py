@@ -29,6 +29,7 @@ from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
+from sbkit.tasks.task import load_task
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
@@ -62,9 +63,8 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
         planned.yaml_file,
         planned.overrides,
         data=planned.splits.fingerprints,
-        hparams=planned.hparams,
     )
-    now.refuse_other(folder)
+    now.check_continues(folder)
     refuse_other_weights(planned.hparams["checkpointer"], newest)
 
 
@@ -131,7 +131,9 @@ def _find_other_tokenizer(
 def _plain(planned: PlannedRun) -> dict[str, Any]:
     file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
-    config = plain_parts(read_document(file).root, planned.hparams, planned.recipe.task)
+    task = planned.recipe.task
+    load_task(task.name, own=frozenset([task.name.rpartition(".")[0]]))
+    config = plain_parts(read_document(file).root, planned.hparams, task)
     described: dict[str, Any] = json.loads(json.dumps(config))
     return described
 

@@ -22,11 +22,11 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
-from sbkit.logs.metric import best_key
+from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
-from sbkit.train.scoring import BEST_EPOCH, LOSS, metrics_of
+from sbkit.train.scoring import BEST_EPOCH, metrics_of
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, explained_memory
 

@@ -333,7 +333,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     assert not find_prunable([entry], older_than=None, unused=True)
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     assert entry.is_orphan
-    assert remove(entry, tmp_path / "cache")
+    assert remove(entry)
     assert not first[0].path.exists()
 
 

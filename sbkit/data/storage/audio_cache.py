@@ -1,4 +1,4 @@
-"""Decoded audio, kept by clip: what a corpus folder holds is decoded once for all its splits.
+"""The cache of decoded audio: what a corpus folder holds is decoded once for all its splits.
 
 A clip is known by its path, size and time of change. Its text is not kept: correcting a transcript
 decodes nothing. Clips are decoded in blocks, each by the process that holds its lock file, into a
@@ -159,7 +159,7 @@ class AudioCache:
 
     @contextmanager
     def _write_access(self) -> Iterator[None]:
-        """Make the folder, and share it with other processes that prepare; clean up if alone."""
+        """Make the folder and hold a shared lock on it; clean up first if no process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder, os.O_RDONLY)
@@ -168,6 +168,9 @@ class AudioCache:
         try:
             if try_lock(lock, without_locks=False):
                 remove_leftovers(self.folder)
+                for audio in self.folder.glob("*.arrow"):
+                    if not audio.with_suffix(".parquet").is_file():
+                        audio.unlink()
             share_lock(lock)
             yield
         except OSError as error:

@@ -204,7 +204,6 @@ def claimed(folder: Path, work: str, *, wait: bool) -> Iterator[bool]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left; call it only while no other process writes there."""
-    for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
+    for pattern in (".*.tmp", f"{CLAIM}*"):
         for file in folder.glob(pattern):
-            if file.suffix != ".arrow" or not file.with_suffix(".parquet").is_file():
-                file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)

@@ -262,23 +262,25 @@ def share(variables: Mapping[str, str]) -> tuple[int, int]:
     Raises:
         SbkitError: the variables are not as these set them.
     """
-    prefix = "SLURM_ARRAY_TASK_"
+    array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
     try:
-        if f"{prefix}ID" in variables:
-            place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
-            place //= int(variables.get(f"{prefix}STEP", "1"))
-            of = int(variables[f"{prefix}COUNT"])
+        if array:
+            first, of = int(array["SLURM_ARRAY_TASK_MIN"]), int(array["SLURM_ARRAY_TASK_COUNT"])
+            step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
+            place = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
         else:
             place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-        if not 0 <= place < of:  # as of an array of 1, 3 and 7
-            raise ValueError(f"number {place} of {of}")
-        return place, of
-    except (KeyError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, ValueError) as error:
         raise SbkitError(
-            f"The processes that share the work must know their number by {prefix}ID, _MIN and "
-            f"_COUNT, as SLURM sets them, or by RANK and WORLD_SIZE, but {error} is wrong. Set "
-            "them to numbers without gaps, or unset them."
+            "The processes that share the work must know their number by SLURM_ARRAY_TASK_ID, _MIN "
+            f"and _COUNT, or by RANK and WORLD_SIZE, but {error} is wrong. Set or unset them all."
         ) from error
+    if place >= of:
+        raise SbkitError(
+            f"The tasks of an array must have numbers without gaps, but this is number {place} of "
+            f"{of}. Write --array=0-{of - 1}."
+        )
+    return place, of
 
 
 def _finish(
@@ -322,7 +324,7 @@ def _writing(storage: Storage) -> Iterator[None]:
         if error.errno in DISK_FULL:
             raise SbkitError(
                 f"The disk of {place} must have room for shards, but is full. Make room, or name "
-                "another place. The shards that are finished stay, and the same command goes on "
+                "another place. The shards that are finished stay, and the same command continues "
                 "from there."
             ) from error
         raise SbkitError(
