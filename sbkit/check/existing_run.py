@@ -56,16 +56,12 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
         return
     yield from _find_foreign(planned, folder)
     newest = newest_checkpoint(folder)
-    if newest is None:
-        return
-    yield from _find_other_tokenizer(planned, folder, newest)
-    now = Declaration.of(
-        planned.yaml_file,
-        planned.overrides,
-        data=planned.splits.fingerprints,
-    )
-    now.check_continues(folder)
-    refuse_other_weights(planned.hparams["checkpointer"], newest)
+    others = [] if newest is None else list(_find_other_tokenizer(planned, folder, newest))
+    yield from others
+    if newest is not None and not others:
+        data = planned.splits.fingerprints
+        Declaration.of(planned.yaml_file, planned.overrides, data=data).check_continues(folder)
+        refuse_other_weights(planned.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
