@@ -25,7 +25,7 @@ from sbkit.check.yaml.ranges import check_ranges
 from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
 from sbkit.distributed.ranks import single_rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
@@ -92,7 +92,7 @@ def check_before_training(run: Run) -> None:
     listings = write_listings(findings, planned.run_folder)
     for finding, listing in zip(findings, listings, strict=True):
         where = f" All of them are listed in {listing}." if listing else ""
-        say(f"note: {finding.as_sentence()}{where}")
+        log(f"note: {finding.as_sentence()}{where}")
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from sbkit.checkpoint.staging import (
 )
 from sbkit.checkpoint.weights import average, modules_of, refuse_other_weights
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
 
 # Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
@@ -268,7 +268,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Print something once, however often the folder is read."""
         if message not in self._told:
             self._told.add(message)
-            say(message)
+            log(message)
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:

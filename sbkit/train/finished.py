@@ -9,7 +9,7 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX
 from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.listing import describe, newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.logs.metric import BestKey, Metrics, best_key
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
 
@@ -62,7 +62,7 @@ def stops_early(brain: Any, patience: int) -> bool:
     )[0]
     if stops:
         name = best_key(metrics_of(type(brain))).name
-        say(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
+        log(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
     return stops
 
 

@@ -15,7 +15,7 @@ from sbkit.data.report import write_data_report
 from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.summary import SUMMARY
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.logs.text_log import TextLog
 from sbkit.train.brain import Brain
 from sbkit.train.run import Run
@@ -27,16 +27,16 @@ def train(arguments: Sequence[str]) -> None:
     run.check_ranges()
     device = run.placement.device
     with (
-        TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as log,
+        TextLog(run.folder, title=shlex.join(["train.py", *arguments])) as text_log,
         process_group(device),
     ):
         waiting = describe_waiting(torch.get_num_threads())
-        say(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
+        log(f"{device}: {waiting}; {describe_allocator()}{describe_products(device)}")
         overrides = find_batch_seconds(run.yaml_file, run.overrides, recipe=run.recipe)
         run = Run(run.yaml_file, overrides, recipe=run.recipe)  # `batch_seconds: auto` is a number
         prepare(run)
         was_finished = run.is_finished  # afterwards every run is
-        begin(run, log, was_finished=was_finished)
+        begin(run, text_log, was_finished=was_finished)
         brain = run.make_brain()
         brain.loaders = run.loaders
         brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
@@ -51,9 +51,9 @@ def prepare(run: Run) -> None:
         if run.knobs.get("check", True) and rank() == 0:
             check_before_training(run)
         if note := run.declare().check_continues(run.folder):
-            say(note)
+            log(note)
         if run.label_file and not run.is_begun:
-            say(
+            log(
                 f"note: {run.label_file} was there before the first checkpoint, and is used as it "
                 "is. Remove it to have it made anew of this data."
             )
@@ -66,10 +66,10 @@ def prepare(run: Run) -> None:
     run.load_initial_weights()
 
 
-def begin(run: Run, log: TextLog, *, was_finished: bool) -> None:
+def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
     """Write into the run folder what the run is, now that nothing refuses it."""
     with main_rank_first():
-        log.open()
+        text_log.open()
         if rank() == 0:
             run.declare().write(run.folder)
             save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
@@ -81,8 +81,8 @@ def begin(run: Run, log: TextLog, *, was_finished: bool) -> None:
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
     """Test the best weights, unless nothing was trained and the results are there."""
-    say(f"run folder: {run.folder}")
+    log(f"run folder: {run.folder}")
     if was_finished and (run.folder / SUMMARY).is_file():
-        say(f"All epochs were trained before; the results in {run.folder} stay as they are.")
+        log(f"All epochs were trained before; the results in {run.folder} stay as they are.")
     else:
         brain.evaluate(run.loaders.test)

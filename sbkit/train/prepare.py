@@ -13,7 +13,7 @@ from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.filesystem import Storage
 from sbkit.data.storage.shard_units import ShardOptions
 from sbkit.data.storage.write_shards import parse_size, write_shards
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.train.run import Run
 
 
@@ -29,14 +29,14 @@ def prepare_data(arguments: Sequence[str], report: Path | None = None) -> None:
     rate, language = run.knobs["sample_rate"], run.knobs.get("language")
     facts = measure_data(run.splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
-        say(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+        log(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
     for each in facts["left_out"]:
-        say(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
+        log(f"{each['split']}: {each['utterances']} left out, {each['reason']}")
     if not shard_numbers(run.splits.train).any():
-        say(f"prepared audio: {default_cache()}")
+        log(f"prepared audio: {default_cache()}")
     if report is not None:
         _, page = write_data_report(run.splits, report, sample_rate=rate, language=language)
-        say(f"report: {page}")
+        log(f"report: {page}")
 
 
 def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) -> None:
@@ -65,5 +65,5 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
         for name, shards in index.splits.items():
             hours = sum(shard.samples for shard in shards) / options.sample_rate / 3600
             clips = sum(shard.clips for shard in shards)
-            say(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
-        say(f"Train with --data_folder={destination}")
+            log(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        log(f"Train with --data_folder={destination}")

@@ -19,7 +19,7 @@ from sbkit.config.ranges import RANGES, refuse_out_of_range
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
@@ -132,7 +132,7 @@ class Run:
         source = self.knobs.get("init_from")
         if source and not self.is_begun:
             for line in initialize_from(Path(source), self.hparams, self.recipe.task).lines():
-                say(line)
+                log(line)
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""

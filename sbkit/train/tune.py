@@ -8,7 +8,7 @@ from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.lock import hold
 from sbkit.config.hparams import parse_command
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.train.run import Run
 
 
@@ -31,7 +31,7 @@ def tune_run(folder: Path, changes: Mapping[str, object]) -> None:
             if rank() == 0:
                 hold(run.folder)
             if note := run.declare().check_continues(run.folder):
-                say(note)
+                log(note)
             _ = run.labels  # and the language models
         brain = run.make_brain()
         if not hasattr(brain, "decoding"):  # which chooses the weights once the best is loaded
