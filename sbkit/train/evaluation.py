@@ -27,8 +27,9 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
+from sbkit.train.nonfinite import explained_memory
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
-from sbkit.train.step import as_loss, explained_memory
+from sbkit.train.step import as_loss
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
