@@ -98,8 +98,8 @@ class RunDecoding:
             predictions = brain.compute_forward(placed, Stage.VALID)
         log_probs = predictions.log_probs.float().cpu().numpy()
         frames, attention = (
-            predictions.frames.tolist(),
-            self._attention(predictions.states, predictions.frames),
+            predictions.frame_lengths.tolist(),
+            self._attention(predictions.states, predictions.frame_lengths),
         )
         return [
             TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
