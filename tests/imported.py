@@ -24,6 +24,6 @@ for name in (
 ):
     import_module(name)
 recipe, unread = map(import_module, ("recipes.asr.recipe", "sbkit.check.yaml.unread"))
-unread.read_by(recipe.ASR)  # the sources of all, a sixth of a run that is small and checked
+unread.names_read_by(recipe.ASR)  # the sources of all, a sixth of a run that is small and checked
 gc.freeze()
 gc.enable()

@@ -14,6 +14,7 @@ import G722
 import numpy as np
 import soundfile
 
+from recipes.AsteriskPrompts.numbers import spell_digits
 from recipes.debian import PASS_A_RELEASE
 from recipes.release_folder import (
     Row,
@@ -29,7 +30,6 @@ from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import normalize
-from sbkit.text.numbers import spell_digits
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
 G722_BIT_RATE = 64_000  # bits per second

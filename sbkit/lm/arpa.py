@@ -1,4 +1,4 @@
-r"""ARPA files: n-grams with log10 probabilities and back-offs, as text that other tools know.
+r"""Read and write ARPA files: n-grams with log10 probabilities and back-offs, as text.
 
     \data\
     ngram 1=3
@@ -45,7 +45,7 @@ def read_arpa(path: Path) -> NgramModel:
 
 
 class Lines:
-    """The lines of a file, counted, so that a refusal can name the one it means."""
+    """The lines of a file, counted, so that an error can name one."""
 
     def __init__(self, path: Path, lines: Iterator[bytes]) -> None:
         self.path, self.lines = path, lines
@@ -67,7 +67,7 @@ class Lines:
             count -= len(rows)
 
     def fault(self, must: str, but: str, *, line: int | None = None) -> SbkitError:
-        """Return the refusal of a line, by default the one read last."""
+        """Return the error of a line, by default the one read last."""
         number = self.number if line is None else line
         return SbkitError(
             f"An ARPA file {must}, but {self.path} {but} (line {number}). Make or fetch the file "
@@ -169,7 +169,7 @@ def _backoff(row: list[bytes], order: int) -> float:
 
 
 def _malformed(lines: Lines, rows: list[list[bytes]], order: int) -> SbkitError:
-    """Find the first row that is no n-gram, and return its refusal."""
+    """Return the error of the first row that is no n-gram."""
     for line, row in enumerate(rows, start=lines.number + 1):
         try:
             _backoff(row, order), float(row[0])

@@ -17,7 +17,7 @@ class Arcs(NamedTuple):
 
 
 class Automaton(NamedTuple):
-    """A deterministic automaton, but that from each state one may back off.
+    """An automaton that is deterministic but for its arcs of back-off.
 
     start: after `<s>`; words: an arc for each n-gram but those that end in `<s>`; those that end in
     `</s>` are the ends, which lead nowhere; backoffs: to the state of a shorter history.

@@ -1,11 +1,11 @@
-"""A back-off n-gram model in sorted arrays, which decoders ask word by word.
+"""A back-off n-gram model in sorted arrays, which scores text word by word.
 
 Legend: V words, N n-grams of one order. An n-gram of order n is a row of that order's arrays; its
 key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). So the n-grams
 that share a context stand side by side, and one binary search per word finds any of them.
 
-A state is the history that says all that the words so far say of what follows: the number of an
-n-gram, counted from 1 through all orders, or NO_HISTORY.
+A state is the shortest history that predicts as well as all words so far: the number of an n-gram,
+counted from 1 through all orders, or NO_HISTORY.
 """
 
 from bisect import bisect_left
@@ -73,7 +73,7 @@ class NgramModel:
     grams: tuple[Grams, ...]
 
     def __reduce__(self) -> tuple[type["NgramModel"], tuple[tuple[str, ...], tuple[Grams, ...]]]:
-        """Pickle the model without what follows from it, for processes that decode."""
+        """Pickle the model without its cached tables, for processes that decode."""
         return type(self), (self.words, self.grams)
 
     @property
@@ -97,8 +97,7 @@ class NgramModel:
     def score(self, state: int, word: int) -> tuple[float, int]:
         """Return the natural log-probability of a word after a state, and the state after it.
 
-        The next state is the shortest that says as much about what follows as all the words do:
-        two histories with equal states have equal futures.
+        Two histories with equal states have equal futures.
         """
         words, log_probs, backoffs, shorter, states, begins = self._columns
         paid = 0.0
@@ -112,7 +111,7 @@ class NgramModel:
         return paid + log_probs[1 + word], states[1 + word]
 
     def numbered(self) -> Numbered:
-        """Number the n-grams, and tell which are states: something follows, or back-off costs."""
+        """Number the n-grams, and find the states: those with successors or a back-off weight."""
         size = len(self.words)
         firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, of each order
         orders = zip(self.grams, firsts, strict=False)

@@ -1,4 +1,4 @@
-"""Language models in one safetensors file, with what they were made of.
+"""Store language models in one safetensors file, with the origin of their text.
 
 Each model has a name, such as ``words``; its arrays are ``NAME.keys_2``, ``NAME.log_probs_1`` and
 so on, and its words are one text. Loading runs nothing, and takes no more memory than the file.
@@ -24,11 +24,11 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class UnfitError(Exception):
-    """What must hold of a file, and what came."""
+    """Two halves of an error: what must hold of a file, and what came."""
 
 
 def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
-    """Write models, and what says where they come from."""
+    """Write models and their metadata."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, model in models.items():
         arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
@@ -43,10 +43,9 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
 
 
 def load(file: Path) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and what is said of them.
+    """Read models and their metadata.
 
-    Raises:
-        SbkitError: it is no file of language models, or its parts do not fit together.
+    Raises SbkitError where it is no file of language models, or its parts do not fit together.
     """
     content = read_regular(file, largest=LARGEST_FILE, what="A file of language models")
     return parse(content, of=file)

@@ -14,10 +14,8 @@ LARGEST = 1 << 22  # bytes
 class ClassLabels:
     """The names of the classes, in the order of their ids.
 
-    ``content`` gives the bytes of the file where they were read, and checked, before.
-
-    Raises:
-        SbkitError: the file cannot be read, or holds fewer than two names or one twice.
+    ``content``: the bytes of the file where they were read before.
+    Raises SbkitError where the file cannot be read, or holds fewer than two names or one twice.
     """
 
     def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
@@ -51,9 +49,8 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder has them; refuse others.
 
-    Raises:
-        SbkitError: the run folder lists other classes, there are fewer than two, or a name is
-            empty, or has several lines or a tab.
+    Raises SbkitError where the run folder lists other classes, there are fewer than two, or a name
+    is empty, or has several lines or a tab.
     """
     wanted = sorted(set(names))
     if len(wanted) < 2:

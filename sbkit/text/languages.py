@@ -1,4 +1,4 @@
-"""Language tags: which ones there are, and what is said of one that there is not."""
+"""Language tags: the known ones, and advice for the others."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _LONG_CODES = {
 }
 KNOWN_CODES = frozenset(_LONG_CODES.values())
 
-# What else people write: names in English and in the language itself, and codes of countries.
+# Names in English and in the language itself, and codes of countries.
 _OTHER_NAMES: Mapping[str, str] = {
     "ar": "arabic",
     "ca": "catalan català",
@@ -78,10 +78,8 @@ _TAG = re.compile(
 def check_language(value: object) -> str:
     """Return a language tag: a code of ISO 639, alone or with a region, as Common Voice writes it.
 
-    A code of three letters is one of ISO 639-3, which has 7,900, unless there is one of two.
-
-    Raises:
-        SbkitError: it is no tag, or one of no known language.
+    A code of three letters is taken for one of ISO 639-3, unless there is one of two letters.
+    Raises SbkitError where it is no tag, or one of no known language.
     """
     if value is False:
         raise SbkitError(
@@ -103,8 +101,7 @@ def _is_known(code: str) -> bool:
 def language_tags(value: object) -> tuple[str, ...]:
     """Return the tags of the knob ``language``: of one language or of a list of languages.
 
-    Raises:
-        SbkitError: the list is empty, or one of them is no known tag.
+    Raises SbkitError where the list is empty, or one of them is no known tag.
     """
     values = value if isinstance(value, list | tuple) else [value]
     if not values:
@@ -113,10 +110,7 @@ def language_tags(value: object) -> tuple[str, ...]:
 
 
 def spoken_language(value: object) -> str:
-    """Return the tag of the knob ``language``; "" of several, where nothing says which is spoken.
-
-    Raises SbkitError where `language_tags` does.
-    """
+    """Return the tag of the knob ``language``, or "" for several languages."""
     tags = language_tags(value)
     return tags[0] if len(tags) == 1 else ""
 

@@ -1,7 +1,7 @@
-"""Transcripts as a model is to write them: one table per language, one function for all.
+"""Normalize transcripts: one table for each language, one function for all.
 
-Letters are never dropped. A letter that a language does not write itself is replaced by the plain
-letters it is made of ("café" in English: "cafe") or, where there are none, kept as it is.
+Letters are never dropped. A letter that a language does not use is replaced by the plain letters it
+consists of ("café" in English: "cafe") or, where there are none, kept as it is.
 """
 
 import re
@@ -15,7 +15,6 @@ from typing import Any
 from sbkit.text.languages import primary
 
 NORMALIZER_VERSION = 4  # raise it when a sentence would get another text
-SAME_RULES = 2  # since this version only tables have changed, and a trained model keeps its own
 LONGEST_LETTERS = 1000  # characters of a stored table's letters, and of each replacement
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -26,7 +25,7 @@ _HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK
 
 @dataclass(frozen=True)
 class Orthography:
-    """What one language writes: its letters, the marks within words, the symbols it reads aloud.
+    """How one language is written: its letters, the marks within words, symbols read as words.
 
     Attributes:
         letters: the lower-case letters of the language; empty means those of every script.
@@ -46,7 +45,7 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
     "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
     "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
-    # Without "ё": Russian writes its two dots as it pleases, the prompts "решётка" and "решетка".
+    # Without "ё", whose two dots are optional in Russian: "решётка" and "решетка".
     "ru": Orthography("абвгдежзийклмнопрстуфхцчшщъыьэюя", "", {"&": " и ", "%": " процентов "}),
     "de": Orthography(_LATIN + "äöüß", "'", {"&": " und ", "%": " prozent "}),
     "pt": Orthography(_LATIN + "àáâãçéêíóôõúü", "'", {"&": " e ", "%": " por cento "}),
@@ -70,7 +69,7 @@ _APOSTROPHES = (
     "`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}"
     "\N{ACUTE ACCENT}\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}\N{FULLWIDTH APOSTROPHE}"
 )
-# Lower case would turn "İ" into "i" and a loose dot, which no language wants.
+# Lower case would turn "İ" into "i" and a combining dot.
 _SAME = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | {"İ": "i"})
 # Letters without a Unicode decomposition into the plain ones that stand in for them.
 _PLAIN = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"}
@@ -115,22 +114,19 @@ def table_to_store(language: str) -> dict[str, Any]:
 def read_stored_table(stored: Any) -> tuple[int, Orthography]:
     """Return the version and the table of what `table_to_store` returned.
 
-    Raises ValueError for anything else, and for replacements that could make a text endless.
+    Raises ValueError for anything else, and for replacements that contain what they replace.
     """
     names = {field.name for field in fields(Orthography)}
-    stored = {"spaces": True, **stored} if isinstance(stored, dict) else {}  # version 2 has none
-    if stored.keys() != {"version", *names}:
+    if not isinstance(stored, dict) or stored.keys() != {"version", *names}:
         raise ValueError("the keys are others")
-    version, rewrite = stored["version"], stored["rewrite"]
-    if type(version) is not int or not isinstance(rewrite, dict):
-        raise ValueError("the version is no number, or there are no replacements")
+    version, rewrite, spaces = stored["version"], stored["rewrite"], stored["spaces"]
+    if (type(version), type(rewrite), type(spaces)) != (int, dict, bool):
+        raise ValueError("a value is of another type")
     texts = [stored["letters"], stored["joiners"], *rewrite.values()]
     if not all(isinstance(each, str) and len(each) <= LONGEST_LETTERS for each in texts):
-        raise ValueError("there is a text that is none, or too long")
+        raise ValueError("a text is of another type, or too long")
     if any(len(char) != 1 or char in word for char in rewrite for word in rewrite.values()):
-        raise ValueError("what is replaced is no character, or is in a replacement")
-    if type(stored["spaces"]) is not bool:
-        raise ValueError("whether there are spaces is not said")
+        raise ValueError("a replacement is not of one character, or contains one")
     return version, Orthography(**{name: stored[name] for name in names})
 
 
@@ -140,7 +136,7 @@ def separates_words(language: str) -> bool:
 
 
 def describe_normalizer(language: str) -> str:
-    """Return a line that says which table a language has, and what becomes of its texts."""
+    """Return a line that names the table of a language, and its effect on texts."""
     name, table = primary(language), orthography(language)
     if table.letters:
         line = f"text table of {name}: lower case, the letters {table.letters}"
@@ -156,7 +152,7 @@ def describe_normalizer(language: str) -> str:
 
 
 def count_dropped(characters: Mapping[str, int], language: str) -> Counter[str]:
-    """Choose the characters that normalization drops though they may be read aloud ("€", "½").
+    """Count the characters that normalization drops though they may be read aloud ("€", "½").
 
     ``characters`` counts those of all sentences.
     """
@@ -187,7 +183,7 @@ def describe_dropped(characters: Mapping[str, int], language: str) -> str | None
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
-    ``table`` takes the place of the language's own: a trained model keeps the one that it had.
+    ``table`` replaces the language's own: a trained model keeps the one that it was trained with.
 
     Punctuation becomes a space, save the dots between initials and the apostrophes inside words of
     languages that write them, and nothing between two characters of Chinese, Thai and the like,
@@ -206,20 +202,20 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
 
 
 class _Table(dict[int, str]):
-    """What stands for each character: for `str.translate`, which is ten times as fast as a loop."""
+    """The replacement of each character, for `str.translate`, ten times as fast as a loop."""
 
     def __init__(self, write: Callable[[str], str]) -> None:
         super().__init__()
         self._of = write
 
     def __missing__(self, code: int) -> str:
-        """Find out about a character that is met for the first time."""
+        """Compute the replacement of a character that comes for the first time."""
         self[code] = self._of(chr(code))
         return self[code]
 
 
 def _compose(text: str) -> str:
-    """Drop what has no width, and join letters with the marks that now follow them."""
+    """Drop characters without width, and compose letters with the marks that then follow them."""
     return unicodedata.normalize("NFC", _MARKS.sub(r"\1", text.translate(_WIDE)))
 
 
@@ -236,7 +232,7 @@ def _plain_form(char: str) -> str:
 
 
 def _is_silent(char: str) -> bool:
-    """Check for soft hyphens, joiners and selectors of zero width, and letters that are a line."""
+    """Check for soft hyphens, joiners and selectors of zero width, and the tatweel."""
     if char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me"):
         return True
     return "VARIATION SELECTOR" in unicodedata.name(char, "")
@@ -246,7 +242,7 @@ _WIDE = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
 
 
 def _write(char: str, letters: str, joiners: str) -> str:
-    """Return what stands for a lower-case character: itself, plain letters, nothing or a space."""
+    """Return the replacement of a lower-case character: itself, plain letters, "" or a space."""
     if char in joiners or char in letters or char.isdecimal():
         return char
     if char == "'":

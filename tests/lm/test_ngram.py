@@ -9,7 +9,7 @@ import pytest
 from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import BEGIN, END, NO_HISTORY, Grams, NgramModel
-from tests.decoding.by_definition import sentence_log_prob, state_after
+from tests.decoding.by_definition import state_after
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
@@ -104,10 +104,3 @@ def test_an_ngram_may_be_there_without_its_first_word() -> None:
         log_prob, state = model.score(state, word)
         assert log_prob == pytest.approx(expected)
     assert state == NO_HISTORY
-
-
-def test_higher_orders_know_their_own_text_better() -> None:
-    text = [line.split() for line in SENTENCES]
-    models = [train(text, order=order).model for order in (1, 2, 3)]
-    totals = [sum(sentence_log_prob(model, line) for line in text) for model in models]
-    assert totals == sorted(totals)

@@ -49,17 +49,12 @@ def text(content: str) -> np.ndarray[Any, Any]:
 
 SPOILED: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    "no safetensors": lambda file: file.write_bytes(b"ngram 1=5"),
     "no metadata": lambda file: safetensors.numpy.save_file({"a": np.zeros(2)}, file),
-    "another order": lambda file: change(file, "words.keys_2", None, words=2),
     "an order of thousands": lambda file: change(file, "words.keys_2", None, words=5000),
     "another model": lambda file: change(file, "others.words", text("a")),
     "unsorted": lambda file: change(file, "words.keys_2", np.zeros(4, np.int64)),
-    "floats for keys": lambda file: change(file, "words.keys_2", np.zeros(4, np.float32)),
     "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
     "words twice": lambda file: change(file, "words.words", text("<unk>\n<s>\n</s>\na\na")),
-    "other first words": lambda file: change(file, "words.words", text("a\nb\nc")),
-    "no text": lambda file: change(file, "words.words", np.array([255, 254], np.uint8)),
 }
 
 
@@ -80,11 +75,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
         ("keys", 1 << 60, "have keys from 0 to"),
     ],
 )
-@pytest.mark.parametrize("order", [1, 2, 3])
 def test_a_number_that_no_model_has_is_refused(
-    tmp_path: Path, name: str, value: float, must: str, order: int
+    tmp_path: Path, name: str, value: float, must: str
 ) -> None:
-    file = stored(tmp_path)
+    file, order = stored(tmp_path), 2
     array = safetensors.numpy.load_file(file)[f"words.{name}_{order}"].copy()
     array[-1] = value
     change(file, f"words.{name}_{order}", array)

@@ -68,18 +68,6 @@ def test_text_that_looks_like_special_tokens_is_harmless(
         assert tokenizer.decode(ids) == heard
 
 
-def test_special_ids_leave_no_trace_in_the_text(tmp_path: Path) -> None:
-    tokenizer = train(tmp_path, "char", None)
-    first, *others = tokenizer.encode("the dog")
-    assert tokenizer.decode([2, 0, first, 0, 1, *others, 3]) == "the dog"
-
-
-def test_characters_are_as_many_as_the_text_has(tmp_path: Path) -> None:
-    tokenizer = train(tmp_path, "char", None)
-    assert tokenizer.vocab_size == len(set("".join(SENTENCES))) + 4
-    assert len(tokenizer.encode("the dog")) == len("the dog")
-
-
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     files = [train(tmp_path / name, kind, vocab_size).model_file for name in ("one", "two")]
@@ -103,12 +91,9 @@ DECLARED: dict[str, tuple[str, Any, Iterable[str], str]] = {
     "unknown kind": ("word", None, SENTENCES, "one of char, bpe, unigram, but is 'word'"),
     "no size": ("bpe", None, SENTENCES, "must be a number when token_type is bpe"),
     "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+"),
-    "too small for unigram": ("unigram", 10, SENTENCES, "unigram tokenizer of 10 tokens"),
-    "too large": ("bpe", 5000, SENTENCES, r"tokenizer of 5000 tokens .*value <= \d+"),
     "too large for unigram": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+"),
     "size of characters": ("char", 99, SENTENCES, r"is 99: the training text has \d+ tokens"),
     "no text": ("char", None, [], "at least one character"),
-    "empty text": ("char", None, ["", ""], "at least one character"),
 }
 
 
@@ -127,17 +112,11 @@ def test_a_run_folder_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         train(tmp_path, "char", None)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "missing"])
 def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, damage: str) -> None:
     file = train(tmp_path, "char", None).model_file
-    content = {"empty": b"", "cut": file.read_bytes()[:-40], "text": b"tokens\n" * 9}
-    file.unlink() if damage == "missing" else file.write_bytes(content[damage])
+    content = file.read_bytes()[:-40]
+    file.unlink() if damage == "missing" else file.write_bytes(content)
     with pytest.raises(SbkitError, match="sentencepiece model") as caught:
         Tokenizer(model_file=file)
     assert str(file) in str(caught.value)
-
-
-def test_a_size_beside_characters_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match=r"must be null when token_type is char, but is 999: the"):
-        train(tmp_path, "char", 999)
-    assert [*tmp_path.iterdir()] == []

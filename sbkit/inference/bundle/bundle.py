@@ -40,7 +40,7 @@ from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.storage import LARGEST_FILE as LARGEST_LANGUAGE_MODEL
 from sbkit.tasks.task import Task, load_task
-from sbkit.text.normalize import NORMALIZER_VERSION, SAME_RULES, normalize
+from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -202,7 +202,7 @@ class Bundle:
         A note on standard error says where this sbkit has other rules.
         """
         version, table = self.config.normalizer or (NORMALIZER_VERSION, None)
-        if not SAME_RULES <= version <= NORMALIZER_VERSION:
+        if version != NORMALIZER_VERSION:
             print(
                 f"note: the model's transcripts were normalized by version {version} of the rules, "
                 f"and texts are now by version {NORMALIZER_VERSION}, with the model's own table.",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbkit.text.numbers import spell_digits
+from recipes.AsteriskPrompts.numbers import spell_digits
 
 CASES = [
     ("en", "press 1", "press one"),

@@ -1,0 +1,88 @@
+"""What a hostile file must not do: run code, move the cursor, or end in a traceback."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.text import printable
+
+ESCAPE = "\x1b[2J\x1b[H"
+# Audit events of Python that reading data has no reason to raise.
+EXECUTED = (
+    *(
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "pty.spawn",
+        "pickle.find_class",
+    ),
+    *("socket.connect", "socket.getaddrinfo", "urllib.Request", "webbrowser.open"),
+)
+_events: list[str] | None = None
+
+
+def _note(event: str, details: tuple[Any, ...]) -> None:
+    if _events is not None and event in EXECUTED:
+        _events.append(event)
+
+
+sys.addaudithook(_note)  # for as long as the process lives
+
+
+@contextmanager
+def watched(canary: Path) -> Iterator[None]:
+    """Fail where something is executed inside, or the file ``canary`` made."""
+    global _events
+    _events = seen = []
+    try:
+        yield
+    finally:
+        _events = None
+    assert not seen and not canary.exists()
+
+
+def refused(read: Callable[[], object], canary: Path) -> str:
+    """Read a hostile file, and return the sentence that refuses it."""
+    with watched(canary), pytest.raises(SbkitError) as error:
+        read()
+    sentence = str(error.value)
+    assert sentence.strip() and printable(sentence) == sentence
+    return sentence
+
+
+def _replace(make: Callable[[Path], Any], file: Path) -> None:
+    file.unlink()
+    make(file)
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _sparse(file: Path) -> None:
+    with file.open("wb") as content:
+        content.truncate(1 << 40)
+
+
+# What may stand in the place of a file.
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "missing": Path.unlink,
+    "pipe": partial(_replace, os.mkfifo),
+    "link to /dev/zero": partial(_replace, lambda file: file.symlink_to("/dev/zero")),
+    "link to /etc/passwd": partial(_replace, lambda file: file.symlink_to("/etc/passwd")),
+    "folder": partial(_replace, Path.mkdir),
+    "empty": partial(_replace, Path.touch),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "a flipped bit": _flip,
+    "a terabyte": _sparse,
+}

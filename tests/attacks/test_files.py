@@ -1,0 +1,187 @@
+"""Archives, tables, language models, graphs and weights of others are data, too."""
+
+import gzip
+import io
+import os
+import pickle
+import tarfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.OwnData import corpus as own_data
+from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.integrity import write_checksums
+from sbkit.data.storage.archive import unpack
+from sbkit.inference.runtime.onnx_runtime import OnnxModel
+from sbkit.lm.arpa import read_arpa
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.train.initialize import initialize_from
+from tests.attacks.hostile import ESCAPE, refused, watched
+from tests.inference.bundles import make_run
+
+Member = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a file that must stay as it is, and a cache beside it."""
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kept.txt").write_text("kept")
+    return tmp_path / "mine" / "kept.txt"
+
+
+# -- archives; those of links, devices and zeros are in tests/data/storage/test_archive.py ---------
+
+LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+UP = "../../../mine/kept.txt"
+ARCHIVES: dict[str, tuple[Member, ...]] = {
+    "a path up": (("../mine/kept.txt", {}),),
+    "a path up, within": (("a/../../../../mine/kept.txt", {}),),
+    "a path from the root": (("/tmp/sbkit-attack", {}),),
+    "a path of another size": (("a.wav", {"pax_headers": {"path": "../../mine/kept.txt"}}),),
+    "a link, and a file in it": (
+        ("a", {"type": LINK, "linkname": "../../../mine"}),
+        ("a/kept.txt", {}),
+    ),
+    "a link, and a file over it": (("a", {"type": LINK, "linkname": UP}), ("a", {})),
+    "a hard link, and a file over it": (("a", {"type": HARD, "linkname": UP}), ("a", {})),
+    "a name that moves the cursor": ((f"{ESCAPE}/../x", {}),),
+    "a name without end": (("a" * 5000, {}),),
+    "a file that is a folder": (("a", {}), ("a/b", {})),
+    "a size below nothing": (("a.wav", {"pax_headers": {"size": "-512"}}),),
+}
+
+
+@pytest.mark.parametrize("members", ARCHIVES.values(), ids=ARCHIVES.keys())
+def test_an_archive_is_unpacked_into_its_own_folder(
+    members: tuple[Member, ...], mine: Path, tmp_path: Path
+) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, fields in members:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(b"x"))
+    archive = tmp_path / "corpus.tar.gz"
+    archive.write_bytes(gzip.compress(content.getvalue()))
+    try:
+        with watched(tmp_path / "canary"):
+            unpack(archive)
+    except SbkitError as error:
+        assert "\x1b" not in str(error)
+    assert mine.read_text() == "kept"
+    assert {each.name for each in tmp_path.iterdir()} <= {"mine", "cache", "corpus.tar.gz"}
+    assert not Path("/tmp/sbkit-attack").exists()
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+TABLES = {
+    "a column twice.csv": f"{ESCAPE},{ESCAPE}\na,b\n",
+    "no path.csv": f"{ESCAPE},text\na,b\n",
+    "an id that is a path.csv": "id,path,text\n../../mine/kept,a.wav,hi\n",
+    "numbers.jsonl": '{"path": "a.wav", "text": 1e999, "offset": NaN, "duration": -1e308}\n',
+    "quotes that do not end.csv": 'path,text\n"a,b\n' + "x,y\n" * 10_000,
+    "many delimiters.csv": "path" + ",;|\t" * 20_000 + "\na,b\n",
+    "no text.csv": "\0\0\0",
+}
+
+
+def read_table(file: Path) -> None:
+    """Read a table or a Kaldi folder as training does."""
+    own_data.read({"manifest": {"train": str(file)}, "language": "en"}, "train")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_text(name: str, mine: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"train{Path(name).suffix}"
+    file.write_text(TABLES[name])
+    try:
+        with watched(tmp_path / "canary"):
+            read_table(file)
+    except SbkitError as error:
+        assert "\x1b" not in str(error)
+    assert mine.read_text() == "kept"
+
+
+def test_a_command_in_a_kaldi_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "wav.scp").write_text(f"a touch {tmp_path}/canary |\n")
+    (tmp_path / "text").write_text("a hi\n")
+    refused(partial(read_table, tmp_path), tmp_path / "canary")
+
+
+# -- language models ------------------------------------------------------------------------------
+
+ARPA = b"\\data\\\nngram 1=3\n\n\\1-grams:\n-1.0\t<s>\n-1.0\t</s>\n-0.7\tfox\n\n\\end\\\n"
+ARPAS: dict[str, bytes] = {
+    "a line without end": b"\\data\\\nngram 1=" + b"9" * 20_000_000,
+    "a count beyond": ARPA.replace(b"1=3", b"1=99999999999999"),
+    "words that move the cursor": ARPA.replace(b"-0.7\tfox", b"-0.7\t\x1b[2J \x1b[2J"),
+    "no number": ARPA.replace(b"-0.7\tfox", b"nan\tfox"),
+    "another file": os.urandom(5000),
+}
+
+
+@pytest.mark.parametrize("content", ARPAS.values(), ids=ARPAS.keys())
+def test_what_is_no_arpa_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.arpa").write_bytes(content)
+    refused(partial(read_arpa, tmp_path / "a.arpa"), tmp_path / "canary")
+
+
+# -- weights to start from -------------------------------------------------------------------------
+
+
+class Call:
+    """A pickle that runs a command where it is loaded."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.canary}",)
+
+
+@pytest.mark.parametrize("name", ["model.ckpt", "CKPT.yaml", "checksums.json"])
+def test_a_checkpoint_to_start_from_runs_no_code(name: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (checkpoint,) = (run / "checkpoints").glob("CKPT*")
+    parts = {name: torch.nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
+    hparams = {**parts, "model": torch.nn.ModuleList(parts.values())}
+    read = partial(initialize_from, run, hparams, SPEECH_RECOGNITION)
+    call = Call(tmp_path / "canary")
+    for content in (pickle.dumps({"a": call}), b"[" * 200_000):
+        (checkpoint / name).write_bytes(content)
+        if name != "checksums.json":
+            write_checksums(checkpoint)
+        refused(read, tmp_path / "canary")
+    torch.save({"a": call}, checkpoint / name)
+    refused(read, tmp_path / "canary")
+
+
+# -- ONNX -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../mine/kept.txt", "/dev/zero"])
+def test_a_graph_reads_no_other_file(location: str, mine: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    audio, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", 4])
+        for name in ("audio", "log_probs")
+    )
+    node = onnx.helper.make_node("MatMul", ["audio", "w"], ["log_probs"])
+    graph = onnx.helper.make_graph([node], "g", [audio], [out], [weight])
+    opset = onnx.helper.make_opsetid("", 18)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    refused(partial(OnnxModel, model.SerializeToString()), tmp_path / "canary")
