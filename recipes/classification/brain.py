@@ -66,8 +66,8 @@ class ClassificationBrain(Brain):
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         training = stage is Stage.TRAIN
         audio, lengths = self.augmentation.audio(batch, training=training)
-        spec_augment = self.augmentation.features(training=training)
-        return self.classifier.predict(audio, lengths, spec_augment)
+        hide = self.augmentation.features(training=training)
+        return self.classifier.predict(audio, lengths, hide)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the right classes; each utterance counts once."""

@@ -513,9 +513,8 @@ INTERFACES = [
         )
         for part, said in (
             ("LensFrontEnd", "its forward takes (x, lens)"),
-            ("SingleFrontEnd", "its forward takes lengths and returns a tensor"),
-            ("UndividedFrontEnd", "not divided by its stride"),
-            ("TransposedFrontEnd", "the last axis holds the frames"),
+            ("UndividedFrontEnd", "count what its strides leave"),
+            ("TransposedFrontEnd", "count what its strides leave"),
         )
     ),
     Mutation(
