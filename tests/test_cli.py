@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,10 +28,8 @@ def test_importing_the_command_line_imports_nothing_heavy(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_help_comes_within_a_second() -> None:
-    start = time.perf_counter()
+def test_help_names_the_commands() -> None:
     done = python("import sys; sys.argv = ['sbkit', '--help']; from sbkit.cli import main; main()")
-    assert time.perf_counter() - start < 1
     assert done.returncode == 0
     assert "export" in done.stdout
     assert "transcribe" in done.stdout

@@ -49,6 +49,8 @@ ELSEWHERE = {
     "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
     "python -m tools.bench_transcribe": "inference/formats/test_consumers.py::"
     "test_sides_are_timed_in_turns",
+    "sbkit transcribe --runtime onnx": "test_server_install.py::"
+    "test_a_server_transcribes_without_torch",
     "sbkit score RUN": "test_run.py::test_a_model_is_scored_elsewhere_as_its_run_was",
     "sbkit tune RUN": "test_run.py::test_a_trained_run_gets_another_decoder",
     "sbkit cache": "data/storage/test_cache.py::test_what_no_corpus_needs_is_removed",

@@ -60,7 +60,7 @@ def test_a_server_transcribes_without_torch(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sbkit"}
-    assert any(name.endswith("report.js") for name in names)
+    assert any(name.endswith("page.js") for name in names)
 
     call(sys.executable, "-m", "venv", tmp_path / "server", cwd=tmp_path)
     scripts = tmp_path / "server/bin"

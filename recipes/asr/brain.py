@@ -39,8 +39,7 @@ class AsrBrain(Brain):
             vocabulary=self.tokenizer.vocabulary,
         )
         self.asr_model.to(self.device)
-        has_features = self.asr_model.encoder.features is not None
-        self.augmentation = Augmentation(self.hparams, has_features=has_features)
+        self.augmentation = Augmentation(self.hparams, features=self.asr_model.encoder.features)
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     @property

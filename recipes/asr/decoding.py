@@ -35,7 +35,7 @@ from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores, score
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
@@ -126,7 +126,7 @@ class RunDecoding:
             said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
             if search.language_models.words is not None and not search.weights.word:
                 said += ", without the model of words, which knows few of them and only misleads"
-            say(f"decoder: {said} (chosen on {', '.join(sets)})")
+            log(f"decoder: {said} (chosen on {', '.join(sets)})")
         self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
         return search
 
@@ -157,7 +157,7 @@ class RunDecoding:
         }
         source = ", ".join(sets) or "no validation set"
         for name, fit in fitted.items():
-            say(f"confidence of words, {name}: {fit} ({source})")
+            log(f"confidence of words, {name}: {fit} ({source})")
         self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
         return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 

@@ -18,7 +18,7 @@ from sbkit.decoding.language_models import (
     read_sentences,
     unknown_share,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
 
 
@@ -59,11 +59,11 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
     said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
     for line in said:
-        say(line)
+        log(line)
     chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
     if said and any(each.exists() for each in chosen):
         names = " and ".join(each.name for each in chosen)
-        say(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
+        log(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
         for each in chosen:
             each.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if said else None
@@ -71,4 +71,4 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         return
     for name, split in splits.evaluated().items():
         share = unknown_share(words, take_columns(split, "text")["text"].to_pylist())
-        say(f"{name}: the language model does not know {share:.1%} of the words")
+        log(f"{name}: the language model does not know {share:.1%} of the words")

@@ -59,8 +59,7 @@ class ClassificationBrain(Brain):
             classes=self.hparams.labels.size,
         )
         self.classifier.to(self.device)
-        has_features = self.classifier.encoder.features is not None
-        self.augmentation = Augmentation(self.hparams, has_features=has_features)
+        self.augmentation = Augmentation(self.hparams, features=self.classifier.encoder.features)
 
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""

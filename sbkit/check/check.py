@@ -24,8 +24,8 @@ from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
 from sbkit.check.yaml.ranges import check_ranges
 from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
-from sbkit.distributed.ranks import alone
-from sbkit.logs.log import say
+from sbkit.distributed.ranks import single_rank
+from sbkit.logs.log import log
 from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
@@ -77,7 +77,7 @@ def check_before_training(run: Run) -> None:
 
     Lists of utterances go into the folder `check` of the run. Raises SbkitError for an error.
     """
-    with alone(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
+    with single_rank(), PlannedRun(run.yaml_file, run.overrides, recipe=run.recipe) as planned:
         findings = check_planned_run(planned)
     stopping = [finding for finding in findings if finding.stops]
     if len(stopping) == 1:
@@ -92,7 +92,7 @@ def check_before_training(run: Run) -> None:
     listings = write_listings(findings, planned.run_folder)
     for finding, listing in zip(findings, listings, strict=True):
         where = f" All of them are listed in {listing}." if listing else ""
-        say(f"note: {finding.as_sentence()}{where}")
+        log(f"note: {finding.as_sentence()}{where}")
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from sbkit.config.hparams import save_resolved
 from sbkit.inference.bundle.export import plain_parts
 from sbkit.inference.bundle.module_spec import names_of
 from sbkit.logs.log import quiet
+from sbkit.tasks.task import load_task
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
@@ -116,13 +117,10 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
 def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
     """Compare how the run in the folder began with how it would go on."""
     before = read_declaration(folder)
-    if before is None:
-        return
     declared = Declaration.of(
         planned.yaml_file,
         planned.overrides,
         data=planned.splits.fingerprints,
-        hparams=planned.hparams,
     )
     differences = list(declared.differences(before))
     if differences:
@@ -162,7 +160,9 @@ def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Findi
 def _plain(planned: PlannedRun) -> dict[str, Any]:
     file = planned.run.folder / RESOLVED
     save_resolved(file, planned.yaml_file, planned.building_overrides)
-    config = plain_parts(read_document(file).root, planned.hparams, planned.recipe.task)
+    task = planned.recipe.task
+    load_task(task.name, own=frozenset([task.name.rpartition(".")[0]]))
+    config = plain_parts(read_document(file).root, planned.hparams, task)
     described: dict[str, Any] = json.loads(json.dumps(config))
     return described
 

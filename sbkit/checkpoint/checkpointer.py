@@ -30,7 +30,7 @@ from sbkit.checkpoint.staging import (
 )
 from sbkit.checkpoint.weights import average, modules_of, refuse_other_weights
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
 
 # Of a checkpoint's meta file: the metric that chooses the best one, the text table, the task
@@ -60,7 +60,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.tokenizer_file = None if tokenizer is None else tokenizer.model_file
         self._identity = {} if tokenizer is None else {"tokenizer": checksum(tokenizer.model_file)}
         self._is_claimed = False
-        self.declaration: str | None = None  # checksum of the run's declaration.json
         self.normalizer: Mapping[str, Any] | None = None  # `table_to_store` of its transcripts
         self.task: str | None = None  # the dotted path of what the recipe names
         self._told: set[str] = set()
@@ -151,7 +150,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Find the ``count`` best undamaged checkpoints, and say which better ones are damaged.
 
         Raises SbkitError when there are checkpoints and all of them are damaged, when one of
-        those found was trained with another tokenizer, or when they are of several runs.
+        those found was trained with another tokenizer.
         """
         ranked = self.find_checkpoints(**keys)
         nameless = list(without_meta(self.checkpoints_dir))
@@ -166,7 +165,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             )
         for checkpoint in whole:
             self._refuse_other_tokenizer(checkpoint)
-        self._refuse_several_runs()
         return whole
 
     def load_average(
@@ -252,16 +250,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 "letters. Put its file back, or choose another output_folder."
             )
 
-    def _refuse_several_runs(self) -> None:
-        """Refuse checkpoints of another run among these, whose model may be of the same sizes."""
-        saved = [(each.meta.get("declaration"), each.path) for each in self.list_checkpoints()]
-        runs = {str(declared): path.name for declared, path in saved if declared is not None}
-        if len(runs) > 1:
-            raise SbkitError(
-                f"All checkpoints in {self.checkpoints_dir} must be of one run, but "
-                f"{' and '.join([*runs.values()][:2])} are of two. Move those of the other away."
-            )
-
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         for fact in recover(self, checkpoint):
             self._tell(fact)
@@ -280,7 +268,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Print something once, however often the folder is read."""
         if message not in self._told:
             self._told.add(message)
-            say(message)
+            log(message)
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
@@ -293,7 +281,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Date it later than all that are there, whatever the clock says: the order is progress."""
         latest = max((each.meta["unixtime"] for each in self.list_checkpoints()), default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        belongs = {"declaration": self.declaration, NORMALIZER: self.normalizer, TASK: self.task}
+        belongs = {NORMALIZER: self.normalizer, TASK: self.task}
         known = {name: each for name, each in belongs.items() if each is not None}
         # No safe reader of YAML knows numbers of NumPy's and torch's.
         plain = {

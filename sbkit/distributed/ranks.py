@@ -1,4 +1,4 @@
-"""Ranks: how many there are, and the few things that they do together."""
+"""Ranks: how many there are, and the collective operations on them."""
 
 import gc
 import os
@@ -16,42 +16,42 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.base.process import AFTER_THE_FIRST, exit_code
-from sbkit.distributed.rendezvous import LOOK_AGAIN, is_alone, join
+from sbkit.distributed.rendezvous import LOOK_AGAIN, is_single_process, join
 
-_alone = False
+_is_single = False
 _store: Store | None = None  # where the processes have met
 _turns = 0  # of the main rank that the others have waited for
 
 
 def rank() -> int:
-    """Return this process's rank; 0 when it is alone."""
-    return dist.get_rank() if dist.is_initialized() and not _alone else 0
+    """Return this process's rank; 0 for a single process."""
+    return dist.get_rank() if dist.is_initialized() and not _is_single else 0
 
 
 def world_size() -> int:
-    """Count the processes of the run; 1 when it is alone."""
-    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
+    """Count the processes of the run."""
+    return dist.get_world_size() if dist.is_initialized() and not _is_single else 1
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Run something on one rank while the others wait for it elsewhere."""
-    global _alone
-    before, _alone = _alone, True
+def single_rank() -> Iterator[None]:
+    """Let this rank be the only one inside, while the others wait for it elsewhere."""
+    global _is_single
+    before, _is_single = _is_single, True
     try:
         yield
     finally:
-        _alone = before
+        _is_single = before
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join torchrun's other processes, if there are any, and leave them when done.
+    """Join torchrun's other processes, if there are any, and leave the group at the end.
 
-    Over an error it does not wait: NCCL would, for ranks that never come, and print no error.
+    After an error the group is aborted: NCCL would wait for ranks that never come.
     """
     global _store
-    if is_alone(os.environ):
+    if is_single_process(os.environ):
         yield
         return
     # Imported before there is a group: its functions keep the group of their import as a default
@@ -87,8 +87,8 @@ def _take_group_from_reducers() -> None:
 def main_rank_first() -> Iterator[None]:
     """Run something on rank 0 first, so that the others find it done.
 
-    Where it fails, rank 0 says why and the others leave in silence with the same code; left
-    waiting, they would end with a traceback about a broken connection.
+    Where it fails, rank 0 prints the error and the others exit silently with the same code; else
+    they would wait, and end with a traceback about a broken connection.
     """
     if rank() > 0:
         _wait_for_main_rank()
@@ -109,7 +109,7 @@ def main_rank_first() -> Iterator[None]:
 
 
 def _wait_for_main_rank() -> None:
-    """Wait until rank 0 comes here, in Python, which hears signals the while; gloo does not."""
+    """Wait until rank 0 comes here, in Python, where signals are handled; gloo would block them."""
     global _turns
     if world_size() == 1 or _store is None:
         return
@@ -123,9 +123,9 @@ def _wait_for_main_rank() -> None:
 
 @contextmanager
 def _asked_like_others() -> Iterator[None]:
-    """Where another rank has left, give the launcher time to ask this one to leave, too.
+    """Where another rank has left, give the launcher time to ask this one to stop, too.
 
-    The other one closes its connections, waits for AFTER_THE_FIRST, says why, and ends.
+    The other one closes its connections, waits for AFTER_THE_FIRST, prints its error, and ends.
     """
     try:
         yield
@@ -154,11 +154,11 @@ def from_main_rank(tensor: Tensor) -> Tensor:
 
 
 @_asked_like_others()
-def any_rank(fact: bool) -> bool:
-    """Return, on every rank, whether it is so on any; the host waits for others, for no device."""
+def any_rank(value: bool) -> bool:
+    """Return, on every rank, whether ``value`` is true on any; no device is waited for."""
     if world_size() == 1:
-        return fact
-    count = torch.tensor(int(fact))  # travels by the CPU
+        return value
+    count = torch.tensor(int(value))  # travels by the CPU
     dist.all_reduce(count)
     return bool(count)
 
@@ -169,10 +169,10 @@ def gather_over_ranks(value: Any) -> list[Any]:
     return _gather(value)
 
 
-def leave_together(trouble: Exception | None) -> None:
-    """Stop all ranks where any has trouble: it raises that, and the others leave in silence."""
-    if any(gather_over_ranks(trouble is not None)):
-        raise trouble or SystemExit(BAD_INPUT)
+def leave_together(error: Exception | None) -> None:
+    """Stop all ranks where any has an error: that one raises it, and the others exit silently."""
+    if any(gather_over_ranks(error is not None)):
+        raise error or SystemExit(BAD_INPUT)
 
 
 def _gather(value: Any) -> list[Any]:

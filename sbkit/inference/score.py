@@ -23,7 +23,7 @@ from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
 from sbkit.data.corpora.splits import Splits
-from sbkit.data.corpora.tables import TEXT_COLUMNS, read_table, refuse_columns
+from sbkit.data.corpora.tables import TEXT_COLUMNS, check_no_columns, read_table
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.data.storage.prepare import prepare_split
@@ -78,7 +78,7 @@ def score_model(
             can be written there; or a column is named, which no source has.
     """
     if all(map(is_kaldi, sources)):
-        refuse_columns(
+        check_no_columns(
             vars(options), "data in Kaldi's form" if sources else "a run's own test sets"
         )
     if options.out is not None:

@@ -21,6 +21,7 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]  # by name; the first one chooses the best checkpoint
+LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # of a Brain without metrics of its own
 
 
 def base_name(name: str) -> str:

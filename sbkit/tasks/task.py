@@ -5,13 +5,13 @@ module of his own: `Recipe(task=...)` names it, and bundles store its dotted pat
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from sbkit.base.errors import SbkitError
-from sbkit.logs.metric import Metrics
+from sbkit.logs.metric import LOSS, Metrics
 
 BUILT_IN = "sbkit.tasks."  # modules that a bundle may name without --import
 
@@ -70,7 +70,7 @@ class Task:
             runs cannot be exported.
         labels: the file of its labels, if it has any.
         heads: keys of the parts with an output for each label.
-        metrics: by name, as a Brain has them; the first one chooses the best checkpoint.
+        metrics: by name, as the Brain has them; the loss for a Brain without any.
         commands: those that take its bundles, such as `transcribe`.
         scorer: without one, `sbkit score` refuses the bundle.
     """
@@ -81,7 +81,7 @@ class Task:
     model_class: str | None = None
     labels: LabelFile | None = None
     heads: tuple[str, ...] = ()
-    metrics: Metrics
+    metrics: Metrics = field(default_factory=lambda: LOSS)
     commands: tuple[str, ...] = ()
     scorer: Scorer | None = None
 
@@ -101,13 +101,14 @@ class Task:
 
     def import_model(self) -> Any:
         """Import the class that a bundle is rebuilt as; raises SbkitError where there is none."""
-        if self.model_class is None:
+        module, _, name = (self.model_class or "").rpartition(".")
+        try:
+            return getattr(import_module(module), name)
+        except (ValueError, ImportError, AttributeError) as error:
             raise SbkitError(
-                f"The task {self.name} must name its `model_class` to be exported, but does not. "
-                "Add it to the task."
-            )
-        module, _, name = self.model_class.rpartition(".")
-        return getattr(import_module(module), name)
+                f"The task {self.name} must name its `model_class` by a dotted path for runs to be "
+                f"exported, but has {self.model_class} ({error}). Correct it in the task."
+            ) from error
 
 
 def load_task(name: str, *, own: frozenset[str] = frozenset()) -> Task:

@@ -23,7 +23,7 @@ from sbkit.data.batches.batch import Batch
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
 from sbkit.train.ddp import agree_on_buffers, check_same_weights
 from sbkit.train.evaluation import (
@@ -235,7 +235,7 @@ class Brain(StepBrain):
                 if averaged is not None:
                     self.averaged = len(averaged.checkpoints)
                     if score is not None:
-                        say(str(averaged))
+                        log(str(averaged))
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Brain(StepBrain):
         seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder
         if folder is None and seconds and not self._said_unwatched:
             self._said_unwatched = True
-            say(
+            log(
                 "note: there is no `output_folder`, in which ranks write where they are, so that "
                 "nothing ends this run where one hangs."
             )

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 OPTIONS = {"fallback_random": True}
 # Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
@@ -49,7 +49,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         {type(each).__name__ for each in blocks if _is_torchs(each) and [*each.children()]}
     )
     if left:
-        say(
+        log(
             f"note: {listed(left)} of torch must be in a module of yours to be compiled, but stand "
             "alone in `model`, and run uncompiled. Call them in the `forward` of one."
         )

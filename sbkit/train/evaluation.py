@@ -21,12 +21,12 @@ from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
-from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
-from sbkit.logs.metric import best_key
+from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
+from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
-from sbkit.train.scoring import BEST_EPOCH, LOSS, metrics_of
+from sbkit.train.scoring import BEST_EPOCH, metrics_of
 from sbkit.train.slices import measure_slices, write_slices
 from sbkit.train.step import as_loss, explained_memory
 
@@ -133,11 +133,11 @@ def report_test(brain: Any, results: Results) -> None:
     if rank() > 0 or folder is None:
         return
     values = {name: brain.measured(each) for name, each in results.items()}
-    log = RunLog(folder, resume_step=brain.optimizer_step)
+    run_log = RunLog(folder, resume_step=brain.optimizer_step)
     epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
     for name, metrics in values.items():
-        log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
-    log.close()
+        run_log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
+    run_log.close()
     entries = {
         name: {**values[name], **brain.reported(name, each, folder)}
         for name, each in results.items()
@@ -160,7 +160,7 @@ def report_test(brain: Any, results: Results) -> None:
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        say(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
+        log(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
 
 
 def report_run(

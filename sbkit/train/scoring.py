@@ -14,13 +14,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY, TASK
 from sbkit.logs.log import own_fields
-from sbkit.logs.metric import Metric, Metrics, as_words
+from sbkit.logs.metric import LOSS, Metric, Metrics, as_words
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
-OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
+OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer"}  # in their meta file
 OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
 OF_REPORTS = {"column", "value", "utterances", "report_by"}
-LOSS: Metrics = {"loss": Metric(is_fraction=False)}
 
 
 def metrics_of(kind: Any) -> Metrics:

@@ -30,7 +30,7 @@ from sbkit.config.knobs import KnobAttributes
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
 from sbkit.train.compiling import compile_blocks
@@ -302,7 +302,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         if self.compile:
             counts = compile_blocks((self.modules[key] for key in chosen), self.device)
             named = ", ".join(f"{count} {name}" for name, count in counts.items())
-            say(f"compiling {named or 'nothing'}")
+            log(f"compiling {named or 'nothing'}")
 
     # -- several processes --------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Augmentation stays inside the utterances and inside what is declared."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -130,7 +132,7 @@ def test_audio_is_augmented_in_training_alone() -> None:
     def louder(audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * audio, lengths
 
-    augmentation = Augmentation(SimpleNamespace(wave_augment=louder), has_features=False)
+    augmentation = Augmentation(SimpleNamespace(wave_augment=louder), features=None)
     audio, lengths = tones()
     groups = [SpeedGroup(100, 2, 4001)]
     batch = SimpleNamespace(audio=audio, audio_lengths=lengths, speed_groups=groups)

@@ -6,7 +6,7 @@ Nothing in sbkit knows of it. Legend: B utterances, S samples, T frames of 10 ms
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from speechbrain import Stage
@@ -19,7 +19,6 @@ from sbkit.data.batches.batch import Batch, collate_audio
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.parts import FeatureExtractor
 from sbkit.tasks.task import Scorer, Task
@@ -74,7 +73,7 @@ class Decoded(NamedTuple):
 
 def measure(errors: Sequence[Error]) -> Mapping[str, float]:
     frames = sum(each.frames for each in errors)
-    return {"squared_error": sum(each.total for each in errors) / frames}
+    return {"loss": sum(each.total for each in errors) / frames}
 
 
 def score_rows(
@@ -100,21 +99,18 @@ LOG_MEL_CODING = Task(
     name="tests.autoencoder.autoencoder.LOG_MEL_CODING",
     model_name="autoencoder of log-mel frames",
     model_class="tests.autoencoder.autoencoder.Autoencoder",
-    metrics={"squared_error": Metric(is_fraction=False)},
     scorer=Scorer(
         target="audio",
         score=score_rows,
         measure=measure,
-        describe=lambda errors: f"squared error {measure(errors)['squared_error']:.3f}",
+        describe=lambda errors: f"squared error {measure(errors)['loss']:.3f}",
         report=report,
     ),
 )
 
 
 class AutoencoderBrain(Brain):
-    """Train the squared error of the frames."""
-
-    metrics: ClassVar[Metrics] = LOG_MEL_CODING.metrics
+    """Train the squared error of the frames, by which it is judged, too."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -132,13 +128,6 @@ class AutoencoderBrain(Brain):
     def compute_objectives(self, outputs: Decoded, batch: Batch, stage: Stage) -> Loss:
         counts = outputs.lengths.to(batch.weights.device) * batch.weights
         return Loss(outputs.errors() * batch.weights, counts)
-
-    def score(self, outputs: Decoded, batch: Batch) -> list[Error]:
-        pairs = zip(outputs.errors().tolist(), outputs.lengths.tolist(), strict=True)
-        return [Error(total, frames) for total, frames in pairs]
-
-    def measure(self, results: Sequence[Error]) -> Mapping[str, float]:
-        return measure(results)
 
 
 def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:

@@ -47,7 +47,7 @@ def test_it_is_trained_logged_and_tested(trained: Path) -> None:
     assert len(epochs) == 3
     assert epochs[-1]["valid_loss"] < epochs[0]["valid_loss"]
     tested = read_json(trained / "summary.json")["test"]["test"]
-    assert tested["squared_error"] == pytest.approx(epochs[-1]["squared_error"], rel=0.5)
+    assert tested["loss"] == pytest.approx(epochs[-1]["valid_loss"], rel=0.5)
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
@@ -90,7 +90,7 @@ def test_it_is_exported_and_run_from_its_bundle(
     table = str(workplace.release / "test.tsv")
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         assert sbkit(["score", str(out), table, "--out", str(tmp_path / "scores"), *OWN]) == 0
-    expected = read_json(trained / "summary.json")["test"]["test"]["squared_error"]
+    expected = read_json(trained / "summary.json")["test"]["test"]["loss"]
     scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
-    assert scored["squared_error"] == pytest.approx(expected, rel=1e-4)
+    assert scored["loss"] == pytest.approx(expected, rel=1e-4)
     assert capsys.readouterr().out == f"test: squared error {expected:.3f}, 4 utterances\n"

@@ -181,17 +181,3 @@ def test_a_checkpoint_that_names_no_tokenizer_is_taken(tmp_path: Path) -> None:
     model, tokenizer = line(0.0), tokenizer_of(tmp_path / "abc", "abc")
     checkpointer(tmp_path / "saves", model, tokenizer=tokenizer).recover_if_possible()
     assert model.bias[0] == 1.0
-
-
-def test_checkpoints_of_two_runs_are_refused(tmp_path: Path) -> None:
-    """Their models may be of the same sizes, and their tokenizers the same."""
-    for declaration in (None, "a", "a"):
-        keeper = checkpointer(tmp_path, line(1.0))
-        keeper.declaration = declaration
-        keeper.save_checkpoint(meta={"CER": 1.0})
-    assert recovered(tmp_path) == 1.0
-    keeper.declaration = "b"
-    keeper.save_checkpoint(meta={"CER": 2.0})
-    for find in (recovered, best_checkpoints):
-        with pytest.raises(SbkitError, match="must be of one run, but .* are of two. Move"):
-            find(tmp_path)

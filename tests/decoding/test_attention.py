@@ -159,13 +159,6 @@ def test_a_text_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [2, 1]
 
 
-def test_a_model_without_a_decoder_does_not_decode() -> None:
-    model = tiny()
-    model.seq_lin = None
-    with pytest.raises(SbkitError, match="`seq_lin` must be declared"):
-        attend(model, torch.randn(1, 5, 16), torch.tensor([5]))[0].score([(4,)])
-
-
 def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> None:
     with pytest.raises(SbkitError, match="must be none or rescore or joint, but is aloud"):
         BeamDecoder(tokenizer=None, language_models="x", attention="aloud")  # type: ignore[arg-type]

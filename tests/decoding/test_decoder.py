@@ -23,13 +23,10 @@ from sbkit.decoding.language_models import (
     to_pieces,
     unknown_share,
 )
-from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import Tuned, TuningUtterance, limit_tokens, tune, used_weights
-from sbkit.decoding.word_scorer import LexiconNode, make_lexicon
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import heard, spoken
 
@@ -168,25 +165,6 @@ def test_only_weights_of_models_that_are_there_are_chosen(
         decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
         assert set(used_weights(decoder)) == names
         assert decoder.nbest(misheard(tokenizer, 1)[0].log_probs)
-
-
-def test_the_words_are_put_into_a_tree_once_for_all_weights(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[NgramModel] = []
-
-    def make(lm: NgramModel, spelling: Spelling) -> LexiconNode:
-        made.append(lm)
-        return make_lexicon(lm, spelling)
-
-    monkeypatch.setattr("sbkit.decoding.decoder.make_lexicon", make)
-    monkeypatch.setattr("sbkit.decoding.tune.POINTS", 12)
-    decoder = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
-    log_probs = misheard(tokenizer, 1)[0]
-    tuned = tune(decoder, [log_probs])
-    expecting = decoder.with_weights(tuned.weights).with_hotwords(["lam"])
-    assert expecting.nbest(log_probs.log_probs)
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize("weights", [{"word": "much"}, {"words": 1.0}, [1.0], {"word": 1e9}])

@@ -127,23 +127,6 @@ def test_a_program_needs_no_main_block_and_need_not_close_it(
     assert (done.stdout, done.stderr) == (f"{len(TEXTS)}\n", "")
 
 
-def test_a_greedy_reader_needs_no_processes_and_refuses_the_same(
-    decoder: CtcDecoder, several: None
-) -> None:
-    greedy = DecoderPool(CtcDecoder.of(None, decoder.aligner), processes=2)
-    assert len(greedy.decode(clips_of(decoder), times=True)) == len(TEXTS)
-    assert greedy._processes is None
-    shape = (3, decoder.aligner.tokenizer.vocab_size)
-    bad = [DecoderInput(log_probs=np.full(each, np.nan), samples=0) for each in (shape, (3, 99))]
-    for error, beam in zip(
-        greedy.decode(bad, times=False),
-        DecoderPool(decoder, processes=1).decode(bad, times=False),
-        strict=True,
-    ):
-        assert isinstance(error, SbkitError)
-        assert str(error) == str(beam)
-
-
 def test_a_decoder_is_sent_to_a_process_whatever_its_words(decoder: CtcDecoder) -> None:
     """A language without spaces has sentences for words; their letters lie inside each other."""
     search, tokenizer = decoder.search, decoder.aligner.tokenizer

@@ -181,25 +181,6 @@ def test_frames_in_pieces_give_what_the_whole_clip_gives() -> None:
             assert search.finish(state) == search.decode(log_probs[:place])
 
 
-def certain(*path: int) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(np.eye(4)[list(path)].reshape(-1, 4))
-
-
-@pytest.mark.parametrize(
-    ("path", "tokens"),
-    [((), ()), ((0, 0), ()), ((1, 1), (1,)), ((1, 0, 1), (1, 1)), ((2, 3, 3, 0, 3), (2, 3, 3))],
-)
-def test_one_possible_path_has_one_hypothesis(
-    path: tuple[int, ...], tokens: tuple[int, ...]
-) -> None:
-    answers = [
-        (each.tokens, each.score)
-        for each in PrefixBeamSearch(settings=BEAM_OF_16).decode(certain(*path))
-    ]
-    assert answers == [(tokens, 0.0)]
-
-
 def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:
     log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
     some = make_frames(log_probs, replace(SETTINGS, token_threshold=float(np.log(0.25))))

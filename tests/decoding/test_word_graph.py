@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, pairwise, product
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -210,25 +209,6 @@ def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> Non
     assert decoder.with_weights(tuned.weights).kind == "graph"
 
 
-def test_weights_are_tried_without_the_orders_that_are_large(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = graph_of(tmp_path, tokenizer, order=3, weights=None)
-    orders = list[int]()
-
-    def make(*, words: NgramModel, **options: Any) -> Any:
-        orders.append(words.order)
-        return make_graph(words=words, **options)
-
-    words = decoder.language_models.words
-    assert words is not None
-    monkeypatch.setattr("sbkit.decoding.decoder.make_graph", make)
-    monkeypatch.setattr("sbkit.decoding.tune.MOST_NGRAMS", len(words.grams[0]) + 1)
-    monkeypatch.setattr("sbkit.decoding.tune.POINTS", 4)
-    tune(decoder, [TuningUtterance(spoken(tokenizer, TEXTS[0], {}), TEXTS[0])])
-    assert orders == [1, 1, 1, 1, 3]
-
-
 def test_a_graph_of_another_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer)
     (tmp_path / "other").mkdir()
@@ -257,9 +237,3 @@ def test_what_a_graph_cannot_do_is_refused(
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
     with pytest.raises(SbkitError, match=r"Install it: pip install 'sbkit\[graph\]'"):
         decoder.check_graph()
-
-
-def test_a_model_of_words_that_cannot_be_spelled_is_refused() -> None:
-    model = train([["x", "y"]], order=2).model
-    with pytest.raises(SbkitError, match="must have words that the tokenizer can spell"):
-        make_graph(words=model, spelling=spelling(CHARACTERS), blank=0, **WEIGHTS)

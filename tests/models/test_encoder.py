@@ -95,7 +95,7 @@ def test_a_recognizer_of_waveforms_trains_ctc_and_has_no_features() -> None:
     assert model.samples_per_frame == 10
     hparams = SimpleNamespace(spec_augment=SpecAugment())
     with pytest.raises(SbkitError, match="`spec_augment` must have features to hide"):
-        Augmentation(hparams, has_features=model.encoder.features is not None)
+        Augmentation(hparams, features=model.encoder.features)
     with pytest.raises(SbkitError, match="`encoder` is not in its list"):
         AsrModel(model=nn.ModuleList([head]), encoder=part, ctc_lin=head, vocabulary=Vocabulary(6))
 

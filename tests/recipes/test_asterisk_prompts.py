@@ -22,9 +22,7 @@ from recipes.release_folder import choose_split
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.release import read_release
-from sbkit.data.storage.prepare import prepare_split
 from sbkit.text.normalize import normalize
-from tests import processes
 
 COLUMNS = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes"]
 COLUMNS += ["down_votes", "age", "gender", "accents", "variant", "locale", "segment"]
@@ -202,7 +200,6 @@ FAILURES = {
         "case $* in *download*) echo 'E: Unable to locate package' >&2; exit 100 ;; esac",
         r"apt-get failed \(E: Unable to locate package\)",
     ),
-    "silence": ("exit 3", r"apt-get failed \(without a word\)"),
 }
 
 
@@ -228,26 +225,6 @@ def test_a_machine_without_apt_is_told_what_to_pass(
 def test_a_language_without_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match=r"one of en, es, fr, it, ru .*but is 'xx'"):
         prepare_prompts(language="xx", cache_folder=tmp_path)
-
-
-def test_the_command_prints_a_sentence_and_leaves_with_two() -> None:
-    done = processes.run(["-m", "recipes.AsteriskPrompts.prepare", "--language", "xx"])
-    assert done.returncode == 2
-    assert done.stderr.startswith("language must be one of")
-
-
-def test_the_written_release_can_be_prepared(release: Path, tmp_path: Path) -> None:
-    """The tiny release has nothing in dev or test, so only training is prepared."""
-    prepared = prepare_split(
-        read_release(release / "train.tsv", "en"),
-        split="train",
-        normalize=str.lower,
-        sample_rate=16_000,
-        cache_folder=tmp_path / "cache",
-        keep_empty=False,
-    )
-    assert prepared.excluded == []
-    assert len(prepared.dataset) > 0
 
 
 def test_the_real_english_prompts(asterisk_english: Path) -> None:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,19 +10,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import soundfile
-import torch
 from matplotlib.figure import Figure
 
 from recipes.classification import confusion
-from recipes.classification.brain import ClassificationBrain
 from recipes.classification.confusion import count, draw, write_table
 from recipes.prepare import prepare_labelled
-from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.evaluate.accuracy_report import Answer
 from sbkit.logs.log import read_log
 from tests import processes, runs
-from tests.runs import ROOT, last_parameters, prompts, read_json
+from tests.runs import ROOT, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
 SMALL = (
@@ -93,24 +89,6 @@ def test_a_run_leaves_accuracy_and_confusion(finished: Path) -> None:
     assert (finished / "confusion_test.png").read_bytes().startswith(b"\x89PNG")
     epochs = [each for each in read_log(finished / "train_log.jsonl") if each["kind"] == "epoch"]
     assert all(0 <= each["accuracy"] <= 1 for each in epochs)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_ends_as_one_that_is_not(
-    release: Path, finished: Path, tmp_path: Path
-) -> None:
-    end = ClassificationBrain.on_fit_batch_end
-
-    def and_signal(brain: ClassificationBrain, *arguments: Any) -> None:
-        end(brain, *arguments)
-        if brain.optimizer_step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with patch.object(ClassificationBrain, "on_fit_batch_end", and_signal):
-        assert train_here(release, tmp_path, "--check=false") == ASKED_TO_STOP
-    assert train_here(release, tmp_path, "--check=false") == 0
-    whole, resumed = last_parameters(finished), last_parameters(tmp_path)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 @pytest.mark.slow
@@ -292,8 +270,3 @@ def test_the_library_does_not_know_the_recipe() -> None:
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "sbkit").rglob("*.py")]
     assert not [text for text in sources if "recipes.classification" in text]
     assert not [text for text in sources if "language_id" in text]
-
-
-def test_the_recipe_is_short() -> None:
-    files = (ROOT / "recipes" / "classification").glob("*.py")
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 200

@@ -66,7 +66,7 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rate"),
-    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("ogg", 44_100), ("opus", 48_000)],
+    [("mp3", 48_000), ("flac", 16_000), ("wav", 8_000), ("opus", 48_000)],
 )
 def test_a_release_of_any_kind_becomes_stores(tmp_path: Path, kind: str, rate: int) -> None:
     release = make_release(tmp_path / "en", kind=kind, rate=rate)
@@ -114,23 +114,6 @@ def test_where_nothing_is_left_to_train_on_the_reason_is_said(tmp_path: Path) ->
         prepare_transcripts(knobs)
 
 
-def cut(file: Path) -> None:
-    """Keep the first half of a file."""
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_damaged_clip_is_left_out_and_the_run_goes_on(tmp_path: Path, split: str) -> None:
-    release = make_release(tmp_path / "en", count=20)
-    cut(release / "clips" / f"{split}7.flac")
-    for _ in range(2):  # from the release, then from the cache
-        prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-        (item,) = prepared.excluded
-        assert (item.split, item.id, item.reason) == (split, f"{split}7", "unreadable audio")
-        assert "truncated" in item.detail
-        assert len(prepared.named()[split]) == 19
-
-
 def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en", count=20)
     with (release / "dev.tsv").open("a", encoding="utf-8") as file:
@@ -139,27 +122,6 @@ def test_a_bad_row_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
     assert prepared.excluded == [
         Excluded("dev", "row 22", "path outside the clips folder", "../../secret.flac")
     ]
-
-
-def test_too_many_damaged_clips_are_refused_with_counts(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", count=20)
-    (release / "clips" / "test3.flac").unlink()
-    (release / "clips" / "test5.flac").unlink()
-    with pytest.raises(SbkitError) as caught:
-        prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
-    for words in (
-        "At most 5% of the rows of test",
-        "2 of 20",
-        "2 unreadable audio",
-        "test3",
-        "test5",
-    ):
-        assert words in str(caught.value)
-
-
-def test_the_parent_of_the_language_folder_will_do(tmp_path: Path) -> None:
-    make_release(tmp_path / "cv-corpus-22.0" / "fr")
-    assert find_release(tmp_path / "cv-corpus-22.0", "fr") == tmp_path / "cv-corpus-22.0" / "fr"
 
 
 @pytest.mark.parametrize("language", ["../fr", "de/../../x", "deu"])

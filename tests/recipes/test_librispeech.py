@@ -48,7 +48,7 @@ def test_the_roles_are_the_splits_that_are_there(root: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("chapter", ["84", "part/1/84/7", "84/7/part"])
+@pytest.mark.parametrize("chapter", ["84", "part/1/84/7"])
 def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
     split = root / "LibriSpeech" / "test-other"
     (split / "84" / "7").rename(root / "moved")
@@ -62,8 +62,7 @@ def test_chapters_lie_at_any_depth(root: Path, chapter: str) -> None:
     manifest = corpus.read(knobs(root), "test-other")
     assert manifest.bad_rows == ()
     assert [clip.id for clip in manifest.clips] == ["84-7-0000", "84-7-0001"]
-    if chapter != "84/7/part":
-        assert manifest.clips[0].columns["gender"] == "female"
+    assert manifest.clips[0].columns["gender"] == "female"
 
 
 def test_clips_have_their_words_and_columns(root: Path) -> None:
@@ -106,10 +105,8 @@ def test_the_knob_splits_names_others(root: Path) -> None:
     ("splits", "words"),
     [
         ({"train": "train-960"}, r"'train-960' is none of them. Choose among: dev-clean, test-cl"),
-        ({"dev": "dev-clean"}, "must have the keys train, valid, test, but has 'dev'"),
         ({"test": "dev-clean"}, r"'dev-clean' is in `splits.valid` and in `splits.test`"),
         ({"valid": []}, "must name at least one split"),
-        ({"valid": 3}, "name of a split or a list of names, but is 3"),
         ("train", "`splits` must map train, valid, test"),
     ],
 )

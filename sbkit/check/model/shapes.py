@@ -19,7 +19,7 @@ from sbkit.check.model.dry_run import ShapeMismatchError, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
-from sbkit.models.encoder import Encoder, copy_encoder, encoder_parts
+from sbkit.models.encoder import AcousticModel, Encoder, copy_encoder, encoder_parts
 
 CHECK = "shapes"
 NAME = "encoder"
@@ -58,12 +58,22 @@ def encoder_of(planned: PlannedRun) -> Encoder | None:
     Raises SbkitError when its parts are called in another way; what they raise themselves passes.
     """
     if NAME not in planned.parts:
-        parts = encoder_parts(planned.hparams)
+        parts = encoder_parts(planned.hparams) if _is_acoustic(planned) else {}
         if not parts or not all(isinstance(each, nn.Module) for each in parts.values()):
             return None
         planned.parts[NAME] = copy_encoder(planned.hparams)
     made: Encoder = planned.parts[NAME]
     return made
+
+
+def _is_acoustic(planned: PlannedRun) -> bool:
+    """Check whether the model of the task has an encoder; others may name parts as they like."""
+    if not planned.has_recipe:
+        return True
+    try:
+        return issubclass(planned.recipe.task.import_model(), AcousticModel)
+    except (SbkitError, TypeError):  # no class, which `check_export` reports
+        return False
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from sbkit.base.errors import SbkitError
 
@@ -23,41 +24,28 @@ def resolve_splits(
         SbkitError: an unknown role or split, a split with two roles, nothing to train or validate,
             or a split called ``train`` that is not trained on.
     """
-    if wanted is not None and not isinstance(wanted, Mapping):
+    named = {} if wanted is None else wanted
+    if not isinstance(named, Mapping) or not {*named} <= {*ROLES}:
         raise SbkitError(
             f"`splits` must map {', '.join(ROLES)} to names of splits, but is {wanted!r}. Write "
             "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
         )
-    named = dict(wanted or {})
-    if unknown := [role for role in named if role not in ROLES]:
-        raise SbkitError(
-            f"`splits` must have the keys {', '.join(ROLES)}, but has {unknown[0]!r}. Rename it."
-        )
-    roles = {role: _names(role, named.get(role), default.get(role, ())) for role in ROLES}
-    for role, splits in roles.items():
-        _refuse_unknown(role, splits, available)
-        if "train" in splits and role != "train":
+    roles = dict[str, tuple[str, ...]]()
+    for role in ROLES:
+        names = named.get(role)
+        names = default.get(role, ()) if names is None else names
+        roles[role] = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
+        _check_role(role, roles[role], available)
+    for one, other in combinations(ROLES, 2):
+        for name in {*roles[one]} & {*roles[other]}:
             raise SbkitError(
-                "A split called train must be trained on, since a run calls its training set so, "
-                f"but is in `splits.{role}`. Rename it, or choose another split."
+                f"A split must have one role, but {name!r} is in `splits.{one}` and in "
+                f"`splits.{other}`. Take it out of one of them."
             )
-    _refuse_overlap(roles)
     return roles
 
 
-def _names(role: str, wanted: object, default: Sequence[str]) -> tuple[str, ...]:
-    if wanted is None:
-        return tuple(default)
-    names = [wanted] if isinstance(wanted, str) else wanted
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SbkitError(
-            f"`splits.{role}` must be the name of a split or a list of names, but is {wanted!r}. "
-            f"Write {role}: NAME or {role}: [NAME, NAME]."
-        )
-    return tuple(dict.fromkeys(names))
-
-
-def _refuse_unknown(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
+def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
     there = ", ".join(available) or "none"
     for name in splits:
         if name not in available:
@@ -70,26 +58,15 @@ def _refuse_unknown(role: str, splits: Sequence[str], available: Sequence[str]) 
             f"`splits.{role}` must name at least one split, but there is none. "
             f"Choose among: {there}."
         )
-
-
-def _refuse_overlap(roles: Mapping[str, Sequence[str]]) -> None:
-    owner: dict[str, str] = {}
-    for role, splits in roles.items():
-        for name in splits:
-            if name in owner:
-                raise SbkitError(
-                    f"A split must have one role, but {name!r} is in `splits.{owner[name]}` and in "
-                    f"`splits.{role}`. Take it out of one of them."
-                )
-            owner[name] = role
+    if "train" in splits and role != "train":
+        raise SbkitError(
+            "A split called train must be trained on, since a run calls its training set so, "
+            f"but is in `splits.{role}`. Rename it, or choose another split."
+        )
 
 
 def require_split_name(name: str) -> None:
-    """Refuse a name that cannot stand in the names of files.
-
-    Raises:
-        SbkitError: it has other characters than letters, digits and ``. + - _``.
-    """
+    """Raise SbkitError for a name with other characters than letters, digits and ``. + - _``."""
     if not SPLIT_NAME.fullmatch(name):
         raise SbkitError(
             "The name of a split must be made of letters, digits and . + - _, and begin with one "

@@ -1,18 +1,16 @@
-"""What lies in the cache of prepared data, and what of it can be removed."""
+"""List what lies in the cache of prepared data, and remove what is no longer needed."""
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
@@ -28,26 +26,21 @@ DAY = 86_400  # seconds
 class Entry:
     """One folder of the cache.
 
-    Attributes:
-        folder: in the cache.
-        corpus: the folder whose audio it holds, or None where that is not known.
-        sample_rate: in Hz, or None where that is not known.
-        clips, seconds: of readable audio; None where they are not known.
-        bytes: on the disk.
-        last_used: seconds since 1970.
+    corpus: the folder or file whose audio it holds, None where that is not known; sample_rate: in
+    Hz; clips, seconds: of decoded audio; bytes: on the disk; last_used: seconds since 1970.
     """
 
     folder: Path
     corpus: Path | None
     sample_rate: int | None
-    clips: int | None
-    seconds: float | None
+    clips: int
+    seconds: float
     bytes: int
     last_used: float
 
     @property
     def is_orphan(self) -> bool:
-        """Return whether the corpus folder is gone; one that may not be seen is not known to be."""
+        """Return whether the corpus is gone; one that cannot be seen may be there."""
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -56,71 +49,45 @@ class Entry:
 
 def list_entries(cache_folder: Path) -> list[Entry]:
     """List what is in the cache, the least recently used first."""
-    entries = [*_audio_entries(cache_folder), *_embedded_entries(cache_folder)]
+    entries = [
+        _read_entry(folder)
+        for name in (AUDIO_FOLDER, EMBEDDED_FOLDER)
+        for folder in sorted((cache_folder / name).glob("*"))
+        if folder.is_dir() and not folder.is_symlink()  # a link may lead out of the cache
+    ]
     return sorted(entries, key=lambda entry: entry.last_used)
 
 
-def _audio_entries(cache_folder: Path) -> Iterator[Entry]:
-    for folder in _folders(cache_folder / AUDIO_FOLDER):
-        facts = _read_facts(folder)
-        lengths = [_lengths(table) for table in folder.glob("*.parquet")]
-        rate = facts.get("sample_rate")
-        yield Entry(
-            folder=folder,
-            corpus=Path(facts["folder"]) if facts else None,
-            sample_rate=rate,
-            clips=sum(map(len, lengths)),
-            seconds=sum(int(each.sum()) for each in lengths) / (rate or SAMPLE_RATE),
-            bytes=_size(folder),
-            last_used=_last_used(folder, known=bool(facts)),
-        )
-
-
-def _embedded_entries(cache_folder: Path) -> Iterator[Entry]:
-    for folder in _folders(cache_folder / EMBEDDED_FOLDER):
-        facts = _read_facts(folder)
-        corpus = Path(facts["folder"]) if facts else None
-        used = _last_used(folder, known=bool(facts))
-        yield Entry(folder, corpus, None, None, None, _size(folder), used)
-
-
-def _read_facts(folder: Path) -> dict[str, Any]:
-    """Return what is noted of a folder; nothing where sbkit did not write it."""
-    try:
+def _read_entry(folder: Path) -> Entry:
+    facts: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
         facts = json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))
-        return {**facts, "folder": str(facts["folder"])}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+    lengths = [length for table in folder.glob("*.parquet") for length in _lengths(table)]
+    rate = facts.get("sample_rate")
+    return Entry(
+        folder=folder,
+        corpus=Path(facts["folder"]) if facts else None,
+        sample_rate=rate,
+        clips=len(lengths),
+        seconds=sum(lengths) / (rate or SAMPLE_RATE),
+        bytes=_size(folder),
+        last_used=(folder / CORPUS_FILE if facts else folder).stat().st_mtime,
+    )
 
 
-def _lengths(table: Path) -> npt.NDArray[np.int64]:
+def _lengths(table: Path) -> list[int]:
     """Return the samples of each clip of a shard; none where its table is damaged."""
-    try:
-        lengths: npt.NDArray[np.int64] = pq.read_table(table, columns=["samples"])[0].to_numpy()
-    except (OSError, ValueError, LookupError):
-        return np.empty(0, np.int64)
-    return lengths
-
-
-def _last_used(folder: Path, *, known: bool) -> float:
-    """Return when a folder was used, which is noted in the file of a known corpus."""
-    return (folder / CORPUS_FILE if known else folder).stat().st_mtime
-
-
-def _folders(parent: Path) -> Iterator[Path]:
-    """Yield the folders in a folder; a link may lead out of the cache, and is none."""
-    if parent.is_dir() and not parent.is_symlink():
-        with os.scandir(parent) as entries:
-            names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-        yield from (parent / name for name in sorted(names))
+    with suppress(OSError, ValueError, LookupError):
+        lengths: list[int] = pq.read_table(table, columns=["samples"])[0].to_pylist()
+        return lengths
+    return []
 
 
 def _size(folder: Path) -> int:
     size = 0
     for file in folder.rglob("*"):
-        with suppress(OSError):  # one that a process has just removed
-            if not file.is_symlink() and file.is_file():
-                size += file.stat().st_size
+        with suppress(OSError):  # another process may have removed it
+            size += file.lstat().st_size
     return size
 
 
@@ -144,30 +111,21 @@ def find_prunable(
     return chosen
 
 
-def remove(entry: Entry, cache_folder: Path) -> bool:
+def remove(entry: Entry) -> bool:
     """Remove a folder of the cache; return False where a process is preparing it.
 
     Raises:
-        SbkitError: the folder is not in the cache, or cannot be removed.
+        SbkitError: it cannot be removed.
     """
-    folder = entry.folder
-    inside = [cache_folder / name for name in (AUDIO_FOLDER, EMBEDDED_FOLDER)]
-    if folder.parent not in inside or folder.is_symlink():
-        raise SbkitError(
-            f"Only folders of {cache_folder} may be removed, but {folder} is not one. Remove it "
-            "yourself."
-        )
-    lock = os.open(folder, os.O_RDONLY)
+    lock = os.open(entry.folder, os.O_RDONLY)
     try:
         if not try_lock(lock):
             return False
-        for table in folder.glob("*.parquet"):  # first, so that no half is taken for a whole
+        for table in entry.folder.glob("*.parquet"):  # first: a shard without its table is none
             table.unlink()
-        shutil.rmtree(folder)
+        shutil.rmtree(entry.folder)
     except OSError as error:
-        raise SbkitError(
-            f"{folder} must be removable, but is not: {error.strerror}. Remove it by hand."
-        ) from error
+        raise SbkitError(f"{entry.folder} cannot be removed: {error.strerror}.") from error
     finally:
         os.close(lock)
     return True
@@ -181,20 +139,14 @@ def print_entries(cache_folder: Path) -> None:
         return
     print(f"{'last used':10}  {'size':>9}  {'clips':>8}  {'hours':>7}  {'rate':>5}  corpus folder")
     for entry in entries:
-        print(_row(entry))
+        day = datetime.fromtimestamp(entry.last_used).date().isoformat()
+        what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)
+        what += " (gone)" if entry.is_orphan else ""
+        clips, hours = entry.clips or "", f"{entry.seconds / 3600:.2f}" if entry.clips else ""
+        size, rate = _megabytes(entry.bytes), entry.sample_rate or ""
+        print(printable(f"{day:10}  {size:>9}  {clips:>8}  {hours:>7}  {rate:>5}  {what}"))
     total = sum(entry.bytes for entry in entries)
     print(f"{_megabytes(total)} in {plural(len(entries), 'folder')} of {cache_folder}")
-
-
-def _row(entry: Entry) -> str:
-    day = datetime.fromtimestamp(entry.last_used).date().isoformat()
-    clips = "" if entry.clips is None else str(entry.clips)
-    hours = "" if entry.seconds is None else f"{entry.seconds / 3600:.2f}"
-    what = f"unknown ({entry.folder})" if entry.corpus is None else str(entry.corpus)
-    note = " (gone)" if entry.is_orphan else ""
-    rate = entry.sample_rate or ""
-    size = _megabytes(entry.bytes)
-    return printable(f"{day:10}  {size:>9}  {clips:>8}  {hours:>7}  {rate:>5}  {what}{note}")
 
 
 def _megabytes(count: int) -> str:
@@ -205,13 +157,11 @@ def prune(
     cache_folder: Path, *, older_than: float | None, unused: bool, dry_run: bool = False
 ) -> None:
     """Remove what is not needed, and print each folder; with ``dry_run`` only print."""
-    if older_than is None and not unused:
-        unused = True
+    unused = unused or older_than is None
+    chosen = find_prunable(list_entries(cache_folder), older_than=older_than, unused=unused)
     removed, freed = 0, 0
-    for entry, reason in find_prunable(
-        list_entries(cache_folder), older_than=older_than, unused=unused
-    ):
-        if not dry_run and not remove(entry, cache_folder):
+    for entry, reason in chosen:
+        if not dry_run and not remove(entry):
             print(printable(f"kept {entry.folder}: a process is preparing it"))
             continue
         word = "would remove" if dry_run else "removed"

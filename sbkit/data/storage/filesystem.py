@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_bytes_atomically
@@ -53,7 +54,7 @@ class Storage:
     def folder(self) -> Path | None:
         """Return the folder as a path where it is on this machine, else None."""
         system, path = _file_system(self.url)
-        return Path(path) if "file" in _protocols(system) else None
+        return Path(path) if isinstance(system, LocalFileSystem) else None
 
     def file(self, name: str) -> str:
         """Return the URL of a file."""
@@ -127,10 +128,6 @@ class Storage:
         file.unlink()
 
 
-def _missing(file: str) -> MissingFileError:
-    return MissingFileError(f"{file} must be there, but is missing. Put it back.")
-
-
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read parts of files of one file system; an object store is asked for many at once.
 
@@ -163,7 +160,7 @@ def _fetch(
 
 def _require_content(content: object, file: str, size: int | None = None) -> bytes:
     if isinstance(content, FileNotFoundError):
-        raise _missing(file)
+        raise MissingFileError(f"{file} must be there, but is missing. Put it back.")
     if isinstance(content, BaseException):
         raise _unreachable(file, content) from content
     assert isinstance(content, bytes)
@@ -188,14 +185,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             f"{url} must be of a protocol that fsspec reads here, but is not ({error}). Install "
             "what it needs (s3fs for s3, gcsfs for gs), or name a folder."
         ) from error
-    except Exception as error:  # some connect at once
-        raise _unreachable(url, error) from error
     return system, str(path)
-
-
-def _protocols(system: Any) -> tuple[str, ...]:
-    protocol = system.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 @contextmanager
@@ -203,8 +193,6 @@ def _reaching(url: str) -> Iterator[None]:
     """Turn what a file system raises into one sentence: each has errors of its own."""
     try:
         yield
-    except SbkitError:
-        raise
     except Exception as error:
         raise _unreachable(url, error) from error
 

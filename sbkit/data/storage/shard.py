@@ -29,7 +29,7 @@ from sbkit.base.files import fsync, naming, try_lock
 from sbkit.data.storage.audio_store import AUDIO, PLACE
 from sbkit.data.storage.decode import Decoded
 from sbkit.data.storage.filesystem import Storage
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
@@ -176,7 +176,7 @@ def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) ->
             else:
                 held.append((name, work))
     if held:
-        say(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
+        log(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
     for name, work in held:
         with claimed(folder, name, wait=True):
             work()
@@ -204,7 +204,6 @@ def claimed(folder: Path, work: str, *, wait: bool) -> Iterator[bool]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left; call it only while no other process writes there."""
-    for pattern in (".*.tmp", f"{CLAIM}*", "*.arrow"):
+    for pattern in (".*.tmp", f"{CLAIM}*"):
         for file in folder.glob(pattern):
-            if file.suffix != ".arrow" or not file.with_suffix(".parquet").is_file():
-                file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)

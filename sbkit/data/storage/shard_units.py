@@ -1,19 +1,17 @@
-"""The parts of a split that processes decode into shards, each known by what is in it.
+"""The units of a split: the parts that processes decode into shards, each known by its content.
 
-A unit is decoded by one process, in one order. Who comes to it again, another process or the same
-command after it was killed, goes on behind the shards that are finished.
+One process decodes a unit, in one order. A process that comes to it again, after it was killed or
+with the same command, continues behind the shards that are finished.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import BadRow, Manifest, Row
@@ -58,40 +56,26 @@ def manifest_units(manifest: Manifest, options: ShardOptions) -> list[Unit]:
     clips = Clips.of(manifest.clips)
     order = np.random.default_rng(options.seed).permutation(len(clips))
     facts = [_file_facts(path) for path in clips.paths]
-    probed = [Path(path) for path in _take(clips, order[:PROBED]).paths]
-    read = sum(facts[int(row)][0] for row in order[:PROBED])
-    kept = sum(_stored_sizes(probed, options))
+    probed = order[:PROBED].tolist()
+    paths = [clips[row].path for row in probed]
+    decoded = decode_clips(paths, options.sample_rate, store=options.store)
+    kept = sum(len(each.audio) for each in decoded if isinstance(each.audio, bytes))
+    read = sum(facts[row][0] for row in probed)
     expected = sum(size for size, _ in facts) * kept / max(1, read)
     shards = max(1, min(round(expected / options.shard_bytes), len(clips)))  # none without a clip
     units = []
     for number, chosen in enumerate(np.array_split(order, shards)):
         bad = manifest.bad_rows if number == 0 else ()
-        some = _take(clips, chosen)
-        key = options.key(bad, *_content(some, [facts[row] for row in chosen.tolist()]))
+        some = Clips(clips.own.take(chosen), clips.columns.take(chosen))
+        content = [*some.own.to_pylist(), *some.columns.to_pylist()]  # another text, another shard
+        key = options.key(bad, [facts[row] for row in chosen.tolist()], content)
         units.append(Unit(key, partial(_rows, some, bad), cut=False))
     return units
 
 
-def _content(clips: Clips, facts: Sequence[tuple[int, int]]) -> Iterator[object]:
-    """Yield all that a shard says of its clips: another transcript makes another shard."""
-    names = clips.columns.column_names
-    yield names
-    values = (clips.columns[name].to_pylist() for name in names)
-    yield from zip(clips.ids, clips.paths, facts, clips.sentences, *values, strict=True)
-
-
-def _rows(clips: Clips, bad: Sequence[BadRow], start: int) -> Iterator[Row | BadRow]:
+def _rows(clips: Clips, bad: tuple[BadRow, ...], start: int) -> Iterator[Row | BadRow]:
     """Yield clips, behind the rows that are none, from a number of rows on."""
     return islice(chain(bad, (Row(clip.id, clip) for clip in clips)), start, None)
-
-
-def _take(clips: Clips, rows: npt.NDArray[np.int64]) -> Clips:
-    return Clips(clips.own.take(rows), clips.columns.take(rows))
-
-
-def _stored_sizes(paths: Sequence[Path], options: ShardOptions) -> Iterator[int]:
-    for decoded in decode_clips(paths, options.sample_rate, store=options.store):
-        yield len(decoded.audio) if isinstance(decoded.audio, bytes) else 0
 
 
 def _file_facts(path: str) -> tuple[int, int]:

@@ -47,7 +47,7 @@ from sbkit.data.storage.sharded_corpus import (
     read_index,
     write_index,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -225,7 +225,7 @@ class NewShard:
         columns = {"id": clips.own["id"], "sentence": clips.own["sentence"], **others}
         facts = {"left_out": self._left_out, "sources": self.sources, "last": last}
         self.audio.publish(storage, self._name, columns, **facts)
-        say(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
+        log(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
 
 
 class Finished(NamedTuple):
@@ -262,23 +262,25 @@ def share(variables: Mapping[str, str]) -> tuple[int, int]:
     Raises:
         SbkitError: the variables are not as these set them.
     """
-    prefix = "SLURM_ARRAY_TASK_"
+    array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
     try:
-        if f"{prefix}ID" in variables:
-            place = int(variables[f"{prefix}ID"]) - int(variables[f"{prefix}MIN"])
-            place //= int(variables.get(f"{prefix}STEP", "1"))
-            of = int(variables[f"{prefix}COUNT"])
+        if array:
+            first, of = int(array["SLURM_ARRAY_TASK_MIN"]), int(array["SLURM_ARRAY_TASK_COUNT"])
+            step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
+            place = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
         else:
             place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-        if not 0 <= place < of:  # as of an array of 1, 3 and 7
-            raise ValueError(f"number {place} of {of}")
-        return place, of
-    except (KeyError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, ValueError) as error:
         raise SbkitError(
-            f"The processes that share the work must know their number by {prefix}ID, _MIN and "
-            f"_COUNT, as SLURM sets them, or by RANK and WORLD_SIZE, but {error} is wrong. Set "
-            "them to numbers without gaps, or unset them."
+            "The processes that share the work must know their number by SLURM_ARRAY_TASK_ID, _MIN "
+            f"and _COUNT, or by RANK and WORLD_SIZE, but {error} is wrong. Set or unset them all."
         ) from error
+    if place >= of:
+        raise SbkitError(
+            f"The tasks of an array must have numbers without gaps, but this is number {place} of "
+            f"{of}. Write --array=0-{of - 1}."
+        )
+    return place, of
 
 
 def _finish(
@@ -294,7 +296,7 @@ def _finish(
         for unit in some:
             shards = list(finished(storage, split, unit))
             if not shards or not shards[-1].facts.last:
-                say("Other processes still write; the last one writes the index.")
+                log("Other processes still write; the last one writes the index.")
                 return None
             splits[split] += [shard.listed for shard in shards]
             lost += [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
@@ -302,7 +304,7 @@ def _finish(
         clips = sum(shard.clips for shard in splits[split])
         check_loss(split, lost, reasons, clips + len(lost))
         for reason, number in reasons.items():
-            say(f"{split}: {number} left out, {reason}")
+            log(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():
@@ -322,7 +324,7 @@ def _writing(storage: Storage) -> Iterator[None]:
         if error.errno in DISK_FULL:
             raise SbkitError(
                 f"The disk of {place} must have room for shards, but is full. Make room, or name "
-                "another place. The shards that are finished stay, and the same command goes on "
+                "another place. The shards that are finished stay, and the same command continues "
                 "from there."
             ) from error
         raise SbkitError(

@@ -238,7 +238,7 @@ class ReadBundle:
 def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) -> ReadBundle:
     """Read a bundle and WEIGHTS if named, each file once, and compare them with their checksums.
 
-    ``own`` names modules of the user's, of which the task may be one's.
+    ``own`` names modules of the user's, one of which may hold the task.
     Raises SbkitError when a file is missing or damaged, or the task is not here.
     """
     _require_folder(folder)

@@ -23,7 +23,7 @@ from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.comparison import refuse_unusable
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
@@ -118,7 +118,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     }
     contents[CONFIG] = (to_json(config, indent=1) + "\n").encode()
     if "transcribe" in task.commands:
-        _tell_untuned(run, config, has_decoder="decoder" in root)
+        _note_untuned(run, config, has_decoder="decoder" in root)
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
@@ -138,7 +138,7 @@ def _task_of(checkpoint: Checkpoint, own: frozenset[str]) -> Task:
     return load_task(name, own=own)
 
 
-def _tell_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
+def _note_untuned(run: Path, config: Mapping[str, Any], *, has_decoder: bool) -> None:
     """Print what a recognizer lacks that is chosen when its training ends.
 
     Raises SbkitError for a tested run that would decode otherwise than it was tested.
@@ -252,9 +252,7 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
             "it back: what the model predicts goes by its names."
         )
     declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    if declared is not None:
-        refuse_edited(run, declared)
-    expected = best.meta.get("tokenizer") if declared is None else declared.tokenizer
+    expected = best.meta.get("tokenizer") if declared is None else declared.labels
     if expected not in (None, checksum(file)):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "

@@ -1,13 +1,15 @@
 """Write the card of a bundle, README.md: what the model is, its data, results and licence.
 
-Its head is YAML as model hubs read it. Everything comes from the task and from what training wrote
-into the run folder; what is not known there is said to be unknown.
+`card.md.j2` has its text, with a head in YAML as model hubs read it. Everything comes from the task
+and from what training wrote into the run folder; what is not known there is called unknown.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from sbkit.base.text import printable
 from sbkit.evaluate.run_results import DATA_REPORT
@@ -41,84 +43,51 @@ def model_card(
     licence: str = LICENCE_UNKNOWN,
 ) -> str:
     """Write the card of a run's bundle, with the certificates of its formats."""
-    summary, report = _read_json(run / SUMMARY), _read_json(run / DATA_REPORT)
-    sections = [
-        _head(task, config, summary, licence),
-        _about(task, config, summary),
-        _use(task),
-        _data(report),
-        _results(task, config, summary),
-        _making(run, summary),
-        _licences(licence),
-        _formats(certificates),
-    ]
-    return "\n".join(section for section in sections if section)
-
-
-def _head(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any], licence: str) -> str:
-    language = str(config.get("language") or "und")
-    lines = ["---", f"language: {json.dumps(language)}", f"license: {json.dumps(licence)}"]
-    lines += ["library_name: sbkit"]
-    if task.hub_task is None:
-        return "\n".join([*lines, "tags: [speech]", "---", ""])
-    lines += [f"pipeline_tag: {task.hub_task}", f"tags: [speech, {task.hub_task}]"]
-    results = [
-        f"  - task: {{type: {task.hub_task}}}\n"
-        f"    dataset: {{name: {json.dumps(name)}, type: test}}\n"
-        f"    metrics: [{{type: {key.lower()}, value: {figures[key]:.4f}}}]"
-        for name, figures in summary.get("test", {}).items()
-        for key in task.metrics
-        if key in figures
-    ]
-    if results:
-        lines += ["model-index:", "- name: sbkit", "  results:", *results]
-    return "\n".join([*lines, "---", ""])
-
-
-def _about(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    parts = ", ".join(
-        f"`{printable(str(part.get('new')))}`" for part in config["parts"].values() if part
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    count = summary.get("parameters")
-    size = f", {count:,} parameters" if count else ""
-    return (
-        f"# {task.model_name.capitalize()}: language {config.get('language') or 'unknown'}\n\n"
-        f"A {task.model_name} trained with sbkit: audio of {config['sample_rate']} Hz{size}, made "
-        f"of {parts}.\n"
+    environment.filters |= {"printable": printable, "facts": _facts}
+    summary = _read_json(run / SUMMARY)
+    return environment.get_template("card.md.j2").render(
+        task=task,
+        language=str(config.get("language") or "und"),
+        licence=licence,
+        sample_rate=config["sample_rate"],
+        parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
+        splits=_read_json(run / DATA_REPORT).get("splits"),
+        results=[*_results(task, config, summary)],
+        summary=summary,
+        command=_command(run),
+        certificates=certificates,
+        uses=FORMATS,
+        formats=[
+            f"{name} {precision} | {_agreement(found)}"
+            for name, several in certificates.items()
+            for precision, found in several.items()
+        ],
     )
 
 
-def _use(task: Task) -> str:
-    uses = [f"    sbkit {command} FOLDER talk.wav" for command in task.commands]
-    uses = uses or ['    sbkit.inference.bundle.bundle.load_bundle(Path("FOLDER")).predict([clip])']
-    return "\n".join(["## Use", "", *uses, ""])
-
-
-def _data(report: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {printable(name)} | {split['utterances']} | {split['hours']:.2f} | "
-        f"{split.get('speakers') or 'unknown'} |"
-        for name, split in report.get("splits", {}).items()
-    ]
-    if not rows:
-        return "## Data\n\nUnknown: the run folder has no report of its data.\n"
-    head = ["| split | utterances | hours | speakers |", "|---|---|---|---|"]
-    return "\n".join(["## Data", "", *head, *rows, ""])
-
-
-def _results(task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {printable(name)} | {decoder} | {key} | {_value(figures[key], metric)} | "
-        f"{_interval(figures.get(f'{key}_interval'), metric)} |"
-        for name, result in summary.get("test", {}).items()
-        for decoder, figures in _by_decoder(task, config, result)
-        for key, metric in task.metrics.items()
-        if key in figures
-    ]
-    if not rows:
-        return "## Results\n\nUnknown: the run was not tested.\n"
-    head = ["| test set | decoder | metric | value | 95 % interval |", "|---|---|---|---|---|"]
-    return "\n".join(["## Results", "", *head, *rows, ""])
+def _results(
+    task: Task, config: Mapping[str, Any], summary: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each test set, decoder and metric; the chosen decoder's are for the head."""
+    for split, result in summary.get("test", {}).items():
+        for decoder, figures in _by_decoder(task, config, result):
+            for name, metric in task.metrics.items():
+                if name in figures:
+                    yield {
+                        "split": split,
+                        "decoder": decoder,
+                        "metric": name,
+                        "value": figures[name],
+                        "text": _value(figures[name], metric),
+                        "interval": _interval(figures.get(f"{name}_interval"), metric),
+                        "is_chosen": figures is result,
+                    }
 
 
 def _by_decoder(
@@ -141,14 +110,10 @@ def _interval(found: Mapping[str, Any] | None, metric: Metric) -> str:
     return f"{low} to {high} ({found['unit_count']} {printable(str(found['unit']))}s)"
 
 
-def _making(run: Path, summary: Mapping[str, Any]) -> str:
-    lines = ["## How it was made", "", f"    {_command(run)}", ""]
-    for key, name in (("git_commit", "commit"), ("machine", "machine"), ("versions", "versions")):
-        value = summary.get(key)
-        if isinstance(value, dict):
-            value = ", ".join(f"{one} {two}" for one, two in value.items() if two is not None)
-        lines.append(f"- {name}: {printable(str(value or 'unknown'))}")
-    return "\n".join([*lines, ""])
+def _facts(value: Mapping[str, object] | str | None) -> str:
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{one} {two}" for one, two in value.items() if two is not None)
+    return printable(str(value or "unknown"))
 
 
 def _command(run: Path) -> str:
@@ -158,35 +123,7 @@ def _command(run: Path) -> str:
         return "(unknown: the run folder has no log)"
     with file.open(encoding="utf-8", errors="replace") as lines:
         words = lines.readline().rstrip("\n").split(" ", 2)
-    return printable(words[2]) if len(words) == 3 else "(unknown)"
-
-
-def _licences(licence: str) -> str:
-    model = "not stated; fill it in before you publish" if licence == LICENCE_UNKNOWN else licence
-    return (
-        "## Licences\n\n"
-        f"- model: {printable(model)}\n"
-        "- data: that of the corpus above, which may ask for a notice here\n"
-        "- code: Apache-2.0 (sbkit)\n"
-    )
-
-
-def _formats(certificates: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe each format beside the trained model."""
-    if not certificates:
-        return ""
-    head = ["| format | largest difference | other tokens | held-out clips |", "|---|---|---|---|"]
-    rows = [
-        f"| {name} {precision} | {_agreement(found)}"
-        for name, several in certificates.items()
-        for precision, found in several.items()
-    ]
-    note = (
-        "Differences are those of log-probabilities from the trained model's, over batches, "
-        "lengths and paddings; `parity.json` of each folder has all of it."
-    )
-    uses = [f"- {name}: {FORMATS[name]}" for name in certificates]
-    return "\n".join(["## Formats", "", *uses, "", *head, *rows, "", note, ""])
+    return words[2] if len(words) == 3 else "(unknown)"
 
 
 def _agreement(found: Mapping[str, Any]) -> str:
@@ -195,7 +132,7 @@ def _agreement(found: Mapping[str, Any]) -> str:
     grid, clips = found["grid"], found["held_out"]
     tokens = f"{grid['utterances_with_other_tokens']} of {grid['utterances']} utterances"
     difference = f"{grid['largest_difference']:.1e}" + ("" if found["written"] else ", not written")
-    return f"{difference} | {tokens} | {_words(clips)} |"
+    return f"{difference} | {tokens} | {_words(clips)}"
 
 
 def _words(clips: Mapping[str, Any]) -> str:

@@ -81,11 +81,10 @@ def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
         yield from names_of(each)
 
 
-def refuse_unlisted(plain: Plain, *, own: frozenset[str] = frozenset()) -> None:
-    """Refuse data that names anything but what a bundle may build; nothing is built.
+def check_listed(plain: Plain, *, own: frozenset[str] = frozenset()) -> None:
+    """Raise SbkitError where data names anything but what a bundle may build; nothing is built.
 
     ``own`` names modules of the user's, imported by --import.
-    Raises SbkitError.
     """
     for kind, name in names_of(plain):
         reason = refusal(f"!{kind}", str(name), own=own)
@@ -102,7 +101,7 @@ def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
 
     Raises SbkitError for anything else, and for arguments that a class does not take.
     """
-    refuse_unlisted(plain, own=own)
+    check_listed(plain, own=own)
     return _build(plain)
 
 
@@ -141,7 +140,7 @@ def _construct(kind: str, name: str, arguments: Plain) -> Any:
 
 
 def _kind_of(plain: Plain) -> str | None:
-    """Return what is to be built from a mapping of plain values."""
+    """Return whether plain data stands for an object ("new") or a class ("name"), or for itself."""
     if not isinstance(plain, dict):
         return None
     return next((kind for kind in KINDS if plain.keys() == {kind, ARGUMENTS}), None)

@@ -1,4 +1,4 @@
-"""Modules of the user's own that a command is told of by `--import`."""
+"""Modules of the user's own, which `--import` names."""
 
 import sys
 from collections.abc import Sequence

@@ -18,12 +18,11 @@ from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.batches.batch import UtteranceDataset
 from sbkit.data.batches.plan import Example
-from sbkit.data.corpora.clips import Clip, Clips
+from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.columns import sample_counts, take_columns
 from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.corpora.splits import Excluded
 from sbkit.data.storage import audio_cache, decode
-from sbkit.data.storage.audio_cache import AudioCache
 from sbkit.data.storage.audio_store import read_rows, require_store
 from sbkit.data.storage.prepare import PreparedSplit, prepare_split
 from tests.processes import Process
@@ -160,15 +159,6 @@ def test_what_is_no_change_of_audio_decodes_nothing(
     assert (again.fingerprint == first.fingerprint) == (change == "nothing")
 
 
-def test_a_clip_whose_clock_was_wrong_is_decoded_once(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips", 3)
-    os.utime(clips[1].path, (1e10, 1e10))  # in 2286
-    prepare(tmp_path, clips)
-    decoded.clear()
-    assert_holds(prepare(tmp_path, clips), clips)
-    assert decoded == []
-
-
 def test_a_clip_that_is_new_or_another_is_decoded_alone(tmp_path: Path, decoded: list[str]) -> None:
     clips = make_clips(tmp_path / "clips", 10)
     first = prepare(tmp_path, clips)
@@ -189,23 +179,6 @@ def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> 
     copied = make_clips(tmp_path / "copy", 4)
     os.utime(copied[0].path, (1, 1))
     assert prepare(tmp_path, clips).fingerprint == prepare(tmp_path, copied).fingerprint
-
-
-def test_the_splits_of_a_corpus_share_their_audio(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips", 9)
-    prepare(tmp_path, clips[:6])
-    prepare(tmp_path, clips[6:])
-    decoded.clear()
-    assert_holds(prepare(tmp_path, clips[3:]), clips[3:])
-    assert decoded == []
-
-
-def test_the_root_may_be_the_folder_of_a_corpus(tmp_path: Path) -> None:
-    clips = Clips.of([Clip("a", Path("/a.wav"), ""), Clip("b", Path("/more/b.wav"), "")])
-    for paths, names in ((clips.paths, ["a.wav", "more/b.wav"]), (clips[:1].paths, ["a.wav"])):
-        cache = AudioCache.of(paths, 16_000, tmp_path)
-        assert cache.corpus == Path("/")
-        assert [cache._relative(path) for path in paths] == names
 
 
 def test_clips_of_one_id_and_rows_of_one_clip_stay_apart(tmp_path: Path) -> None:

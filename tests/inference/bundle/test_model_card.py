@@ -74,7 +74,7 @@ def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
         "| onnx fp32 | 3.0e-05 | 0 of 8 utterances | WER 40.00 % (greedy; trained model 39.50 %); "
         "other words in 2 of 65 |" in card
     )
-    assert "| torch all | not written: no package | |\n" in card
+    assert "| torch all | not written: no package | | |\n" in card
 
 
 def test_a_card_knows_how_every_format_is_loaded() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
-import onnx
 import pytest
 import sherpa_onnx
 import soundfile
@@ -117,13 +116,6 @@ def test_onnxruntime_hears_the_same_words(
         best = [int(each) for each in log_probs[0, : lengths[0]].argmax(-1)]
         ids = [one for one, before in zip(best, [0, *best], strict=False) if one not in (before, 0)]
         assert tokenizer.decode(ids) == text
-
-
-def test_spectra_are_in_float64_where_the_rest_is_as_exact(folder: Path) -> None:
-    for name, has_float64 in (("model.onnx", True), ("model.int8.onnx", False)):
-        graph = onnx.load(folder / "onnx" / name).graph
-        types = {each.data_type for each in graph.initializer}
-        assert (onnx.TensorProto.DOUBLE in types) == has_float64
 
 
 def test_the_command_runs_onnx_without_importing_torch(
