@@ -228,9 +228,8 @@ def test_a_scale_that_is_none_is_refused() -> None:
 
 def test_an_augmentation_that_takes_no_lengths_is_refused_by_its_key() -> None:
     for part in (SpecAugment(), Compose(parts=[])):
-        Augmentation(
-            SimpleNamespace(spec_augment=part, wave_augment=part), features=FeatureExtractor
-        )
+        hparams = SimpleNamespace(spec_augment=part, wave_augment=part)
+        Augmentation(hparams, features=FeatureExtractor)
     says = r"`spec_augment` must have forward\(features, lengths\) .* takes \(spectrogram\)"
     with pytest.raises(SbkitError, match=says):
         Augmentation(SimpleNamespace(spec_augment=SpectrogramDrop()), features=FeatureExtractor)

@@ -23,7 +23,7 @@ from sbkit.models.encoder import AcousticModel, Encoder, copy_encoder, encoder_p
 
 CHECK = "shapes"
 NAME = "encoder"
-SECONDS = 1.3  # of silence
+SECONDS = 2.3  # of silence
 
 
 def check_encoder(planned: PlannedRun) -> Iterator[Finding]:
