@@ -318,7 +318,11 @@ OWNERSHIP = [
         text=(("        epochs: !ref <epoch_counter>\n", ""),),
         recipe=brain(Forgetting),
         expected=(
-            Expected("ownership", "checkpointer.recoverables", ("EpochCounter, Adam would begin",)),
+            Expected(
+                "ownership",
+                "checkpointer.recoverables",
+                ("EpochCounter, Adam would be in",),
+            ),
         ),
     ),
     Mutation(
@@ -509,12 +513,12 @@ INTERFACES = [
         Mutation(
             name=f"a front-end of another kind: {part}",
             text=((CNN, f"!new:tests.check.parts.{part}"),),
-            expected=(Expected("shapes", "CNN", ("`CNN` must", said)),),
+            expected=(Expected(check, "CNN", ("`CNN` must", said)),),
         )
-        for part, said in (
-            ("LensFrontEnd", "its forward takes (x, lens)"),
-            ("UndividedFrontEnd", "count what its strides leave"),
-            ("TransposedFrontEnd", "count what its strides leave"),
+        for part, check, said in (
+            ("LensFrontEnd", "shapes", "its forward takes (x, lens)"),
+            ("UndividedFrontEnd", "shapes", "count what its strides leave"),
+            ("TransposedFrontEnd", "shapes", "count what its strides leave"),
         )
     ),
     Mutation(
