@@ -91,7 +91,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Find the checkpoint that a run would go on from; raises SbkitError where all are damaged."""
     if not (folder / CHECKPOINTS).is_dir():
         return None
-    with quiet():  # the run will say which ones are damaged
+    with quiet():  # training logs which ones are damaged
         return next(iter(Checkpointer(folder / CHECKPOINTS).find_whole(1)), None)
 
 
