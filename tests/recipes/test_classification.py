@@ -99,7 +99,7 @@ def test_a_run_is_scored_as_its_test_was(
     rows = [row.split("\t") for row in (release / "test.tsv").read_text().splitlines()[1:]]
     lines = [f"{release / 'clips' / clip},{pace}\n" for clip, _, pace in rows]
     (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
-    with pytest.raises(SbkitError, match="`--label` is missing"):
+    with pytest.raises(SbkitError, match="`--label` must name the column .* but is missing"):
         sbkit(command)
     with pytest.raises(SbkitError, match=r"`language` has none of the model's classes \(quick, s"):
         sbkit([*command, "--label", "language"])
@@ -166,7 +166,7 @@ def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     (run / "labels.txt").write_text("slow\nquick\n")
-    with pytest.raises(SbkitError, match="must list the classes that the run was trained on"):
+    with pytest.raises(SbkitError, match="must be the one that the run was trained with"):
         sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
 
 
