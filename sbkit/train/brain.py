@@ -23,6 +23,7 @@ from sbkit.data.batches.batch import Batch
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
 from sbkit.train.ddp import agree_on_buffers, check_same_weights
@@ -46,7 +47,6 @@ from sbkit.train.position import (
     write_counters,
 )
 from sbkit.train.profiling import Profile
-from sbkit.train.slices import slice_columns
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.watchdog import NullWatchdog, Watchdog

@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.config.document import dotted
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
@@ -32,7 +29,6 @@ def check_placement(planned: PlannedRun) -> Iterator[Finding]:
     yield from _find_old_names(planned)
     yield from _find_idle_devices(planned)
     yield from _find_idle_scalers(planned)
-    yield from _find_other_types(planned)
 
 
 def check_shares(planned: PlannedRun) -> Iterator[Finding]:
@@ -128,29 +124,6 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
                     "check every gradient for nothing",
                     fix="Take it away: sbkit makes one where the precision is fp16.",
                 )
-
-
-def _find_other_types(planned: PlannedRun) -> Iterator[Finding]:
-    """Weights are float32 in every precision: autocast computes with copies of them."""
-    others = {
-        (name, each.dtype)
-        for name, each in planned.model.named_parameters()
-        if each.is_floating_point() and each.dtype != torch.float32
-    }
-    if others:
-        name, dtype = min(others, key=str)
-        keys = next(
-            keys for keys, each in reached(planned) if each is planned.model.get_parameter(name)
-        )
-        yield planned.finding(
-            PLACEMENT,
-            *keys,
-            declared="parameters must be float32, of which autocast takes copies for `precision`",
-            effect=f"{plural(len(others), 'is', 'are')} not, such as `{dotted(keys)}`, which would "
-            f"be trained in {dtype}",
-            fix="Leave the type to `precision`, if nothing else is meant.",
-            stops=False,
-        )
 
 
 def count_processes(planned: PlannedRun) -> int:

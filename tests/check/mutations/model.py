@@ -317,7 +317,11 @@ OWNERSHIP = [
         text=(("        epochs: !ref <epoch_counter>\n", ""),),
         recipe=brain(Forgetting),
         expected=(
-            Expected("ownership", "checkpointer.recoverables", ("EpochCounter, Adam would begin",)),
+            Expected(
+                "ownership",
+                "checkpointer.recoverables",
+                ("EpochCounter, Adam would be in",),
+            ),
         ),
     ),
     Mutation(
@@ -508,13 +512,12 @@ INTERFACES = [
         Mutation(
             name=f"a front-end of another kind: {part}",
             text=((CNN, f"!new:tests.check.parts.{part}"),),
-            expected=(Expected("shapes", "CNN", ("`CNN` must", said)),),
+            expected=(Expected(check, "CNN", ("`CNN` must", said)),),
         )
-        for part, said in (
-            ("LensFrontEnd", "its forward takes (x, lens)"),
-            ("SingleFrontEnd", "its forward takes lengths and returns a tensor"),
-            ("UndividedFrontEnd", "not divided by its stride"),
-            ("TransposedFrontEnd", "the last axis holds the frames"),
+        for part, check, said in (
+            ("LensFrontEnd", "shapes", "its forward takes (x, lens)"),
+            ("UndividedFrontEnd", "shapes", "it returns 32 frames"),
+            ("TransposedFrontEnd", "dry_run", "it returns 32 frames"),
         )
     ),
     Mutation(
