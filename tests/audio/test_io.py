@@ -14,6 +14,7 @@ import torch
 from torchaudio.transforms import Resample
 
 from sbkit.audio.io import AudioError, read_audio, stream_audio
+from sbkit.audio.resample import resample_by_numpy
 from sbkit.audio.truncation import UNCHECKED
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
@@ -67,6 +68,13 @@ def test_usual_rates_are_resampled_exactly(tmp_path: Path, rate: int) -> None:
     truth = 0.5 * 32768 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / SAMPLE_RATE)
     inner = slice(1000, -1000)
     assert np.abs(samples[inner] - truth[inner]).max() < 0.005 * 32768
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
+def test_without_torch_resampling_is_the_same(old: int, new: int) -> None:
+    signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
+    expected = Resample(old, new)(torch.from_numpy(signal)).numpy()
+    np.testing.assert_allclose(resample_by_numpy(signal, old, new), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac"])
