@@ -292,7 +292,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }
     (compared,) = compare_runs(learned / "run", tmp_path).test
-    assert (compared.wer.difference, compared.changed) == (0, ())
+    assert (compared.rates["WER"].difference, compared.changed) == (0, ())
     assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
     report = (tmp_path / "wer_test.txt").read_text()
