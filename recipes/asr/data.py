@@ -43,7 +43,7 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
-    """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
+    """Leave out of train what CTC cannot learn, log all that is left out, and plan the batches."""
     subsampling = measure_subsampling(hparams)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     print_data(splits, hparams)
@@ -56,7 +56,7 @@ def make_asr_loaders(
 def leave_out_impossible(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
-    """Leave out of train what has fewer frames, at its fastest, than CTC needs for its labels."""
+    """Leave utterances out of train that have fewer frames, at their fastest, than CTC needs."""
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     lacking = transcripts.lacking(subsampling, fastest)

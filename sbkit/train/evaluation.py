@@ -19,6 +19,7 @@ from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
@@ -26,9 +27,9 @@ from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
+from sbkit.train.nonfinite import explained_memory
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
-from sbkit.train.slices import measure_slices, write_slices
-from sbkit.train.step import as_loss, explained_memory
+from sbkit.train.step import as_loss
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -47,7 +48,7 @@ def evaluate_splits(
     losses: list[Loss] = []
     for brain._split, loader in loaders.items():
         for batch in brain.pinging(loader, phase):
-            if brain.signals.heard:
+            if brain.signals.received:
                 return losses
             brain.step += 1
             with explained_memory(batch, "eval_batch_seconds"):

@@ -16,9 +16,11 @@ from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.data.batches.batch import user_columns
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
+from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
@@ -27,7 +29,6 @@ from sbkit.train.finished import is_finished
 from sbkit.train.initialize import initialize_from
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.scoring import metrics_of
-from sbkit.train.slices import require_columns
 
 
 class Run:
@@ -73,7 +74,8 @@ class Run:
     def splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
         splits = self.recipe.prepare_splits(self.knobs)
-        require_columns(self.knobs.get("report_by") or [], splits)
+        columns = {name: user_columns(each.column_names) for name, each in splits.test.items()}
+        require_columns(self.knobs.get("report_by") or [], columns)
         return splits
 
     @cached_property

@@ -34,6 +34,11 @@ LEAVE = signal.SIGUSR2  # what a worker still answers to
 OWN = frozenset(RESERVED_COLUMNS) - {"sentence"}  # of a row; the rest travels as it is
 
 
+def user_columns(names: Sequence[str]) -> list[str]:
+    """Return the columns that are the corpus's, such as `speaker`, not sbkit's own."""
+    return [each for each in names if each not in OWN]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Audio side by side, with absolute lengths. A recipe adds its labels in a class of its own.
