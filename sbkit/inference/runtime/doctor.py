@@ -91,7 +91,7 @@ def _threads() -> str:
 
 
 def _formats(folder: Path, own: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
-    """Load each format of a bundle; yield its name, what it runs on or why not, and whether it can."""
+    """Load each format of a bundle; yield its name, what it runs on or why not, and if it can."""
     tried = [RuntimeOptions(runtime="torch")]
     tried += [
         RuntimeOptions(runtime="onnx", precision=precision)
