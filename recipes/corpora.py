@@ -67,11 +67,6 @@ def _import_corpus(name: str) -> Corpus:
             f"`corpus` must name a module, as recipes.LibriSpeech.corpus, but {name!r} cannot be "
             f"imported ({error}). Correct the name, or add its folder to PYTHONPATH."
         ) from error
-    except Exception as error:  # a module of the user's may fail in any way
-        raise SbkitError(
-            f"`corpus` must name a module that can be imported, but {name} raised "
-            f"{type(error).__name__} ({error}). Correct it there."
-        ) from error
     missing = [each for each in ("splits", "read") if not callable(getattr(module, each, None))]
     if missing:
         raise SbkitError(

@@ -25,7 +25,7 @@ from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import AUDIO, require_store
 from sbkit.data.storage.prepare import EMPTY, PreparedSplit, prepare_split
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.languages import check_language
 from sbkit.text.normalize import normalize
 
@@ -88,7 +88,7 @@ def prepare_labelled(knobs: Knobs) -> Splits:
         named[name] = split.select(labelled) if len(ids) else split
         labels = _labels_of(named[name], column)
         fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
-    _refuse_unseen(named, column)
+    _check_known_labels(named, column)
     return replace(
         splits,
         train=named["train"],
@@ -104,8 +104,8 @@ def _labels_of(split: Dataset, column: str) -> list[str]:
     return labels
 
 
-def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
-    """Refuse a label of a set for validation or test, which a model could never give."""
+def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
+    """Raise SbkitError for a label of a validation or test set that the training set has not."""
     known = dict.fromkeys(_labels_of(splits["train"], column))
     for name, split in splits.items():
         for row, label in enumerate(_labels_of(split, column)):
@@ -117,8 +117,8 @@ def _refuse_unseen(splits: Mapping[str, Dataset], column: str) -> None:
                 )
 
 
-def tell_data(splits: Splits, knobs: Knobs) -> None:
-    """Print how much every split holds, and list what is left out in the run folder; rank 0 does.
+def print_data(splits: Splits, knobs: Knobs) -> None:
+    """Print on rank 0 how much every split holds, and list what is left out in the run folder.
 
     Each recipe's `make_loaders` calls it, when nothing more is left out.
     """
@@ -126,12 +126,12 @@ def tell_data(splits: Splits, knobs: Knobs) -> None:
         return
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
-        say(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
+        log(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((each.split, each.reason) for each in excluded).items():
-        say(f"{name}: {count} left out, {reason} (listed in {listing})")
+        log(f"{name}: {count} left out, {reason} (listed in {listing})")
 
 
 def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool = False) -> Splits:
@@ -141,7 +141,7 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
     def prepare(name: str, role: str) -> PreparedSplit:
         manifest = read_listed(corpus, knobs, name)
         if not keep_empty and (note := check_locale(manifest, knobs["language"])):
-            say(f"note: {name}: {note}")
+            log(f"note: {name}: {note}")
         return prepare_split(
             manifest,
             split=name,

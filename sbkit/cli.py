@@ -218,7 +218,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from sbkit.train.main import prepare_data, prepare_shards
+    from sbkit.train.prepare import prepare_data, prepare_shards
 
     if options.shards is not None:
         if options.report is not None:
@@ -238,7 +238,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from sbkit.train.main import tune_run
+    from sbkit.train.tune import tune_run
 
     given = {
         "lm_text": options.lm_text,
@@ -310,9 +310,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sbkit.inference.runtime.doctor import print_facts
+    from sbkit.inference.runtime.doctor import print_report
 
-    return print_facts(options.bundle, own=options.own)
+    return print_report(options.bundle, own=options.own)
 
 
 def _classify(options: argparse.Namespace) -> int:

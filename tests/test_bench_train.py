@@ -4,24 +4,21 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 import torch
 
-from sbkit.config.hparams import load_hparams, parse_command, read_knobs
+from sbkit.config.hparams import load_hparams, parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import ROOT, Workplace, make_workplace
 from tools import bench_train
 from tools.bench_gpu import (
-    CLIPS,
     CONFORMER,
     COPIES,
     SECONDS,
     TESTS,
     Part,
     make_release,
-    make_words,
     parts,
     run,
 )
@@ -104,18 +101,6 @@ def test_a_part_that_fails_or_hangs_is_said_and_stops_nothing() -> None:
     assert sum(part.limit for part in parts([], Path("run"))) < 570  # and the release takes 20
 
 
-def test_a_part_that_hangs_takes_its_processes_along(tmp_path: Path) -> None:
-    code = f"""
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
-time.sleep(60)
-"""
-    run(Part("hangs", (sys.executable, "-c", code), 3))
-    child = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
-
-
 def test_all_tests_of_a_gpu_are_run_there() -> None:
     marked = {
         str(file.relative_to(ROOT))
@@ -123,15 +108,3 @@ def test_all_tests_of_a_gpu_are_run_there() -> None:
         if "pytest.mark.gpu" in file.read_text() and file.name != Path(__file__).name
     }
     assert marked == {*TESTS}
-
-
-def test_its_texts_suffice_for_the_tokens_of_ctc_large(tmp_path: Path) -> None:
-    """With eleven words no tokenizer was made, so that nothing of `ctc_large` was measured."""
-    knobs = read_knobs(ROOT / "hparams" / "ctc_large.yaml", {"data_folder": "x"})
-    random = np.random.default_rng(0)
-    words = make_words(random)
-    sentences = [" ".join(random.choice(words, 7)) for _ in range(CLIPS["train"] * COPIES)]
-    kind, size = knobs["token_type"], knobs["vocab_size"]
-    file = tmp_path / "tokenizer.model"
-    made = ensure_tokenizer(model_file=file, kind=kind, vocab_size=size, texts=lambda: sentences)
-    assert made.vocabulary.size == size

@@ -8,8 +8,8 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import BAD_INPUT
+from sbkit.evaluate.slices import EMPTY
 from sbkit.logs.log import read_log
-from sbkit.train.slices import EMPTY
 from tests.runs import Workplace, make_workplace, prompts, read_json, rows_of
 
 LIBRISPEECH = {

@@ -221,7 +221,7 @@ run_main(main)
 
 
 @pytest.mark.ddp
-@pytest.mark.parametrize("asked", ["the agent", 0, 1])
+@pytest.mark.parametrize("asked", ["the agent", 1])
 def test_whoever_is_asked_all_leave_the_preparation(asked: int | str, tmp_path: Path) -> None:
     """Rank 0 prepares, rank 1 waits for it."""
     script, ranks = tmp_path / "preparing.py", tmp_path / "ranks"
@@ -291,7 +291,7 @@ def undisturbed(workplace: Workplace, yaml: str, tmp_path_factory: pytest.TempPa
 
 
 def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
-    return workplace.arguments(run, "--check=False", "--number_of_epochs=5", yaml=yaml)
+    return workplace.arguments(run, "--check=False", "--number_of_epochs=4", yaml=yaml)
 
 
 SRUN = """#!/usr/bin/env bash
@@ -330,13 +330,13 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     run = tmp_path / "run"
     command = [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
     with started(command, run, SBKIT_CACHE=workplace.cache) as job:
-        job.until(lambda: within_epoch(run, 2))
+        job.until(lambda: within_epoch(run, 1))
         first = job.ranks()
         os.kill(first[1], signal.SIGKILL)
         job.until(lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*first.values()})
         last = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
         assert "end-of-epoch: false" in last
-        job.until(lambda: within_epoch(run, 3))
+        job.until(lambda: within_epoch(run, 2))
         job.process.kill()
         end = time.monotonic() + 30
         while processes_about(run) and time.monotonic() < end:
@@ -349,7 +349,7 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     command = [spooled, *training(workplace, run, yaml)]
     requeue = f"requeue {slurm['SLURM_JOB_ID']}"
     with started(command, run, **slurm) as job:
-        job.until(lambda: within_epoch(run, 4))
+        job.until(lambda: within_epoch(run, 3))
         os.kill(job.process.pid, signal.SIGUSR1)
         assert job.end() == ASKED_TO_STOP, job.said()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1
@@ -365,8 +365,6 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     ("command", "said"),
     [
         (["one_node.sh"], "usage: tools/launch/one_node.sh YAML"),
-        (["several_nodes.sh", "2", "here:1"], "usage: tools/launch/several_nodes.sh NODES"),
-        (["several_nodes.sh", "two", "here:1", "id", "a.yaml"], "NODES must be"),
         (["several_nodes.sh", "2", "here", "id", "a.yaml"], "ENDPOINT must be NAME:PORT"),
         (["slurm.sh"], "usage: sbatch"),
         (["slurm.sh", "a.yaml"], "must run as a SLURM job"),
@@ -375,14 +373,6 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
 )
 def test_a_command_that_cannot_be(command: list[str], said: str) -> None:
     assert_refused(command, said)
-
-
-@pytest.mark.parametrize("lacking", ["SLURM_SUBMIT_DIR", "SLURM_JOB_NODELIST"])
-def test_a_slurm_job_that_lacks_a_variable(lacking: str) -> None:
-    names = ("JOB_ID", "JOB_NUM_NODES", "JOB_NODELIST", "SUBMIT_DIR")
-    job = {f"SLURM_{name}": "1" for name in names}
-    del job[lacking]
-    assert_refused(["slurm.sh", "a.yaml"], f"but {lacking} is not set", **job)
 
 
 def assert_refused(command: list[str], said: str, **environment: str) -> None:
@@ -409,74 +399,6 @@ def test_machines_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
         assert job.end() == BAD_INPUT
     (sentence,) = job.said().splitlines()
     assert "2 machines must meet at localhost:0 as `alone`" in sentence
-
-
-ON_A_HOST = """
-hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"
-"""
-
-
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
-    """Two hosts joined by a cable, each with its own name: how commands on them begin."""
-    names = [f"sbkit{os.getpid()}{letter}" for letter in "ab"]
-    addresses = ["10.77.0.1", "10.77.0.2"]
-    hosts = tmp_path / "hosts"
-    lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
-    hosts.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ends = ("eth0", "netns", names[0]), ("eth0", "netns", names[1])
-        ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
-        for name, address in zip(names, addresses, strict=True):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth0", "up")
-        own_name = ("unshare", "--uts", "bash", "-c", ON_A_HOST, "bash")
-        yield [["ip", "netns", "exec", name, *own_name, name, str(hosts)] for name in names]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-@pytest.mark.netns
-@pytest.mark.skipif(
-    not (os.environ.get("SBKIT_NETNS") == "1" and os.geteuid() == 0 and shutil.which("ip")),
-    reason="needs SBKIT_NETNS=1, root, and `ip` (Debian: iproute2)",
-)
-@pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "a rank dies"])
-def test_two_hosts_train_as_one(
-    dies: bool,
-    two_hosts: list[list[str]],
-    workplace: Workplace,
-    undisturbed: Path,
-    yaml: str,
-    tmp_path: Path,
-) -> None:
-    run = tmp_path / "run"
-    endpoint = f"{two_hosts[0][3]}:29400"
-    launch = [LAUNCH / "several_nodes.sh", 2, endpoint, "two-hosts"]
-    command = [*launch, *training(workplace, run, yaml)]
-    own = {"PET_NPROC_PER_NODE": 1, "SBKIT_CACHE": workplace.cache}
-    with (
-        started([*two_hosts[0], *command], run, **own) as first,
-        started([*two_hosts[1], *command], run, **own) as second,
-    ):
-        first.until(lambda: within_epoch(run, 2))
-        ranks = first.ranks()
-        assert len({Path(f"/proc/{pid}/ns/net").readlink() for pid in ranks.values()}) == 2
-        if dies:
-            os.kill(ranks[1], signal.SIGKILL)
-        assert second.process.wait(timeout=120) == 0, second.said()
-        assert first.end() == 0, first.said()
-    assert_same(run, undisturbed)
 
 
 @pytest.mark.parametrize("has_environment", [True, False])

@@ -1,11 +1,9 @@
 """A batch that is not finite is skipped, named, and can be looked at again."""
 
-import gc
 import os
 import re
 import shlex
 import shutil
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from sbkit.cli import run as sbkit
 from sbkit.data.batches.batch import Batch, TextBatch
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.logs.log import read_log
-from sbkit.train.nonfinite import MOST_SEEN, NonFiniteRecorder
+from sbkit.train.nonfinite import NonFiniteRecorder
 from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.runs import ROOT, Workplace, last_parameters, read_json
@@ -200,19 +198,6 @@ def test_only_the_newest_steps_keep_the_model_and_all_their_names(tmp_path: Path
     assert kept == {f"step-{step}-rank-0" for step in (1, 2, 10)}
     assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 4
     assert len(list((tmp_path / "nonfinite").iterdir())) == 7
-
-
-def test_no_audio_is_kept_and_the_rest_is_bounded() -> None:
-    """A recipe without an optimizer never ends a step."""
-    watch = NonFiniteRecorder(None, nn.Linear(2, 2))
-    batches = [a_batch() for _ in range(3)]
-    audio = [weakref.ref(batch.audio) for batch in batches]
-    for number in range(2 * MOST_SEEN):
-        watch.record(batches[number % 3], {}, torch.zeros(()), number + 1)
-    batches.clear()
-    gc.collect()
-    assert [each() for each in audio] == [None] * 3
-    assert len(watch._seen) == MOST_SEEN
 
 
 def test_a_full_disk_is_said_and_the_step_is_skipped_all_the_same(

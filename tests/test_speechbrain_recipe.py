@@ -156,11 +156,6 @@ def test_what_speechbrain_began_sbkit_ends(train: Callable[..., Trace], tmp_path
     assert_alike(ended, train(sb.Brain, folder=tmp_path / "two"))
 
 
-def in_order(data: Any) -> dict[str, Any]:
-    data["train"] = data["train"].filtered_sorted(sort_key="duration", reverse=True)
-    return {"train_set": data["train"], "train_loader_kwargs": {"batch_size": 4}}
-
-
 def own_loader(data: Any) -> dict[str, Any]:
     sampler = ReproducibleRandomSampler(data["train"])
     loader = SaveableDataLoader(
@@ -173,7 +168,6 @@ LOADERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "shuffled": lambda data: {
         "train_loader_kwargs": {"batch_size": 5, "shuffle": True, "drop_last": True}
     },
-    "sorted": in_order,
     "a loader of its own": own_loader,
     "looped": lambda data: {
         "train_loader_kwargs": {"batch_size": 4, "looped_nominal_epoch": 3},
@@ -275,13 +269,11 @@ def two_optimizers(asr: Kind, *, frozen: bool = False) -> Kind:
 NOT_CLIPPED = {"max_grad_norm": 1e6}  # as the older recipes
 A_FEW_BATCHES = {"debug": True, "debug_batches": 6, "debug_epochs": 2, "debug_persistently": True}
 VARIATIONS = {
-    "a step of its own": (own_step, {}),
     "that accumulates": (own_step, {"grad_accumulation_factor": 4}),
     "an older step": (older_step, NOT_CLIPPED),
     "wrapped steps": (wrapped_steps, {}),
     "two optimizers": (two_optimizers, {"max_grad_norm": 0.5}),
     "one of two frozen": (partial(two_optimizers, frozen=True), {"max_grad_norm": 0.5}),
-    "a limit of steps": (own_step, {"optimizer_step_limit": 8}),
 }
 
 

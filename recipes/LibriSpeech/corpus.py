@@ -15,7 +15,7 @@ from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Manifest, Row, collect
 from sbkit.data.corpora.roles import resolve_splits
-from sbkit.data.corpora.tables import refuse_columns
+from sbkit.data.corpora.tables import check_no_columns
 from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import spoken_language
 
@@ -37,7 +37,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         SbkitError: ``data_folder`` has no split of this layout, or not the one named; or a column
             is named, which it does not have.
     """
-    refuse_columns(knobs, "the layout of LibriSpeech")
+    check_no_columns(knobs, "the layout of LibriSpeech")
     there = _split_names(_find(knobs))
     own = {
         role: [split for split in there if split.startswith(prefix)]

@@ -15,7 +15,7 @@ from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.roles import ROLES, require_split_name, resolve_splits
 from sbkit.data.corpora.saved_dataset import is_saved_dataset
 from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
-from sbkit.data.corpora.tables import refuse_columns
+from sbkit.data.corpora.tables import check_no_columns
 from sbkit.text.languages import spoken_language
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -41,7 +41,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     if all(
         is_kaldi(Path(file)) for names in used.values() for name in names for file in files[name]
     ):
-        refuse_columns(knobs, "data in Kaldi's form")
+        check_no_columns(knobs, "data in Kaldi's form")
     return used
 
 

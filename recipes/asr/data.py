@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.asr.language_models import prepare_language_models
-from recipes.prepare import tell_data
+from recipes.prepare import print_data
 from sbkit.data.batches.batch import TextCollate
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.batches.sampler import fastest_percent
@@ -17,7 +17,7 @@ from sbkit.data.corpora.splits import Excluded, Splits
 from sbkit.data.corpora.transcripts import Transcripts, read_transcripts
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.normalize import describe_dropped, describe_normalizer
@@ -43,10 +43,10 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
-    """Leave out of train what CTC cannot learn, say all that is left out, and plan the batches."""
+    """Leave out of train what CTC cannot learn, log all that is left out, and plan the batches."""
     subsampling = measure_subsampling(hparams)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
-    tell_data(splits, hparams)
+    print_data(splits, hparams)
     if rank() == 0:
         _tell(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])
@@ -56,7 +56,7 @@ def make_asr_loaders(
 def leave_out_impossible(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
-    """Leave out of train what has fewer frames, at its fastest, than CTC needs for its labels."""
+    """Leave utterances out of train that have fewer frames, at their fastest, than CTC needs."""
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     lacking = transcripts.lacking(subsampling, fastest)
@@ -75,10 +75,10 @@ def leave_out_impossible(
 
 
 def _tell(splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str) -> None:
-    say(describe_normalizer(language))
+    log(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
-        say(f"note: in train, {dropped}.")
+        log(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         _tell_unwritable(name, read_transcripts(split, tokenizer), subsampling)
 
@@ -94,4 +94,4 @@ def _tell_unwritable(name: str, transcripts: Transcripts, subsampling: Subsampli
     for reason, count in reasons.items():
         if count:
             noun = "transcript" if count == 1 else "transcripts"
-            say(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")
+            log(f"{name}: {count} {noun} {reason}; what cannot be written counts as errors")

@@ -35,7 +35,7 @@ from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores, score
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
 from sbkit.train.evaluation import start_validation
@@ -46,14 +46,14 @@ ORDERS = ("word_lm_order", "token_lm_order")  # of the search's language models
 class RunDecoding:
     """Decode the batches of a run's evaluations, and count the errors.
 
-    hparams: of the run; model: scores tokens for a search that asks the attention decoder.
+    hparams: of the run; model: for a search that uses the attention decoder.
 
     Attributes:
         search: None where the YAML has no `decoder`, so that tests are decoded greedily.
-        kind: the name of what decodes tests.
+        kind: the name of the decoder of tests.
         by_words: false for a language that writes no spaces between words.
 
-    Raises SbkitError where the YAML declares a search that cannot be.
+    Raises SbkitError where the YAML declares a search that cannot run.
     """
 
     def __init__(self, hparams: Any, model: AsrModel) -> None:
@@ -61,7 +61,7 @@ class RunDecoding:
         self.search = _declared_search(hparams)
         self.kind = GREEDY if self.search is None else self.search.kind
         self.by_words = separates_words(getattr(hparams, "language", "und"))
-        self._pools: dict[str, DecoderPool] = {}  # by the name of what decodes
+        self._pools: dict[str, DecoderPool] = {}  # by the name of the decoder
 
     def fit(self, brain: Any) -> None:
         """Fit the search and the confidences to the validation sets, never to a test set.
@@ -97,15 +97,12 @@ class RunDecoding:
         with brain.evaluation_ctx:
             predictions = brain.compute_forward(placed, Stage.VALID)
         log_probs = predictions.log_probs.float().cpu().numpy()
-        frames, attention = (
-            predictions.frames.tolist(),
-            self._attention(predictions.states, predictions.frames),
-        )
+        frames = predictions.frame_lengths
+        attention = self._attention(predictions.states, frames)
+        rows = zip(batch.texts, log_probs, frames.tolist(), attention, strict=True)
         return [
             TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
-            for text, row, count, each in zip(
-                batch.texts, log_probs, frames, attention, strict=True
-            )
+            for text, row, count, each in rows
         ]
 
     def _choose_weights(
@@ -126,14 +123,14 @@ class RunDecoding:
             said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
             if search.language_models.words is not None and not search.weights.word:
                 said += ", without the model of words, which knows few of them and only misleads"
-            say(f"decoder: {said} (chosen on {', '.join(sets)})")
+            log(f"decoder: {said} (chosen on {', '.join(sets)})")
         self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
         return search
 
     def _fit_confidences(
         self, utterances: Sequence[TuningUtterance], sets: Sequence[str], ping: Any
     ) -> dict[str, WordAligner]:
-        """Return what times and judges words, with the confidences of each decoder."""
+        """Return the word aligner of each decoder, with its confidences."""
         hparams, search = self._hparams, self.search
         aligner = WordAligner(
             tokenizer=hparams.tokenizer,
@@ -157,7 +154,7 @@ class RunDecoding:
         }
         source = ", ".join(sets) or "no validation set"
         for name, fit in fitted.items():
-            say(f"confidence of words, {name}: {fit} ({source})")
+            log(f"confidence of words, {name}: {fit} ({source})")
         self._write(CONFIDENCE_FILE, {name: fit.plain() for name, fit in fitted.items()})
         return {name: replace(aligner, confidence=fit.confidence) for name, fit in fitted.items()}
 
@@ -166,7 +163,7 @@ class RunDecoding:
             file = Path(self._hparams.output_folder) / name
             write_text_atomically(file, to_json(record, indent=1) + "\n")
 
-    # -- what is decoded of a batch -----------------------------------------------------------
+    # -- a batch ------------------------------------------------------------------------------
 
     def score_greedily(self, batch: TextBatch, log_probs: Tensor, frames: Tensor) -> list[Scored]:
         """Decode every utterance greedily, and count its errors: (B, U, V), (B,)."""
@@ -201,13 +198,13 @@ class RunDecoding:
         return [replace(each, greedy=other) for each, other in pairs]
 
     def _attention(self, states: Tensor, frames: Tensor) -> Sequence[AttentionDecoder | None]:
-        """Return the attention decoder of each utterance, None where the search asks none."""
+        """Return the attention decoder of each utterance, None where the search uses none."""
         if self.search is None or self.search.attention is None:
             return [None] * len(frames)
         return attend(self._model, states, frames)
 
     def _count(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
-        """Count the errors of every utterance in what was decoded of it."""
+        """Count the errors of every utterance in its decoded text."""
         rate, samples = self._hparams.sample_rate, batch.audio_lengths.tolist()
         rows = zip(batch.ids, batch.texts, found, batch.speakers, samples, strict=True)
         return [
@@ -225,7 +222,7 @@ class RunDecoding:
 
 
 def _declared_search(hparams: Any) -> BeamDecoder | None:
-    """Return the search that a YAML declares; one without an attention decoder asks none."""
+    """Return the declared search, without the attention decoder where that is not trained."""
     search: BeamDecoder | None = getattr(hparams, "decoder", None)
     if search is None:
         if any(getattr(hparams, name, 0) for name in ORDERS):

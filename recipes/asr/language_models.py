@@ -18,19 +18,17 @@ from sbkit.decoding.language_models import (
     read_sentences,
     unknown_share,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
 
 
 def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
-    """Train the language models of the run's decoder, unless the run folder has them.
+    """Train the language models of the run's search, unless the run folder has them.
 
-    Weights and confidences that were chosen with others are removed: a run that is killed while it
-    is tuned has none, which its export says, and not those of another text.
-
-    Raises:
-        SbkitError: `lm_text` is no text and no ARPA file that fits, or a word graph is to be made
-            of no model of words.
+    Weights and confidences that were chosen with others are removed, so that a run that is killed
+    while it is tuned has none, and not those of another text.
+    Raises SbkitError where `lm_text` is no text and no ARPA file that fits, or a word graph has no
+    model of words.
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
         raise SbkitError(
@@ -57,18 +55,18 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             yield from read_sentences(text, knobs["language"])
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
-    said = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
-    for line in said:
-        say(line)
+    messages = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
+    for line in messages:
+        log(line)
     chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
-    if said and any(each.exists() for each in chosen):
+    if messages and any(each.exists() for each in chosen):
         names = " and ".join(each.name for each in chosen)
-        say(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
+        log(f"{names}, chosen with earlier models, are removed: training chooses, or `sbkit tune`")
         for each in chosen:
             each.unlink(missing_ok=True)
-    words = load_language_models(file, tokenizer).words if said else None
+    words = load_language_models(file, tokenizer).words if messages else None
     if words is None:
         return
     for name, split in splits.evaluated().items():
         share = unknown_share(words, take_columns(split, "text")["text"].to_pylist())
-        say(f"{name}: the language model does not know {share:.1%} of the words")
+        log(f"{name}: the language model does not know {share:.1%} of the words")

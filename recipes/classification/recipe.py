@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.classification.brain import ClassificationBrain, collate
 from recipes.corpora import corpus_of
-from recipes.prepare import RANGES, prepare_labelled, tell_data
+from recipes.prepare import RANGES, prepare_labelled, print_data
 from sbkit.data.batches.loaders import Loaders, make_loaders
 from sbkit.data.corpora.columns import take_columns
 from sbkit.data.corpora.splits import Splits
@@ -27,7 +27,7 @@ def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    tell_data(splits, hparams)
+    print_data(splits, hparams)
     rate = hparams["sample_rate"]
     by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
     return make_loaders(splits, hparams, collate=by_label, placement=placement)

@@ -25,7 +25,7 @@ from sbkit.data.batches.sampler import to_percents
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.distributed.rendezvous import read_number
-from sbkit.logs.log import quiet, say
+from sbkit.logs.log import log, quiet
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Run
 
@@ -82,9 +82,9 @@ def find_batch_seconds(
             f"tried on this one. Pass --{KNOB}=NUMBER."
         )
     if recipe is not None or "recipe" in knobs:
-        Run(yaml_file, overrides, recipe=recipe).refuse_out_of_range()
+        Run(yaml_file, overrides, recipe=recipe).check_ranges()
     if (before := _declared_before(knobs)) is not None:
-        say(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
+        log(f"{KNOB}: {AUTO} -> {before:g}, as the run began")
         return {**overrides, KNOB: before}
     with main_rank_first(), single_rank(), quiet():
         probing = {**overrides, KNOB: max(PROBED, float(knobs.get("max_seconds") or 0))}
@@ -96,7 +96,7 @@ def find_batch_seconds(
     found = min(gather_over_ranks(found), key=lambda each: each.seconds)
     parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     seconds = float(parts * found.seconds)
-    say(f"{KNOB}: {AUTO} -> {seconds:g} ({found.describe()})")
+    log(f"{KNOB}: {AUTO} -> {seconds:g} ({found.describe()})")
     return {**overrides, KNOB: seconds}
 
 
@@ -202,8 +202,7 @@ def _declared_before(knobs: Mapping[str, Any]) -> float | None:
     folder = knobs.get("output_folder")
     if folder is None or newest_described(Path(folder) / CHECKPOINTS) is None:
         return None
-    declaration = read_declaration(Path(folder))
-    value = None if declaration is None else declaration.values.get(KNOB)
+    value = read_declaration(Path(folder)).values.get(KNOB)
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -25,7 +25,7 @@ from sbkit.check.yaml.ranges import check_ranges
 from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
 from sbkit.distributed.ranks import single_rank
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.train.run import Run
 
 Check = Callable[[PlannedRun], Iterable[Finding]]
@@ -92,11 +92,11 @@ def check_before_training(run: Run) -> None:
     listings = write_listings(findings, planned.run_folder)
     for finding, listing in zip(findings, listings, strict=True):
         where = f" All of them are listed in {listing}." if listing else ""
-        say(f"note: {finding.as_sentence()}{where}")
+        log(f"note: {finding.as_sentence()}{where}")
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    """Run a check; one that fails itself is a finding, for nothing was proved."""
+    """Run a check; one that raises is a finding itself, since it did not complete."""
     name = check.__name__.removeprefix("check_")
     try:
         yield from check(planned)
@@ -108,7 +108,7 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             name,
             declared=f"the check `{name}` must run to its end",
-            effect=f"it failed and proves nothing ({type(error).__name__}: {error})",
+            effect=f"it did not complete ({type(error).__name__}: {error})",
             fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
             cause=cause_of(error),

@@ -19,16 +19,10 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import (
-    CHECKPOINTS,
-    RESOLVED,
-    Declaration,
-    in_words,
-    read_declaration,
-)
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import newest_described
-from sbkit.checkpoint.weights import refuse_other_weights
+from sbkit.checkpoint.weights import check_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
@@ -62,12 +56,12 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
         return
     yield from _find_foreign(planned, folder)
     newest = newest_checkpoint(folder)
-    if newest is not None:
-        other = list(_find_other_declaration(planned, folder))
-        yield from other
-        yield from _find_other_tokenizer(planned, folder, newest)
-        if not any(finding.stops for finding in other):  # whose cause it would be
-            yield from _find_other_model(planned, newest)
+    others = [] if newest is None else list(_find_other_tokenizer(planned, folder, newest))
+    yield from others
+    if newest is not None and not others:
+        data = planned.splits.fingerprints
+        Declaration.of(planned.yaml_file, planned.overrides, data=data).check_continues(folder)
+        check_weights(planned.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
@@ -97,7 +91,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Find the checkpoint that a run would go on from; raises SbkitError where all are damaged."""
     if not (folder / CHECKPOINTS).is_dir():
         return None
-    with quiet():  # the run will say which ones are damaged
+    with quiet():  # training logs which ones are damaged
         return next(iter(Checkpointer(folder / CHECKPOINTS).find_whole(1)), None)
 
 
@@ -111,29 +105,6 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
             effect=f"it is no run but holds {listed(there)}: a run would be mixed into it",
             fix="Choose another --output_folder.",
             stops=False,
-        )
-
-
-def _find_other_declaration(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
-    """Compare how the run in the folder began with how it would go on."""
-    before = read_declaration(folder)
-    if before is None:
-        return
-    declared = Declaration.of(
-        planned.yaml_file,
-        planned.overrides,
-        data=planned.splits.fingerprints,
-        hparams=planned.hparams,
-    )
-    differences = list(declared.differences(before))
-    if differences:
-        key = next((each.name for each in differences if each.name in planned.knobs), None)
-        yield planned.finding(
-            RUN_FOLDER,
-            key or "output_folder",
-            declared=f"a run that goes on from the checkpoints of {folder}",
-            effect=in_words(differences),
-            fix="Give the values that it began with, or choose another --output_folder.",
         )
 
 
@@ -151,13 +122,6 @@ def _find_other_tokenizer(
             "writes would be read as other letters",
             fix="Put the file back, or choose another --output_folder.",
         )
-
-
-def _find_other_model(planned: PlannedRun, newest: Checkpoint) -> Iterator[Finding]:
-    try:
-        refuse_other_weights(planned.hparams["checkpointer"], newest)
-    except SbkitError as error:
-        yield planned.finding(RUN_FOLDER, "model", **words_of(str(error)))
 
 
 def _plain(planned: PlannedRun) -> dict[str, Any]:

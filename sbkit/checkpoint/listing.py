@@ -1,7 +1,7 @@
-"""The checkpoints that lie in a folder, ours and SpeechBrain's, damaged ones among them."""
+"""List the checkpoints of a folder, sbkit's and SpeechBrain's, damaged ones included."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from yaml import YAMLError
 
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, find_gap
 
-LARGEST_META = 1 << 20  # bytes of a meta file; YAML of so many takes seconds
-MOST_VALUES = 10_000  # in a meta file, which holds a few figures
 UNREADABLE = (
     *(OSError, ValueError, YAMLError, RecursionError),  # the file, or what it is written in
     *(LookupError, TypeError, OverflowError),  # no mapping, no date, or a number of 400 digits
@@ -26,7 +24,7 @@ UNREADABLE = (
 
 def describe(folder: Path) -> Checkpoint | None:
     """Read a checkpoint's meta file; None when that, or its date, cannot be read."""
-    if not (folder / METAFNAME).is_file() or (folder / METAFNAME).stat().st_size > LARGEST_META:
+    if not (folder / METAFNAME).is_file():
         return None
     try:
         (described,) = Checkpointer._construct_checkpoint_objects([folder])
@@ -36,19 +34,7 @@ def describe(folder: Path) -> Checkpoint | None:
     except UNREADABLE:
         return None
     is_known = isinstance(described.meta.get("end-of-epoch", True), bool)
-    return described if is_dated and is_known and _is_small(described.meta) else None
-
-
-def _is_small(meta: Any) -> bool:
-    """Return whether all of it can be walked: aliases of YAML make a few lines endless."""
-    left, seen = [meta], 0
-    while left and seen <= MOST_VALUES:
-        each, seen = left.pop(), seen + 1
-        if isinstance(each, Mapping):
-            left.extend([*each, *each.values()])
-        elif isinstance(each, list | tuple | set):
-            left.extend(each)
-    return not left
+    return described if is_dated and is_known else None
 
 
 def newest_described(folder: Path) -> Checkpoint | None:

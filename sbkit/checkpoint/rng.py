@@ -1,4 +1,4 @@
-"""The state of the random generators: saved as JSON, checked, and restored."""
+"""The state of the random generators: saved as JSON and restored."""
 
 import random
 from collections.abc import Iterator
@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 
 from sbkit.distributed.ranks import rank
-
-PYTHON_WORDS = 625  # of Python's Mersenne twister: its state and its place in it
-NUMPY_WORDS = 624
 
 State = dict[str, Any]
 TorchState = dict[str, Tensor]  # by type of device
@@ -83,45 +80,3 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 def _from_hex(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-def check_random_state(state: Any) -> None:
-    """Check that the generators could be set to a state of `random_state`; they stay as they are.
-
-    Raises ValueError, or what a generator raises.
-    """
-    version, words, gauss = state["python"]
-    if version != 3 or len(words) != PYTHON_WORDS:
-        raise ValueError("`random.python` is no state of Python's generator")
-    if not all(type(each) is int and 0 <= each < 2**32 for each in words):
-        raise ValueError("`random.python` holds something else than its words")
-    if gauss is not None:
-        check_number("random.python", gauss)
-    random.Random().setstate((version, tuple(words), gauss))
-    _check_numpy(state["numpy"])
-    for kind in state.keys() - {"python", "numpy"}:
-        bytes.fromhex(state[kind])
-    check_torch_state({"cpu": _from_hex(state["cpu"])})
-
-
-def _check_numpy(state: Any) -> None:
-    """Check a state of NumPy's generator, which would read on from any place, also outside."""
-    place = state["state"]["pos"]
-    if len(state["state"]["key"]) != NUMPY_WORDS or type(place) is not int:
-        raise ValueError("`random.numpy` is no state of NumPy's generator")
-    check_count("random.numpy.state.pos", place, NUMPY_WORDS + 1)
-    check_number("random.numpy.gauss", state["gauss"])
-    trial: Any = np.random.RandomState()
-    trial.set_state(state)
-
-
-def check_count(name: str, value: Any, most: int) -> None:
-    """Check a counter: a whole number from 0 to below ``most``; raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
-        raise ValueError(f"`{name}` is {str(value)[:40]!r} and no whole number from 0 to {most}")
-
-
-def check_number(name: str, value: Any) -> None:
-    """Check a sum, which is NaN or infinite after a bad batch; raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"`{name}` is {str(value)[:40]!r} and no number")

@@ -22,7 +22,7 @@ def attend(model: AsrModel, states: Tensor, frame_lengths: Tensor) -> list[Atten
 
 @torch.no_grad()
 def score_tokens(model: AsrModel, states: Tensor, tokens: Counts) -> Floats:
-    """Score every token after each begin of sequences: (U, D), (N, L) -> (N, L + 1, V)."""
+    """Score every token after each prefix of sequences: (U, D), (N, L) -> (N, L + 1, V)."""
     states = states.float().expand(len(tokens), *states.shape)
     lengths = torch.full((len(tokens),), states.shape[1])
     scored = model.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)

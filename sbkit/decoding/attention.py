@@ -1,4 +1,4 @@
-"""What the attention decoder of a model says of token sequences, for one utterance at a time.
+"""Score token sequences by the attention decoder of a model, one utterance at a time.
 
 Legend: N sequences, L tokens, V vocabulary.
 """
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 class AttentionDecoder:
     """Score token sequences of one utterance, each sequence once.
 
-    log_probs: asks the model for ln p of every token after each begin of a sequence,
+    log_probs: computes ln p of every token after each prefix of a sequence,
     (N, L) -> (N, L + 1, V); eos: what ends a sequence.
     """
 
@@ -35,7 +35,7 @@ class AttentionDecoder:
         return [self._known[each] for each in sequences]
 
     def next_log_probs(self, prefixes: Sequence[Tokens]) -> Floats:
-        """Score what may follow prefixes of one length, the end too: -> (N, V)."""
+        """Score every next token of prefixes of one length, the end included: -> (N, V)."""
         tokens = np.array(prefixes, dtype=np.int64).reshape(len(prefixes), -1)
         return self._log_probs(tokens)[:, -1]
 

@@ -87,14 +87,15 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
         for name in FEATURES
         if name in labeled[0].features
     }
-    said = np.zeros(len(right))
+    predicted = np.zeros(len(right))
     for fold in range(FOLDS):
         held = folds == fold
         rest = _fit({name: each[~held] for name, each in features.items()}, right[~held])
-        said[held] = rest({name: each[held] for name, each in features.items()})
-    worth = measure_calibration(said.tolist(), right.tolist())
-    useful = worth is not None and worth.NCE is not None and worth.NCE > 0
-    return FittedConfidence(_fit(features, right) if useful else None, worth, *counts)
+        predicted[held] = rest({name: each[held] for name, each in features.items()})
+    calibration = measure_calibration(predicted.tolist(), right.tolist())
+    nce = None if calibration is None else calibration.NCE
+    useful = nce is not None and nce > 0
+    return FittedConfidence(_fit(features, right) if useful else None, calibration, *counts)
 
 
 def _order(labeled: LabeledWords) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ class DecoderInput:
     """The output of a model for a clip.
 
     log_probs: (U, V); samples: of the clip; begin: where it begins in the audio that it is cut
-    from, in seconds; attention: its attention decoder, where that takes part.
+    from, in seconds; attention: its attention decoder, for a search that uses it.
     """
 
     log_probs: LogProbs
@@ -26,7 +26,7 @@ class DecoderInput:
 
 @dataclass(frozen=True)
 class Recognized:
-    """The text of a clip, and its words with times where they were asked for."""
+    """The text of a clip, and its words with times on request."""
 
     text: str
     words: tuple[Word, ...] = ()

@@ -33,7 +33,7 @@ LARGEST_WEIGHT = 1e3
 LIKELY = -6.0  # log-probability of tokens that are tried
 MOST_TOKENS = 12  # of a frame; a model that has learned little has many likely ones
 NO_ATTENTION = "none"  # a text, which a command line can put in the place of another text
-ATTENTION = ("rescore", "joint")  # how an attention decoder takes part
+ATTENTION = ("rescore", "joint")  # how an attention decoder is used
 DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
 
 
@@ -120,7 +120,7 @@ class BeamDecoder:
         self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is built when it is needed: its trees are too deep for pickle."""
+        """Leave out searches and lexicon, whose trees are too deep for pickle."""
         built = {"search", "_biased", "_hotwords", "_lexicon"}
         return {name: value for name, value in vars(self).items() if name not in built}
 
@@ -145,7 +145,7 @@ class BeamDecoder:
         )
 
     def with_attention(self, attention: str | None) -> "BeamDecoder":
-        """Return the same decoder, in which the attention decoder takes part in another way."""
+        """Return the same decoder with another use of the attention decoder."""
         return self._copy(attention=attention)
 
     def with_language_models(self, models: LanguageModels) -> "BeamDecoder":
@@ -285,7 +285,7 @@ class BeamDecoder:
     ) -> list[Hypothesis]:
         """Return the beam of a whole clip, (U, V), the best hypothesis first.
 
-        Raises SbkitError where the attention decoder takes part and is not given.
+        Raises SbkitError where the attention decoder is used and not given.
         """
         if self.attention is not None and attention is None:
             raise SbkitError(
@@ -301,7 +301,7 @@ class BeamDecoder:
         return self._choose([each.decode(log_probs) for each in self._of(GraphSearch)])
 
     def start(self) -> BeamStates:
-        """Return the state before the first frame of a clip whose frames come in pieces.
+        """Return the state before the first frame, for frames that come in pieces.
 
         Raises SbkitError for a search that takes whole clips alone: joint, or through a graph.
         """

@@ -58,7 +58,7 @@ class Frame:
 
 
 def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
-    """Check log-probabilities (U, V) and list what may be appended at each frame."""
+    """Check log-probabilities (U, V) and list the candidates of each frame."""
     check_log_probs(log_probs, settings.vocab_size)
     log_probs = log_probs.astype(np.float64)
     tried = _tried(log_probs, settings)

@@ -59,7 +59,7 @@ def _is_there(named: str) -> bool:
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> NormalizedHotwords:
-    """Normalize phrases as transcripts are; what the tokens cannot spell is refused as written."""
+    """Normalize phrases as transcripts; those without tokens are refused unchanged."""
     phrases, refused = dict[str, None](), dict[str, None]()
     for text in texts:
         phrase = normalize(text)

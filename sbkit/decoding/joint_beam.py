@@ -96,7 +96,7 @@ class JointBeamSearch:
                 )
 
     def _extend(self, prefix: Partial, following: Floats, ctc: Floats) -> Iterator[Partial]:
-        """Append the tokens that attention finds likeliest, as many as the beam asks for."""
+        """Append the likeliest tokens of the attention decoder, `CANDIDATES` times the beam."""
         tokens, count = self._tokens, int(CANDIDATES * self._settings.beam_size) + 1
         if len(tokens) > count:
             tokens = tokens[np.argpartition(-following[tokens], count)[:count]]
@@ -125,7 +125,7 @@ class JointBeamSearch:
 def extend_ctc(
     prefix: Partial, tokens: npt.NDArray[np.int64], ctc: Floats, blank: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Return what CTC says of a prefix with each of some tokens appended: (C,), (U, V).
+    """Compute the CTC scores of a prefix with each of some tokens appended: (C,), (U, V).
 
     The alignments that end in the token and in a blank, 2 x (U + 1, C), and ln p of everything
     that begins so: (C,).

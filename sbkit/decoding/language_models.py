@@ -125,7 +125,7 @@ def is_arpa(file: Path) -> bool:
 
 
 def _take_arpa(file: Path, spec: LanguageModelSpec, spelling: Spelling) -> dict[str, NgramModel]:
-    """Read the model of words or of tokens that is declared; refuse any other."""
+    """Read the declared model of words or of tokens; raise SbkitError for any other."""
     model = read_arpa(file)
     words, pieces = _words_of(model), {*spelling.texts}
     if any(SPACE in word for word in words):
@@ -227,8 +227,8 @@ def train_texts(
 ) -> str:
     """Train a language model on texts, write it as an ARPA file, and return messages about it.
 
-    order: of its n-grams; language: whose normalizer is taken; tokenizer: a run, a bundle or a
-    model file, of whose tokens it is made, None for words.
+    order: of its n-grams; language: of the normalizer; tokenizer: a run, a bundle or a model
+    file for a model of its tokens, None for one of words.
     Raises SbkitError where a text or the tokenizer cannot be read, the tokens do not spell the
     text, the order is out of range, or nothing can be written there.
     """

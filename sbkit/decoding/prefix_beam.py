@@ -77,10 +77,9 @@ class Prefix:
         self.frame = -1
 
     def release(self) -> None:
-        """Take the tree apart, whose nodes hold each other.
+        """Break the reference cycles of the tree.
 
-        Left to Python's garbage collector, which goes through all that the scorers remember, an
-        hour took 33 s in place of 29.
+        Python's garbage collector would visit all states of the scorers to find them.
         """
         waiting = [self]
         while waiting:

@@ -1,4 +1,4 @@
-"""Scorers: what a beam search adds to the CTC score of a token sequence, token by token.
+"""Scorers add to the CTC score of a token sequence, token by token: language models, hotwords.
 
 A scorer is a deterministic weighted automaton over tokens. A beam search needs the same arcs again
 and again, so `LazyAutomaton` keeps them.
@@ -21,14 +21,14 @@ class Scorer(Protocol):
         """Return the state of the empty sequence."""
 
     def step(self, state: Any, token: int) -> tuple[float, Hashable]:
-        """Return what a token adds after a state, and the state after it."""
+        """Return the score of a token after a state, and the state after it."""
 
     def end(self, state: Any) -> float:
-        """Return what the end of the audio adds."""
+        """Return the score of the end of the audio."""
 
 
 class SumOfScorers:
-    """Add up what several scorers add."""
+    """Add the scores of several scorers."""
 
     def __init__(self, *, scorers: Sequence[Scorer]) -> None:
         self._scorers = tuple(scorers)
@@ -55,11 +55,11 @@ NOTHING = SumOfScorers(scorers=())
 
 
 Arc = tuple[float, Hashable]
-"""What a token adds, and the scorer's state after it."""
+"""The score of a token, and the scorer's state after it."""
 
 
 class AutomatonState:
-    """A scorer's state, with the arcs that were asked for by token."""
+    """A scorer's state, with the arcs that were computed, by token."""
 
     __slots__ = ("arcs", "of_scorer")
 
@@ -69,7 +69,7 @@ class AutomatonState:
 
 
 class LazyAutomaton:
-    """The states and arcs of a scorer, each made when it is first asked for.
+    """The states and arcs of a scorer, each computed when it is first needed.
 
     A dictionary lookup by token takes the place of a call; and a state is hashed only where a
     prefix enters the beam.
@@ -96,12 +96,12 @@ class LazyAutomaton:
         return state
 
     def expand(self, state: AutomatonState, token: int) -> Arc:
-        """Ask the scorer for an arc, and keep it."""
+        """Compute an arc, and keep it."""
         arc = state.arcs[token] = self._scorer.step(state.of_scorer, token)
         return arc
 
     def end(self, of_scorer: Hashable) -> float:
-        """Return what the end of the audio adds after a state of the scorer."""
+        """Return the score of the end of the audio after a state of the scorer."""
         return self._scorer.end(of_scorer)
 
 

@@ -43,7 +43,7 @@ Add = Callable[[Sequence[Scores]], list[Scores]]
 class TuningUtterance(NamedTuple):
     """An utterance of the validation set: its log-probabilities (U, V), and its reference text.
 
-    attention: its attention decoder, where that takes part.
+    attention: its attention decoder, for a search that uses it.
     """
 
     log_probs: LogProbs

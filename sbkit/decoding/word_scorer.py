@@ -130,7 +130,7 @@ class WordScorer:
         return self._lm.start, self._root
 
     def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
-        """Return what the characters of a token add, and the state after them."""
+        """Return the score of the characters of a token, and the state after them."""
         total = 0.0
         for letter in self._texts[token]:
             score, state = self._close(state) if letter == SPACE else self._spell(state, letter)
@@ -138,7 +138,7 @@ class WordScorer:
         return total, state
 
     def end(self, state: WordState) -> float:
-        """Return what the end of the last word and `</s>` add."""
+        """Return the score of the end of the last word and `</s>`."""
         score, (history, _) = self._close(state)
         return score + self._lm_weight * self._lm.score(history, END)[0]
 

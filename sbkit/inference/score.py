@@ -16,20 +16,20 @@ import datasets
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable, scratch_folder, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
-from sbkit.data.batches.batch import OWN
+from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows
 from sbkit.data.corpora.kaldi import is_kaldi
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.splits import Splits
-from sbkit.data.corpora.tables import TEXT_COLUMNS, read_table, refuse_columns
+from sbkit.data.corpora.tables import TEXT_COLUMNS, check_no_columns, read_table
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.data.storage.prepare import prepare_split
 from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out
@@ -37,7 +37,6 @@ from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
-from sbkit.train.slices import measure_slices, require_columns, slice_columns, write_slices
 
 SCORES = "scores.json"
 
@@ -78,7 +77,7 @@ def score_model(
             can be written there; or a column is named, which no source has.
     """
     if all(map(is_kaldi, sources)):
-        refuse_columns(
+        check_no_columns(
             vars(options), "data in Kaldi's form" if sources else "a run's own test sets"
         )
     if options.out is not None:
@@ -227,8 +226,8 @@ def prepare_source(
 
 
 def _require_columns(rows: datasets.Dataset, options: ScoreOptions, name: str) -> None:
-    require_columns([*options.report_by], Splits(rows, {}, {name: rows}))
-    columns = [each for each in rows.column_names if each not in OWN]
+    columns = user_columns(rows.column_names)
+    require_columns([*options.report_by], {name: columns})
     if options.label and options.label not in columns:
         raise SbkitError(
             f"`--label` must name a column with the right answers, but {name} has no "

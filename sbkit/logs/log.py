@@ -27,7 +27,7 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
     """Print one message, on rank 0 of a run of many processes.
 
     Control characters are escaped: a quoted name of a folder cannot move the cursor.
@@ -59,7 +59,7 @@ _silenced: list[object] = []  # an entry for each `quiet` in effect
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep `say` silent meanwhile, as `sbkit check` does with the steps of a run that it tries."""
+    """Silence `log` meanwhile, as `sbkit check` does with the steps of a run that it tries."""
     _silenced.append(None)
     try:
         yield
@@ -187,7 +187,7 @@ class RunLog(QuietLog):
             try:
                 close()
             except OSError as error:
-                say(f"The log in {self._folder} may lack its end ({error.strerror}).")
+                log(f"The log in {self._folder} may lack its end ({error.strerror}).")
 
     def _mirror(self, record: Record, *, step: int) -> None:
         group = record.get("split", record["kind"])  # each test set has curves of its own

@@ -23,7 +23,8 @@ from sbkit.data.batches.batch import Batch
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.log import say
+from sbkit.evaluate.slices import slice_columns
+from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
 from sbkit.train.ddp import agree_on_buffers, check_same_weights
 from sbkit.train.evaluation import (
@@ -46,7 +47,6 @@ from sbkit.train.position import (
     write_counters,
 )
 from sbkit.train.profiling import Profile
-from sbkit.train.slices import slice_columns
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.watchdog import NullWatchdog, Watchdog
@@ -191,7 +191,7 @@ class Brain(StepBrain):
         log_every = self._declared("log_every", LOG_EVERY)
         self.share_step()
         batches = iter(train_set)
-        self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
+        self._resume_random()  # after the loader's draw, which the saved state has behind it
         marked = mark_last(batches, count=count, done=self.step)
         timed = self._training_metrics.meter.timed(marked)
         for batch, is_last in self._profile.over(timed) if self._profile else timed:
@@ -235,7 +235,7 @@ class Brain(StepBrain):
                 if averaged is not None:
                     self.averaged = len(averaged.checkpoints)
                     if score is not None:
-                        say(str(averaged))
+                        log(str(averaged))
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Brain(StepBrain):
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0
-        if any(gather_over_ranks(self.signals.heard is not None)):
+        if any(gather_over_ranks(self.signals.received is not None)):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it
@@ -345,7 +345,7 @@ class Brain(StepBrain):
         seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder
         if folder is None and seconds and not self._said_unwatched:
             self._said_unwatched = True
-            say(
+            log(
                 "note: there is no `output_folder`, in which ranks write where they are, so that "
                 "nothing ends this run where one hangs."
             )

@@ -8,7 +8,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,13 +18,34 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 OPTIONS = {"fallback_random": True}
 # Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
 # one, which it compiles apart, make together. Beyond them it runs uncompiled.
 MOST = 64
 CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
+
+
+def compile_modules(
+    modules: nn.ModuleDict, keys: Sequence[str] | None, device: torch.device, *, enabled: bool
+) -> None:
+    """Compile the blocks of all modules, or of those that ``keys`` name, in place.
+
+    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
+    ModuleList. Raises SbkitError for keys without effect.
+    """
+    chosen = keys or list(modules)
+    if any(key not in modules for key in chosen) or (keys and not enabled):
+        raise SbkitError(
+            f"`compile_module_keys` must name modules of the Brain ({', '.join(modules)}) and go "
+            f"with compile: True, but is {', '.join(chosen)} with compile: {bool(enabled)}. "
+            "Correct it, or leave it out."
+        )
+    if enabled:
+        counts = compile_blocks((modules[key] for key in chosen), device)
+        named = ", ".join(f"{count} {name}" for name, count in counts.items())
+        log(f"compiling {named or 'nothing'}")
 
 
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
@@ -49,7 +70,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         {type(each).__name__ for each in blocks if _is_torchs(each) and [*each.children()]}
     )
     if left:
-        say(
+        log(
             f"note: {listed(left)} of torch must be in a module of yours to be compiled, but stand "
             "alone in `model`, and run uncompiled. Call them in the `forward` of one."
         )

@@ -18,7 +18,7 @@ from sbkit.distributed.ranks import (
     sum_over_ranks,
     world_size,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import unchanged
 
@@ -202,7 +202,7 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
 def _report_unused(names: list[str]) -> None:
     if names:
         verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
-        say(
+        log(
             f"note: {len(names)} of the model's parameters ({listed(names)}) {verb} as made. For "
             "a part in later steps only, declare find_unused_parameters: True."
         )

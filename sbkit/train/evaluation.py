@@ -19,16 +19,17 @@ from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
-from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, say
+from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
+from sbkit.train.nonfinite import explained_memory
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
-from sbkit.train.slices import measure_slices, write_slices
-from sbkit.train.step import as_loss, explained_memory
+from sbkit.train.step import as_loss
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
 
@@ -47,7 +48,7 @@ def evaluate_splits(
     losses: list[Loss] = []
     for brain._split, loader in loaders.items():
         for batch in brain.pinging(loader, phase):
-            if brain.signals.heard:
+            if brain.signals.received:
                 return losses
             brain.step += 1
             with explained_memory(batch, "eval_batch_seconds"):
@@ -133,11 +134,11 @@ def report_test(brain: Any, results: Results) -> None:
     if rank() > 0 or folder is None:
         return
     values = {name: brain.measured(each) for name, each in results.items()}
-    log = RunLog(folder, resume_step=brain.optimizer_step)
+    run_log = RunLog(folder, resume_step=brain.optimizer_step)
     epochs, step = brain.hparams.epoch_counter.limit, brain.optimizer_step
     for name, metrics in values.items():
-        log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
-    log.close()
+        run_log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
+    run_log.close()
     entries = {
         name: {**values[name], **brain.reported(name, each, folder)}
         for name, each in results.items()
@@ -160,7 +161,7 @@ def report_test(brain: Any, results: Results) -> None:
     draw_curves(folder / LOG_FILE, folder / "curves.png", metrics_of(type(brain)))
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
-        say(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
+        log(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
 
 
 def report_run(

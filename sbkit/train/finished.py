@@ -1,4 +1,4 @@
-"""Whether a run has anything left to train, and whose results lie in its folder."""
+"""Whether a run has anything left to train."""
 
 import math
 from pathlib import Path
@@ -9,8 +9,7 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX
 from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.checkpoint.listing import describe, newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.evaluate.summary import SUMMARY
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 from sbkit.logs.metric import BestKey, Metrics, best_key
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
 
@@ -63,7 +62,7 @@ def stops_early(brain: Any, patience: int) -> bool:
     )[0]
     if stops:
         name = best_key(metrics_of(type(brain))).name
-        say(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
+        log(f"{name} has not improved for {patience} epochs (`early_stopping`): training ends.")
     return stops
 
 
@@ -72,7 +71,7 @@ def is_finished(
 ) -> bool:
     """Return whether a run has trained its last epoch, or has stopped early.
 
-    Ask before training: afterwards every run is finished.
+    Call it before training: afterwards every run is finished.
     """
     newest = newest_described(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
@@ -81,11 +80,3 @@ def is_finished(
     if isinstance(epoch, int) and epoch >= number_of_epochs:
         return True
     return has_stopped_early(run_folder / CHECKPOINTS, metrics, patience)
-
-
-def may_write_results(run_folder: Path, *, was_finished: bool) -> bool:
-    """Return whether a test may write: not where nothing was trained and results are there.
-
-    was_finished: what `is_finished` said before training. The summary is what a test writes last.
-    """
-    return not (was_finished and (run_folder / SUMMARY).is_file())

@@ -22,9 +22,8 @@ from sbkit.base.files import read_regular
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
-from sbkit.checkpoint.declaration import FILE as DECLARATION
-from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -139,7 +138,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
             raise TypeError("`model` is no list of names")
         content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
         sums = _read(source / CHECKSUMS, LARGEST_CONFIG)
-        refuse_changed({BUNDLE_WEIGHTS: content}, sums, of=source)
+        check_unchanged({BUNDLE_WEIGHTS: content}, sums, of=source)
         return load_safetensors(content), parts
 
 
@@ -149,8 +148,6 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    if (source / DECLARATION).is_file():
-        read_declaration(source)  # whose checkpoints are another run's is refused
     with _reading(source):
         parts = part_names_in(read_document(source / RESOLVED).root)
     checkpointer = Checkpointer(source / CHECKPOINTS)

@@ -200,3 +200,19 @@ def describe(batch: Any) -> dict[str, Any]:
     if isinstance(batch, TextBatch):
         described["labels"] = batch.token_lengths.tolist()
     return described
+
+
+@contextmanager
+def explained_memory(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
+    """Raise SbkitError, with what to lower, where a batch does not fit into memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = (
+            f"{len(batch)} utterances, {batch.seconds:.0f} s, " if isinstance(batch, Batch) else ""
+        )
+        raise SbkitError(
+            f"Each batch must fit into memory, but one ({size}{', '.join(ids_of(batch)[:3])}, ...) "
+            f"did not. Lower --{knob} or --max_seconds, raise --grad_accumulation_factor, or take "
+            "a smaller model."
+        ) from error

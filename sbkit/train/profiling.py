@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from sbkit.base.files import write_text_atomically
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 WARM_UP, STEPS = 10, 10  # micro-batches
 LISTED = 6  # kernels
@@ -67,7 +67,7 @@ class Profile:
     def close(self) -> None:
         """Say so where the run was too short."""
         if not self._is_done:
-            say(f"note: profile: True needs more than {WARM_UP} steps; nothing was written.")
+            log(f"note: profile: True needs more than {WARM_UP} steps; nothing was written.")
 
     def _watched(self, batches: Iterator[Batched]) -> Iterator[Batched]:
         activities = [ProfilerActivity.CPU]
@@ -102,7 +102,7 @@ class Profile:
         trace = self._folder / "profile.json.gz"
         trace.unlink(missing_ok=True)  # it may be a link to another's file
         profiler.export_chrome_trace(str(trace))
-        say(verdict)
+        log(verdict)
 
 
 def judge(measured: Measured) -> str:

@@ -11,14 +11,24 @@ from typing import Any
 import torch
 
 from sbkit.audio.rate import require_rate
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
+from sbkit.checkpoint.listing import newest_described
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.data.batches.batch import user_columns
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
+from sbkit.evaluate.slices import require_columns
+from sbkit.logs.log import log
+from sbkit.text.normalize import table_to_store
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
+from sbkit.train.finished import is_finished
+from sbkit.train.initialize import initialize_from
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.slices import require_columns
+from sbkit.train.scoring import metrics_of
 
 
 class Run:
@@ -56,15 +66,16 @@ class Run:
         device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
         return resolve(device, precision, count=self._count)
 
-    def refuse_out_of_range(self) -> None:
-        """Refuse a number that no run of this recipe can have."""
+    def check_ranges(self) -> None:
+        """Raise SbkitError for a number that no run of this recipe can have."""
         refuse_out_of_range(self.knobs, {**RANGES, **self.recipe.ranges})
 
     @cached_property
     def splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
         splits = self.recipe.prepare_splits(self.knobs)
-        require_columns(self.knobs.get("report_by") or [], splits)
+        columns = {name: user_columns(each.column_names) for name, each in splits.test.items()}
+        require_columns(self.knobs.get("report_by") or [], columns)
         return splits
 
     @cached_property
@@ -79,6 +90,11 @@ class Run:
         file = self.folder / (self.recipe.task.label_file or "")
         return file if file.is_file() else None
 
+    def declare(self) -> Declaration:
+        """Describe which run this is, as far as its labels are there."""
+        data = self.splits.fingerprints
+        return Declaration.of(self.yaml_file, self.overrides, data=data, label_file=self.label_file)
+
     @cached_property
     def hparams(self) -> dict[str, Any]:
         """Build the objects of the YAML, with the random numbers of its seed."""
@@ -87,12 +103,38 @@ class Run:
         hparams = load_hparams(self.yaml_file, self.overrides)
         if "sample_rate" in hparams:
             require_rate(hparams, hparams["sample_rate"])
+        if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
+            checkpointer.task = self.recipe.task.name
+            if isinstance(self.labels, Tokenizer):
+                checkpointer.normalizer = table_to_store(self.knobs["language"])
         return hparams
 
     @cached_property
     def loaders(self) -> Loaders:
         """Plan the batches of every split."""
         return self.recipe.make_loaders(self.hparams, self.splits, self.labels, self.placement)
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether the run has a checkpoint."""
+        return newest_described(self.folder / CHECKPOINTS) is not None
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the run has trained its last epoch, or has stopped early."""
+        return is_finished(
+            self.folder,
+            metrics_of(self.recipe.brain),
+            number_of_epochs=self.hparams["epoch_counter"].limit,
+            patience=self.knobs.get("early_stopping", 0),
+        )
+
+    def load_initial_weights(self) -> None:
+        """Load what fits of `init_from`, unless the run has weights of its own."""
+        source = self.knobs.get("init_from")
+        if source and not self.is_begun:
+            for line in initialize_from(Path(source), self.hparams, self.recipe.task).lines():
+                log(line)
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make the recipe's Brain; ``run_opts`` go before what the YAML says."""

@@ -17,7 +17,7 @@ from sbkit.logs.log import own_fields
 from sbkit.logs.metric import LOSS, Metric, Metrics, as_words
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
-OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer", "declaration"}  # in their meta file
+OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer"}  # in their meta file
 OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
 OF_REPORTS = {"column", "value", "utterances", "report_by"}
 
@@ -53,8 +53,8 @@ class Scoring:
                     f"without `/`, but {type(self).__name__} calls one {name!r}. Rename it."
                 )
         super().__init__(*arguments, **options)
-        # Of the splits that are evaluated, by name: the one at hand, what `score` returned of each,
-        # or else the sum and the count of each loss, and the values of the columns of `report_by`.
+        # Of the evaluated splits, by name: the current one, the results of `score`, or else the sum
+        # and the count of each loss, and the values of the columns of `report_by`.
         self._split = ""
         self._results: dict[str, list[Any]] = {}
         self._columns: dict[str, list[Any]] = {}

@@ -10,7 +10,7 @@ then. SpeechBrain's hooks of a step keep their names and order.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,13 @@ from torch.optim import Optimizer
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step, torch_state
 from sbkit.config.knobs import KnobAttributes
-from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
-from sbkit.logs.log import say
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
-from sbkit.train.compiling import compile_blocks
+from sbkit.train.compiling import compile_modules
 from sbkit.train.ddp import DdpStep, ForwardLoss
-from sbkit.train.nonfinite import NonFiniteRecorder, ids_of
+from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
 from sbkit.train.options import check_hooks, declared_options
 from sbkit.train.schedule import check_schedule, set_rate
@@ -90,7 +88,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
         self._nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
-        self._counts: Tensor | None = None  # (losses, 2) of the step at hand, on this rank
+        self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
@@ -286,23 +284,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         return None if folder is None else Path(folder)
 
     def _compile(self) -> None:
-        """Compile the blocks of the model where `compile` says so, in place.
-
-        Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls
-        a ModuleList.
-        """
-        chosen = self.compile_module_keys or list(self.modules)
-        unknown = [key for key in chosen if key not in self.modules]
-        if unknown or (self.compile_module_keys and not self.compile):
-            raise SbkitError(
-                f"`compile_module_keys` must name modules of the Brain ({', '.join(self.modules)}) "
-                f"and go with compile: True, but is {', '.join(chosen)} with compile: "
-                f"{bool(self.compile)}. Correct it, or leave it out."
-            )
-        if self.compile:
-            counts = compile_blocks((self.modules[key] for key in chosen), self.device)
-            named = ", ".join(f"{count} {name}" for name, count in counts.items())
-            say(f"compiling {named or 'nothing'}")
+        """Compile the blocks of the model where `compile` says so."""
+        compile_modules(self.modules, self.compile_module_keys, self.device, enabled=self.compile)
 
     # -- several processes --------------------------------------------------------------------
 
@@ -399,22 +382,6 @@ def with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """Yield the parameters that have a gradient, over all groups."""
     for group in optimizer.param_groups:
         yield from (each for each in group["params"] if each.grad is not None)
-
-
-@contextmanager
-def explained_memory(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
-    """Raise SbkitError, with what to lower, where a batch does not fit into memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        size = (
-            f"{len(batch)} utterances, {batch.seconds:.0f} s, " if isinstance(batch, Batch) else ""
-        )
-        raise SbkitError(
-            f"Each batch must fit into memory, but one ({size}{', '.join(ids_of(batch)[:3])}, ...) "
-            f"did not. Lower --{knob} or --max_seconds, raise --grad_accumulation_factor, or take "
-            "a smaller model."
-        ) from error
 
 
 def training_loss(brain: Any, batch: Any) -> Loss:

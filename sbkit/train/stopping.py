@@ -12,7 +12,7 @@ from typing import NoReturn
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.base.process import handling, leave_terminal
 from sbkit.distributed.ranks import gather_over_ranks, world_size
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 AGREE_EVERY = 1.0  # seconds of training between two questions to all ranks
@@ -22,24 +22,24 @@ MOST_STEPS = 25  # between them: the steps to come may be slower than those befo
 class StopSignals:
     """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
-    A second Ctrl-C interrupts at once. Outside the main thread it hears nothing.
+    A second Ctrl-C interrupts at once. Outside the main thread nothing is received.
     """
 
     def __init__(self) -> None:
-        self.heard: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self._handling.enter_context(handling(ASKED, self._hear))
+        self._handling.enter_context(handling(ASKED, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handling.close()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        again = self.heard is signal.SIGINT and number == signal.SIGINT
-        self.heard = signal.Signals(number)
-        if self.heard is signal.SIGHUP:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        again = self.received is signal.SIGINT and number == signal.SIGINT
+        self.received = signal.Signals(number)
+        if self.received is signal.SIGHUP:
             leave_terminal()
         if again:
             raise KeyboardInterrupt
@@ -113,7 +113,7 @@ class SaveOrLeave:
         """
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         agreed = self._consensus.ask(
-            stop=self.signals.heard is not None, save=is_due, at_once=is_last
+            stop=self.signals.received is not None, save=is_due, at_once=is_last
         )
         # Not `step`, which stands still where a recipe steps its optimizer itself.
         self._steps_since = 0 if is_last else self._steps_since + 1
@@ -133,5 +133,5 @@ class SaveOrLeave:
         """End the process, by SystemExit, as one that was asked to."""
         saves = self._save is not None
         what = "It is saved; the same command goes on." if saves else "Nothing is saved."
-        say(f"Asked to stop after step {step}. {what}")
+        log(f"Asked to stop after step {step}. {what}")
         raise SystemExit(ASKED_TO_STOP)

@@ -23,7 +23,6 @@ from sbkit.distributed.ranks import rank, world_size
 FOLDER = "heartbeats"
 TICK = 1.0  # seconds
 TURN = 0.1  # seconds between one rank and the next, so that each can be read
-HELD_SECONDS = 3600.0  # of a held interpreter; that timer cannot tell it from a suspended run
 REPORT_SECONDS = 5.0  # that the other ranks get to print their state
 STDERR = 2  # whatever Python's own name for it points at
 NOTE = "stalled"  # the file that tells the others
@@ -78,7 +77,6 @@ class Watchdog(NullWatchdog):
         """Stop, and remove this rank's file."""
         self._over.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
         self._file.unlink(missing_ok=True)
         with suppress(OSError):  # another rank's may still be there
             self._folder.rmdir()
@@ -99,9 +97,6 @@ class Watchdog(NullWatchdog):
     def _watch(self) -> None:
         seen = self._last
         while not self._over.wait(TICK):
-            # Where a kernel holds the interpreter this thread cannot run; that timer can.
-            patience = max(2 * self._stall_seconds + REPORT_SECONDS, HELD_SECONDS)
-            faulthandler.dump_traceback_later(patience, exit=True, file=STDERR)
             # Ticks are counted, not the clock: a run that was suspended did not hang.
             self._still = self._still + TICK if self._last is seen else 0.0
             seen = self._last

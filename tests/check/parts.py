@@ -28,13 +28,6 @@ class LensFrontEnd(ConvFrontEnd):
         return super().forward(x, lens)
 
 
-class SingleFrontEnd(ConvFrontEnd):
-    """Takes lengths and returns none."""
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, lengths)[0]
-
-
 class UndividedFrontEnd(ConvFrontEnd):
     """Returns the lengths that it was given."""
 

@@ -104,7 +104,7 @@ def test_another_corpus_is_refused_and_nothing_is_written(
     before = {file: file.read_bytes() for file in trained.rglob("*") if file.is_file()}
     assert other.train_here(trained, *OPTIONS, "--check=False") == 0  # the same corpus has moved
     assert "stay as they are" in capsys.readouterr().out
-    kept = ("summary.json", "wer_test.txt", "declaration.json")
+    kept = ("summary.json", "wer_test.txt")
     assert [(trained / name).read_bytes() for name in kept] == [
         before[trained / name] for name in kept
     ]

@@ -116,7 +116,7 @@ def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Pa
     found = checkpointer(tmp_path / "saves", model).recover_if_possible()
     assert found is not None
     assert found.meta["epoch"] == 1
-    checkpointer(tmp_path / "saves", model).refuse_other_model()  # as a run does that goes on
+    checkpointer(tmp_path / "saves", model).check_same_model()  # as a run does that goes on
     assert list((tmp_path / "saves").iterdir()) == [found.path]
 
 
@@ -154,12 +154,12 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_ep
     for value in (1.0, 2.0):
         keeper = checkpointer(folder, line(value), tokenizer=ours)
         keeper.save_checkpoint(meta={"CER": value}, end_of_epoch=end_of_epoch)
-    checkpointer(folder, line(0.0), tokenizer=ours).refuse_other_model()
+    checkpointer(folder, line(0.0), tokenizer=ours).check_same_model()
     assert len(best_checkpoints(folder)) == 1
 
     other = checkpointer(folder, line(0.0), tokenizer=others)
     for use in (
-        other.refuse_other_model,
+        other.check_same_model,
         other.recover_if_possible,
         lambda: other.load_average(2),
     ):
@@ -181,17 +181,3 @@ def test_a_checkpoint_that_names_no_tokenizer_is_taken(tmp_path: Path) -> None:
     model, tokenizer = line(0.0), tokenizer_of(tmp_path / "abc", "abc")
     checkpointer(tmp_path / "saves", model, tokenizer=tokenizer).recover_if_possible()
     assert model.bias[0] == 1.0
-
-
-def test_checkpoints_of_two_runs_are_refused(tmp_path: Path) -> None:
-    """Their models may be of the same sizes, and their tokenizers the same."""
-    for declaration in (None, "a", "a"):
-        keeper = checkpointer(tmp_path, line(1.0))
-        keeper.declaration = declaration
-        keeper.save_checkpoint(meta={"CER": 1.0})
-    assert recovered(tmp_path) == 1.0
-    keeper.declaration = "b"
-    keeper.save_checkpoint(meta={"CER": 2.0})
-    for find in (recovered, best_checkpoints):
-        with pytest.raises(SbkitError, match="must be of one run, but .* are of two. Move"):
-            find(tmp_path)

@@ -75,7 +75,7 @@ def test_lengths_are_numbers_in_every_recipe(
     file = tmp_path / yaml
     file.write_text(re.sub(rf"^{line.partition(':')[0]}:.*$", line, text, flags=re.MULTILINE))
     with pytest.raises(SbkitError, match=said):
-        Run(file, {}).refuse_out_of_range()
+        Run(file, {}).check_ranges()
     text = file.read_text(encoding="utf-8")
     automatic = re.sub("^batch_seconds:.*$", "batch_seconds: auto", text, flags=re.MULTILINE)
     file.write_text(automatic)

@@ -12,8 +12,8 @@ from sbkit.logs.log import (
     FinalFigures,
     RunLog,
     StepFigures,
+    log,
     read_log,
-    say,
 )
 from tests.shortage import largest_file
 
@@ -25,14 +25,14 @@ def step_figures(step: int, *, loss: float = 2.0, **others: float) -> StepFigure
 
 
 def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    log.write(step_figures(10, ctc_loss=1.5))
-    log.write(
+    run_log = RunLog(tmp_path)
+    run_log.write(step_figures(10, ctc_loss=1.5))
+    run_log.write(
         EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, metrics={"CER": 0.5, "WER": 0.9})
     )
-    log.write(FinalFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
+    run_log.write(FinalFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
     lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
-    log.close()
+    run_log.close()
     step, epoch, test = map(json.loads, lines)
     assert (step["kind"], step["step"], step["ctc_loss"]) == ("step", 10, 1.5)
     assert (epoch["kind"], epoch["CER"], epoch["valid_loss"]) == ("epoch", 0.5, None)
@@ -40,9 +40,9 @@ def test_lines_are_json_and_on_disk_before_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    log.write(step_figures(1, loss=math.nan))
-    log.close()
+    run_log = RunLog(tmp_path)
+    run_log.write(step_figures(1, loss=math.nan))
+    run_log.close()
     assert "NaN" not in (tmp_path / "train_log.jsonl").read_text()
     assert read_log(tmp_path / "train_log.jsonl")[0]["loss"] is None
 
@@ -75,11 +75,11 @@ def test_a_run_that_stands_before_a_validation_forgets_its_figures(
     within_epoch: bool, kept: list[int], tmp_path: Path
 ) -> None:
     """It was killed between the epoch's line and its checkpoint, and will validate once more."""
-    log = RunLog(tmp_path)
+    run_log = RunLog(tmp_path)
     for epoch, step in ((1, 10), (2, 20), (3, 30)):
-        log.write(step_figures(step))
-        log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, rtfx=200.0))
-    log.close()
+        run_log.write(step_figures(step))
+        run_log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, rtfx=200.0))
+    run_log.close()
     RunLog(tmp_path, resume_step=20, within_epoch=within_epoch).close()
     records = read_log(tmp_path / "train_log.jsonl")
     assert [each["epoch"] for each in records if each["kind"] == "epoch"] == kept
@@ -89,32 +89,32 @@ def test_a_run_that_stands_before_a_validation_forgets_its_figures(
 def test_a_full_disk_is_told_once_and_with_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RunLog(tmp_path)
-    log.write(step_figures(1))
+    run_log = RunLog(tmp_path)
+    run_log.write(step_figures(1))
     size = (tmp_path / "train_log.jsonl").stat().st_size
     with largest_file(size), pytest.raises(OSError, match="too large") as caught:
-        log.write(step_figures(2))
+        run_log.write(step_figures(2))
     assert caught.value.filename == str(tmp_path / "train_log.jsonl")
     with largest_file(size):
-        log.close()  # would hide the error that ends the run
+        run_log.close()  # would hide the error that ends the run
     assert f"The log in {tmp_path} may lack its end" in capsys.readouterr().out
 
 
 def test_one_process_writes_one_file_of_tensorboard(tmp_path: Path) -> None:
     """Training and the test after it each open a log."""
     for resume_step in (0, 10):
-        log = RunLog(tmp_path, resume_step=resume_step)
-        log.write(step_figures(resume_step + 10))
-        log.close()
+        run_log = RunLog(tmp_path, resume_step=resume_step)
+        run_log.write(step_figures(resume_step + 10))
+        run_log.close()
     assert len([*(tmp_path / "tensorboard").iterdir()]) == 1
     assert _tensorboard_losses(tmp_path) == [(10, 2.0), (20, 2.0)]
 
 
 def test_each_test_set_has_its_own_curve_of_tensorboard(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
+    run_log = RunLog(tmp_path)
     for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
-        log.write(FinalFigures(epoch=1, step=10, split=split, metrics={"WER": wer}))
-    log.close()
+        run_log.write(FinalFigures(epoch=1, step=10, split=split, metrics={"WER": wer}))
+    run_log.close()
     for split, wer in (("test-clean", 0.25), ("test-other", 0.5)):
         assert _tensorboard(tmp_path, f"{split}/WER") == [(10, wer)]
 
@@ -129,7 +129,7 @@ def test_facts_are_printed_once(
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    say("hello")
+    log("hello")
     assert capsys.readouterr().out == printed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.logs.log import EpochFigures, quiet, say
+from sbkit.logs.log import EpochFigures, log, quiet
 from sbkit.logs.progress import Progress
 from sbkit.logs.text_log import TextLog
 from tests.shortage import largest_file
@@ -24,17 +24,17 @@ def test_what_is_said_printed_and_warned_of_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for call in (1, 2):
-        with pytest.warns(UserWarning), TextLog(tmp_path, title=f"call {call}") as log:
-            say("before the folder is taken")
-            log.open()
+        with pytest.warns(UserWarning), TextLog(tmp_path, title=f"call {call}") as text_log:
+            log("before the folder is taken")
+            text_log.open()
             with quiet():
-                say("what nobody hears")
-            say("two\nlines \x1b[2J")
+                log("what nobody hears")
+            log("two\nlines \x1b[2J")
             warnings.warn("be careful", stacklevel=1)
             Progress(total_epochs=3, total_steps=9).epoch(
                 EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
             )
-        say("after it")
+        log("after it")
     once = [
         "before the folder is taken",
         *("two", r"lines \x1b[2J"),
@@ -46,7 +46,7 @@ def test_what_is_said_printed_and_warned_of_is_kept(
 
 def test_a_run_that_is_refused_leaves_no_line(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="no"), TextLog(tmp_path, title="call"):
-        say("a note")
+        log("a note")
         raise SbkitError("no")
     assert [*tmp_path.iterdir()] == []
 
@@ -61,27 +61,27 @@ def test_a_run_that_is_refused_leaves_no_line(tmp_path: Path) -> None:
     ],
 )
 def test_the_last_line_says_why_it_ended(error: BaseException, last: str, tmp_path: Path) -> None:
-    with pytest.raises(type(error)), TextLog(tmp_path, title="call") as log:
-        log.open()
+    with pytest.raises(type(error)), TextLog(tmp_path, title="call") as text_log:
+        text_log.open()
         raise error
     assert kept(tmp_path)[-1] == last
 
 
 def test_only_the_first_rank_keeps_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    with TextLog(tmp_path, title="call") as log:
-        log.open()
-        say("hello")
+    with TextLog(tmp_path, title="call") as text_log:
+        text_log.open()
+        log("hello")
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_full_disk_ends_the_log_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with TextLog(tmp_path, title="call") as log:
-        log.open()
+    with TextLog(tmp_path, title="call") as text_log:
+        text_log.open()
         with largest_file((tmp_path / "train.log").stat().st_size):
-            say("one")
-            say("two")
+            log("one")
+            log("two")
     assert capsys.readouterr().out == "one\ntwo\n"
     assert kept(tmp_path) == ["call"]

@@ -19,7 +19,7 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.evaluate.accuracy_report import Answer
 from sbkit.logs.log import read_log
-from tests import processes, runs
+from tests import runs
 from tests.runs import ROOT, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
@@ -99,7 +99,7 @@ def test_a_run_is_scored_as_its_test_was(
     rows = [row.split("\t") for row in (release / "test.tsv").read_text().splitlines()[1:]]
     lines = [f"{release / 'clips' / clip},{pace}\n" for clip, _, pace in rows]
     (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
-    with pytest.raises(SbkitError, match="`--label` must name the column"):
+    with pytest.raises(SbkitError, match="`--label` must name the column .* but is missing"):
         sbkit(command)
     with pytest.raises(SbkitError, match=r"`language` has none of the model's classes \(quick, s"):
         sbkit([*command, "--label", "language"])
@@ -137,15 +137,6 @@ def test_a_bundle_classifies_and_does_not_transcribe(
 
 
 @pytest.mark.slow
-@pytest.mark.ddp
-def test_two_processes_train_it(release: Path, tmp_path: Path) -> None:
-    words = ["train.py", *command(release, tmp_path)]
-    done = processes.run(words, ranks=2, SBKIT_CACHE=release.parent / "cache")
-    assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "summary.json")["test"]["test"]["utterances"] == COUNTS["test"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -166,7 +157,7 @@ def test_labels_in_another_order_are_refused(finished: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     (run / "labels.txt").write_text("slow\nquick\n")
-    with pytest.raises(SbkitError, match="labels.txt must be the one that the run was trained with"):
+    with pytest.raises(SbkitError, match="must be the one that the run was trained with"):
         sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
 
 
@@ -228,20 +219,6 @@ def test_other_labels_are_other_data(tmp_path: Path) -> None:
 def test_a_label_that_only_a_test_set_has_is_refused_before_training(tmp_path: Path) -> None:
     knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="c=slow", test="d=slow e=fast")
     with pytest.raises(SbkitError, match=r"2 classes .*quick, slow\), but e of test has 'fast'"):
-        prepare_labelled(knobs)
-
-
-@pytest.mark.usefixtures("cache")
-def test_what_a_table_without_the_column_holds_has_no_label(tmp_path: Path) -> None:
-    knobs = knobs_of(tmp_path, train="a=quick b=slow", train2="c d", dev="e=slow")
-    splits = prepare_labelled(knobs)
-    assert splits.train["id"][:] == ["a", "b"]
-    assert [(each.id, each.reason) for each in splits.excluded] == [
-        ("c", "no label"),
-        ("d", "no label"),
-    ]
-    knobs = knobs_of(tmp_path, train="a=quick b=slow", dev="e")
-    with pytest.raises(SbkitError, match="`label` must name a column .* 'pace' is none of dev"):
         prepare_labelled(knobs)
 
 

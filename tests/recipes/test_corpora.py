@@ -145,18 +145,11 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ('b.wav,"Hello\nc.wav,there"', "quotes around several rows"),
-        (f"{'9, ' * 2000}.wav,hi".replace(",", ";", 2000), "no path"),
-    ],
-)
-def test_what_is_no_row_is_a_bad_row(tmp_path: Path, row: str, reason: str) -> None:
-    manifest = read(tmp_path / "a.csv", f'path,text\na.wav,"Hello,\nthere"\n{row}\n')
+def test_a_quote_without_its_end_is_a_bad_row(tmp_path: Path) -> None:
+    rows = 'path,text\na.wav,"Hello,\nthere"\nb.wav,"Hello\nc.wav,there"\n'
+    manifest = read(tmp_path / "a.csv", rows)
     assert [clip.sentence for clip in manifest.clips] == ["Hello,\nthere"]
-    assert [bad.reason for bad in manifest.bad_rows] == [reason]
-    assert len(manifest.bad_rows[0].detail) < 100
+    assert [bad.reason for bad in manifest.bad_rows] == ["quotes around several rows"]
 
 
 def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sbkit.text.normalize import (
     ORTHOGRAPHIES,
     count_dropped,
     describe_dropped,
+    describe_normalizer,
     normalize,
     orthography,
     read_stored_table,
@@ -119,6 +120,12 @@ def test_a_table_is_what_was_stored_of_it(language: str) -> None:
 def test_a_table_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="."):
         read_stored_table({**table_to_store("en"), **change})
+
+
+def test_the_table_that_is_used_is_named() -> None:
+    assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
+    assert "its lower case" in describe_normalizer("tr")
+    assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
 
 
 def test_dropped_symbols_are_counted() -> None:

@@ -109,8 +109,9 @@ def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Pl
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 
+TASK = Task(name=f"{__name__}.TASK", model_name="generator", metrics={})
 ADVERSARIAL = Recipe(
-    task=Task(name=f"{__name__}.TASK", model_name="generator", metrics={}),
+    task=TASK,
     prepare_splits=prepare_transcripts,
     prepare_labels=lambda knobs, splits: None,
     make_loaders=load,

@@ -18,7 +18,6 @@ from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.loss import Loss
-from sbkit.train import step
 from sbkit.train.brain import Brain
 from tests import processes
 
@@ -71,13 +70,6 @@ def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
 def test_sbkit_brain_is_this_brain() -> None:
     assert sbkit.Brain is Brain
     assert issubclass(Brain, sb.Brain)
-
-
-@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_a_device_may_be_a_string_or_a_torch_device(device: Any) -> None:
-    brain = LineBrain(modules={"model": line()}, run_opts={"device": device})
-    assert brain.device == torch.device("cpu")
-    assert brain.device_type == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -151,39 +143,6 @@ def test_one_norm_clips_every_parameter_group() -> None:
     assert torch.linalg.vector_norm(after - before).item() == pytest.approx(0.1, rel=1e-4)
 
 
-class MeanBrain(sb.Brain):
-    """A recipe as SpeechBrain has it: the loss is a mean."""
-
-    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
-        return self.modules.model(batch[0])
-
-    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
-        loss = nn.functional.mse_loss(predictions, batch[1])
-        self.trace.append(loss.item())
-        return loss
-
-
-class MovedBrain(MeanBrain, Brain):
-    """The same recipe under sbkit's Brain."""
-
-
-def test_a_speechbrain_recipe_gives_the_same_losses_under_both() -> None:
-    traces = []
-    for kind in (MeanBrain, MovedBrain):
-        brain = kind(
-            modules={"model": line()},
-            opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-            hparams={"output_folder": None},
-            run_opts={"device": "cpu", "noprogressbar": True},
-        )
-        brain.trace = []
-        brain.fit(range(3), loader(12, 3), loader(6, 3))
-        brain.evaluate(loader(6, 3))
-        traces.append(brain.trace)
-    assert len(traces[0]) == 3 * (4 + 2) + 2
-    assert traces[0] == pytest.approx(traces[1], rel=1e-6)
-
-
 class SavingBrain(LineBrain):
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         if stage is Stage.VALID:
@@ -199,23 +158,6 @@ def saving_brain(folder: Path, model: nn.Module, epochs: EpochCounter) -> Saving
         run_opts={"device": "cpu"},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
-
-
-def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    undisturbed, epochs = line(), EpochCounter(4)
-    saving_brain(tmp_path / "a", undisturbed, epochs).fit(epochs, loader(12, 3), loader(6, 3))
-
-    epochs = EpochCounter(4)
-    brain = saving_brain(tmp_path / "b", line(), epochs)
-    brain.dies_in = 3
-    with pytest.raises(KeyboardInterrupt):
-        brain.fit(epochs, loader(12, 3), loader(6, 3))
-
-    resumed, epochs = line(), EpochCounter(4)
-    brain = saving_brain(tmp_path / "b", resumed, epochs)
-    brain.fit(epochs, loader(12, 3), loader(6, 3))
-    assert brain.optimizer_step == 16
-    assert torch.equal(resumed.weight, undisturbed.weight)
 
 
 def test_evaluation_keeps_the_counters_of_the_whole_run(tmp_path: Path) -> None:
@@ -239,7 +181,7 @@ def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) ->
         brain.nonfinite_patience = 4
 
         def leave(*_: Any, brain: Any = brain) -> None:
-            brain.signals.heard = signal.SIGTERM if brain.optimizer_step == 8 else None
+            brain.signals.received = signal.SIGTERM if brain.optimizer_step == 8 else None
 
         brain.on_fit_batch_end = leave
         with pytest.raises((SystemExit, SbkitError)) as left:
@@ -272,45 +214,20 @@ def test_a_run_that_hangs_before_its_first_step_is_ended_too(tmp_path: Path) -> 
 
 # -- mixed precision -------------------------------------------------------------------------------
 
-ORDER = ["scale", "backward", "unscale_", "clip", "step", "update"]
 
-
-def scaled_brain(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> LineBrain:
-    """Make a Brain with a scaler at work, as in fp16 on a GPU, and note what is called."""
+def scaled_brain() -> LineBrain:
+    """Make a Brain with a scaler that works, as in fp16 on a GPU."""
     brain = LineBrain(
         modules={"model": line()},
         opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
         run_opts={"device": "cpu", "max_grad_norm": 0.5, "nonfinite_patience": 0},
     )
     brain.scaler = GradScaler("cpu", init_scale=1024.0)
-
-    def noted(name: str, original: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            calls.append(name)
-            return original(*arguments, **options)
-
-        return call
-
-    for name in ("scale", "unscale_", "step", "update"):
-        monkeypatch.setattr(brain.scaler, name, noted(name, getattr(brain.scaler, name)))
-    monkeypatch.setattr(torch.autograd, "backward", noted("backward", torch.autograd.backward))
-    monkeypatch.setattr("sbkit.train.step.clip", noted("clip", step.clip))
     return brain
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_mixed_precision_goes_in_the_right_order(
-    accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    brain = scaled_brain(calls, monkeypatch)
-    brain.grad_accumulation_factor = accumulation
-    brain.fit(range(1), loader(12, 12 // accumulation))
-    assert calls == [*ORDER[:2] * accumulation, *ORDER[2:]]
-
-
-def test_what_is_scaled_steps_as_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    brain = scaled_brain([], monkeypatch)
+def test_what_is_scaled_steps_as_what_is_not() -> None:
+    brain = scaled_brain()
     brain.fit(range(3), loader(12, 4))
     plain = LineBrain(
         modules={"model": line()},
@@ -321,11 +238,9 @@ def test_what_is_scaled_steps_as_what_is_not(monkeypatch: pytest.MonkeyPatch) ->
     assert_alike(brain.modules["model"], plain.modules["model"])
 
 
-def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_overflow_skips_the_step_counts_it_and_halves_the_scale() -> None:
     """It is no bad batch: the loss is finite, and patience is not asked of anybody."""
-    brain = scaled_brain([], monkeypatch)
+    brain = scaled_brain()
     before = brain.modules["model"].weight.clone()
     brain.scaler._init_scale = 3e38  # whatever gradient there is, it overflows
     brain.fit(range(1), loader(12, 12))

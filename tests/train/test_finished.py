@@ -1,7 +1,6 @@
 """When training ends before its last epoch."""
 
 import errno
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from sbkit.train.finished import (
 )
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.scoring import BEST_EPOCH, Scoring
-from tests.runs import Workplace, make_workplace, read_json
+from tests.runs import Workplace, make_workplace
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
 
@@ -138,27 +137,6 @@ def test_a_report_is_figures_or_nothing(figures: Any, entry: Any, tmp_path: Path
             Reporting().reported("test", [], tmp_path)
     else:
         assert Reporting().reported("test", [], tmp_path) == entry
-
-
-@pytest.mark.slow
-def test_a_run_that_is_no_better_ends_and_stays_ended(
-    asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workplace: Workplace = make_workplace(asterisk_english, tmp_path)
-    options = ("--number_of_epochs=30", "--early_stopping=2", "--average_checkpoints=1")
-    options += ("--lr=0.0",)  # learns nothing
-    assert workplace.train_here(tmp_path / "run", *options) == 0
-    out = capsys.readouterr().out
-    assert "CER has not improved for 2 epochs (`early_stopping`): training ends." in out
-    assert "epoch 3/30" in out
-    assert "epoch 4/30" not in out
-    summary = read_json(tmp_path / "run" / "summary.json")
-    assert workplace.train_here(tmp_path / "run", *options) == 0
-    again = capsys.readouterr().out
-    assert "epoch 4/30" not in again
-    assert "the results in" in again
-    assert read_json(tmp_path / "run" / "summary.json") == summary
-    assert not math.isnan(summary["test"]["test"]["CER"])
 
 
 @pytest.mark.slow

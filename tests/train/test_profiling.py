@@ -43,22 +43,6 @@ def test_every_batch_comes_once_and_in_order(count: int, tmp_path: Path) -> None
         assert names.count("aten::mm") == watched
 
 
-def test_short_epochs_are_profiled_together_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile = Profile(tmp_path, torch.device("cpu"))
-    assert list(profile.over(count_up(6))) == list(range(6))
-    profile.close()
-    assert "profile: True needs more than 10 steps" in capsys.readouterr().out
-    for batch in profile.over(count_up(30)):
-        torch.full((3,), batch)
-    assert (tmp_path / "profile.txt").read_text().startswith(f"profile of {STEPS} steps: ")
-    (tmp_path / "profile.txt").unlink()
-    assert list(profile.over(count_up(30))) == list(range(30))
-    profile.close()
-    assert [*tmp_path.glob("profile.txt")] == []
-
-
 def test_a_span_does_not_count_beside_the_kernels_in_it(tmp_path: Path) -> None:
     def event(key: str, microseconds: float, device: str, *, is_span: bool = False) -> Any:
         times = {"self_device_time_total": microseconds, "self_cpu_time_total": microseconds}

@@ -232,8 +232,13 @@ def test_it_stops_early_by_its_loss(
     workplace: Workplace, yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--lr=0.0", "--early_stopping=1")
-    assert train_here(command(workplace, yaml, tmp_path, *options), workplace.cache) == 0
+    words = command(workplace, yaml, tmp_path, *options)
+    assert train_here(words, workplace.cache) == 0
     assert "loss has not improved for 1 epochs" in capsys.readouterr().out
+    assert train_here(words, workplace.cache) == 0
+    again = capsys.readouterr().out
+    assert "epoch 3/4" not in again
+    assert "the results in" in again
 
 
 @pytest.mark.slow

@@ -333,16 +333,6 @@ def test_a_loss_that_is_not_finite_is_counted_and_then_stops_the_run() -> None:
         brain.fit([4], batches(3))
 
 
-def test_gradients_that_are_not_finite_are_left_out_when_so_declared() -> None:
-    class Spoilt(MeanBrain):
-        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
-            return super().compute_objectives(predictions, batch, stage) * float("inf")
-
-    brain = brain_of(Spoilt, skip_nonfinite_grads=True)
-    brain.fit([1], batches(2))
-    assert brain.modules.model.weight.isfinite().all()
-
-
 def test_every_option_of_speechbrain_takes_effect_or_is_refused() -> None:
     """A new SpeechBrain with a new option is to be noticed here, not by a user."""
     assert {*OPTIONS} == set(RunOptions().as_dict())

@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
-
 from sbkit.base.errors import STALLED
 from sbkit.train.watchdog import (
     FOLDER,
     NOTE,
     Beat,
-    NullWatchdog,
     Watchdog,
     read_beats,
     words_of_ranks,
@@ -26,31 +23,25 @@ import sys, time
 from pathlib import Path
 from sbkit.train import watchdog
 
-watchdog.TICK, watchdog.REPORT_SECONDS, watchdog.HELD_SECONDS = 0.05, 0.1, 0.0
+watchdog.TICK, watchdog.REPORT_SECONDS = 0.05, 0.1
 with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
     for step in range(10):
         running.ping("step", step, ["clip7", "clip8"])
         time.sleep(0.06)
 
     def hang():
-        {how}
+        time.sleep(60)
 
     hang()
 """
-ASLEEP = "time.sleep(60)"
-# A pattern that backtracks for ages holds the interpreter: no other thread runs.
-HOLDING = "import re; re.match('(a+)+b', 'a' * 60)"
 
 
-@pytest.mark.parametrize("how", [ASLEEP, HOLDING], ids=["asleep", "holding the interpreter"])
-def test_a_rank_that_hangs_is_named_and_ended(how: str, tmp_path: Path) -> None:
-    code = HANGING.format(how=how)
-    done = processes.run(["-c", code, tmp_path], timeout=60)
-    assert done.returncode == (STALLED if how == ASLEEP else 1)
+def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
+    done = processes.run(["-c", HANGING, tmp_path], timeout=60)
+    assert done.returncode == STALLED
     assert "in hang" in done.stderr
-    if how == ASLEEP:
-        assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
-        assert "`stall_seconds`" in done.stderr
+    assert "rank 0 in step after step 9 on clip7, clip8, for" in done.stderr
+    assert "`stall_seconds`" in done.stderr
 
 
 SUSPENDED = """
@@ -113,17 +104,6 @@ def test_a_rank_that_never_gave_a_sign_of_life_is_named(tmp_path: Path) -> None:
     assert third.startswith("  rank 2 in step")
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "[" * 100_000, '{"rank": 0, "a": 1}', "\xff"])
-def test_a_sign_of_life_that_is_none_does_not_keep_the_job(content: str, tmp_path: Path) -> None:
-    (tmp_path / "rank-0.json").write_text(content, encoding="latin-1")
-    assert read_beats(tmp_path) == {}
-
-
 def write_beat(folder: Path, number: int) -> None:
     ping = {"rank": number, "phase": "step", "step": 5, "utterances": ["clip7"], "since": 0.0}
     (folder / f"rank-{number}.json").write_text(json.dumps(ping))
-
-
-def test_a_null_watchdog_writes_nothing() -> None:
-    with NullWatchdog() as watchdog:
-        watchdog.ping("step", 1, ["clip"])

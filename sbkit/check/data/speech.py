@@ -206,7 +206,7 @@ def _check_pairs(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_rates(planned: PlannedRun) -> Iterator[Finding]:
-    """Find transcripts that nobody can have said in the time, but those that CTC cannot align."""
+    """Find transcripts that are too long for their clips, but those that CTC cannot align."""
     transcripts = transcripts_of(planned)
     rate = planned.knobs["sample_rate"]
     rates = {name: _rates(each, rate) for name, each in transcripts.items()}

@@ -166,15 +166,15 @@ def _not_in_a_checkpoint(
     state = brain.modules.state_dict()
     lacking = again.modules.load_state_dict(state, strict=False).unexpected_keys
     if lacking:
-        found = dict(brain.modules.named_modules(remove_duplicate=False))
+        found, known = (dict(each.modules.named_modules()) for each in (brain, again))
         places = {id(each): keys for keys, each in reached(planned)}
-        owners: dict[Keys, None] = {}
+        made: dict[Keys, None] = {}
         for name in lacking:
-            part, _, own = name.rpartition(".")
-            while part and id(found[part]) not in places:
+            part, own = name, ""
+            while part not in known:
                 part, _, own = part.rpartition(".")
-            owners[(*places.get(id(found[part]), ("model",)), own)] = None
-        return tuple(owners), ()
+            made[(*places.get(id(found[part]), ("model",)), own)] = None
+        return tuple(made), ()
     again.modules.eval()
     again.on_stage_start(Stage.VALID, 1)
     stepped = losses_of(brain, batch)

@@ -21,6 +21,7 @@ from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
 
 CHECK = "ownership"
+OWNED = "every parameter must be in the one ModuleList `model`"
 
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
@@ -36,13 +37,14 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     yield from _twice(planned)
 
 
-def owned(hparams: dict[str, Any]) -> Iterator[nn.Module]:
-    """Yield the ModuleList, under whatever key, and the modules of SpeechBrain's `modules`."""
+def _owned_modules(hparams: dict[str, Any]) -> Iterator[nn.Module]:
+    """Yield all modules of ModuleLists, and of SpeechBrain's `modules`."""
     for name, value in hparams.items():
         if isinstance(value, nn.ModuleList):
-            yield value
+            yield from value.modules()
         elif name == "modules" and isinstance(value, dict):
-            yield from (each for each in value.values() if isinstance(each, nn.Module))
+            for each in value.values():
+                yield from each.modules() if isinstance(each, nn.Module) else ()
 
 
 def _unowned_tensors(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
@@ -51,17 +53,17 @@ def _unowned_tensors(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]
     Parameters always. Buffers and plain tensors are constants to a recipe that moves them itself,
     when it is made or when it uses them: they are reported when it does not.
     """
-    owners = list(owned(planned.hparams))
-    inside = {id(part) for owner in owners for part in owner.modules()}
-    inside |= {id(each) for owner in owners for each in (*owner.parameters(), *owner.buffers())}
-    outside = [(keys, each) for keys, each in reached(planned) if id(each) not in inside]
-    modules = {keys for keys, each in outside if isinstance(each, nn.Module)}
-    owned_paths = {keys for keys, each in reached(planned) if id(each) in inside}
+    inside: set[int] = set()
+    for part in _owned_modules(planned.hparams):
+        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        inside |= {id(part), *map(id, own)}
+    owned = {keys for keys, each in reached(planned) if id(each) in inside}
+    modules = {keys for keys, each in reached(planned) if isinstance(each, nn.Module)} - owned
     unowned: dict[Keys, list[tuple[Keys, Tensor]]] = {}
-    for keys, each in outside:
-        if isinstance(each, Tensor) and _is_unowned(planned, each):
+    for keys, each in reached(planned):
+        if id(each) not in inside and isinstance(each, Tensor) and _is_unowned(planned, each):
             above = [keys[:depth] for depth in range(1, len(keys))]
-            parts = [each for each in above if each in owned_paths]
+            parts = [each for each in above if each in owned]
             hidden = keys[: len(parts[-1]) + 1] if parts else None  # what a part of `model` holds
             holder = hidden or next((each for each in above if each in modules), keys)
             unowned.setdefault(holder, []).append((keys, each))
@@ -71,45 +73,31 @@ def _unowned_tensors(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]
 def _is_unowned(planned: PlannedRun, tensor: Tensor) -> bool:
     if isinstance(tensor, nn.Parameter):
         return True
-    if tensor in planned.moved:
-        return False
     try:
-        return id(tensor) in dry_run(planned).unmoved
+        return tensor not in planned.moved and id(tensor) in dry_run(planned).unmoved
     except MissingPartError:  # where no step can be taken, nothing shows what a constant is for
         return False
 
 
 def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
     count = sum(each.numel() for _, each in tensors)
-    verb, stay = ("is", "it stays") if count == 1 else ("are", "they stay")
+    held, key = dict(reached(planned)).get(holder), holder[0]
+    fix = "Declare it in the YAML, and add it to the list of `model`."
+    if len(holder) > 1 and isinstance(held, list | tuple | dict):
+        fix = (
+            f"Use torch.nn.ModuleList instead of a Python {type(held).__name__} for "
+            f"`{holder[-1]}`: `{dotted(holder[:-1])}` does not know what is in it."
+        )
+    elif key in planned.document.root:
+        fix = f"Add `!ref <{key}>` to the list of `model`, or take `{key}` out if nothing uses it."
     return planned.finding(
         CHECK,
         *_place(planned, holder),
-        declared="every parameter must be in the one ModuleList `model`",
-        effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} that {verb} not "
-        f"({_named(tensors)}): {stay} on the CPU, in no optimizer and in no checkpoint",
-        fix=_unowned_fix(planned, holder),
+        declared=OWNED,
+        effect=f"`{dotted(holder)}` holds {plural(count, 'parameter')} outside it "
+        f"({_named(tensors)}), on the CPU, in no optimizer and in no checkpoint",
+        fix=fix,
     )
-
-
-def _unowned_fix(planned: PlannedRun, holder: Keys) -> str:
-    """Write how to bring parameters into the ModuleList, by what holds them."""
-    objects = dict(reached(planned))
-    held, part = objects.get(holder), objects.get(holder[:-1])
-    inside = {id(each) for owner in owned(planned.hparams) for each in owner.modules()}
-    if id(part) in inside:
-        above, name = dotted(holder[:-1]), type(part).__name__
-        if isinstance(held, list | tuple | set | frozenset | dict):
-            kind = "ModuleDict" if isinstance(held, dict) else "ModuleList"
-            return (
-                f"Use torch.nn.{kind} instead of a Python {type(held).__name__} for "
-                f"`{holder[-1]}` in {name}: `{above}` does not know what is in it."
-            )
-        return f"Make `{holder[-1]}` an attribute of {name} that is a torch.nn.Module or Parameter."
-    if holder[0] in planned.document.root:
-        key = holder[0]
-        return f"Add `!ref <{key}>` to the list of `model`, or take `{key}` out if nothing uses it."
-    return "Declare it in the YAML, and add it to the list of `model`."
 
 
 def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
@@ -124,7 +112,7 @@ def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Te
 
 
 def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
-    """Find what a step used that nothing reachable holds, such as a layer made in `forward`."""
+    """Find parameters that a step used and nothing reachable holds, such as those in a cache."""
     known = {id(each) for _, each in reached(planned)}
     users: dict[Keys, list[nn.Parameter]] = {}
     for parameter, inside in seen.foreign:
@@ -134,7 +122,7 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
         yield planned.finding(
             CHECK,
             *user,
-            declared="every parameter must be in the one ModuleList `model`",
+            declared=OWNED,
             effect=f"a step in `{dotted(user)}` uses "
             f"{plural(sum(each.numel() for each in parameters), 'parameter')} that no part of it "
             f"holds (the first: {list(parameters[0].shape)}), in no optimizer and in no checkpoint",
@@ -159,7 +147,7 @@ def _made_on_cpu(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
 
 
 def _running(planned: PlannedRun, inside: Sequence[Keys]) -> Keys:
-    """Return the innermost of the modules that were running that the YAML names."""
+    """Return the innermost of the running modules that the YAML names."""
     named = [keys for keys in inside if keys and keys[0] in planned.document.root]
     return named[-1] if named else ("model",)
 
@@ -174,25 +162,25 @@ def _place(planned: PlannedRun, holder: Keys) -> Keys:
 
 def _twice(planned: PlannedRun) -> Iterator[Finding]:
     """Find a part that is in the list more than once."""
-    places: dict[int, list[int]] = {}
-    for index, part in enumerate(planned.model):
-        places.setdefault(id(part), []).append(index)
-    for identity, indices in places.items():
-        if len(indices) > 1:
-            name = next(keys for keys, each in reached(planned) if id(each) == identity)
+    parts = list(planned.model)
+    for index, part in enumerate(parts):
+        first = next(number for number, each in enumerate(parts) if each is part)
+        if first < index:
+            name = next(keys for keys, each in reached(planned) if each is part)
             yield planned.finding(
                 CHECK,
-                *("model", 0, indices[-1]),
+                *("model", 0, index),
                 declared="every part must be in the list of `model` once",
-                effect=f"{' and '.join(f'`model.{index}`' for index in indices)} are one part, "
-                f"`{dotted(name)}`, which would be saved {len(indices)} times",
+                effect=f"`model.{first}` and `model.{index}` are one part, `{dotted(name)}`, which "
+                "would be saved twice",
                 fix="Take all but one out of the list.",
             )
 
 
 def check_groups(planned: PlannedRun) -> Iterator[Finding]:
     """Find what would not be saved, and what would be trained never, twice, or apart."""
-    yield from _unsaved(planned)
+    if not planned.has_recipe:
+        yield from _unsaved(planned, planned.hparams.get("checkpointer"), ())
     brain, checkpointer = planned.brain, copy.copy(planned.brain.checkpointer)
     try:
         optimizers = optimizers_of(brain, checkpointer)
@@ -205,7 +193,7 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
             fix="Correct `opt_class`, or the recipe's `init_optimizers`.",
         )
         return
-    yield from _begun_anew(planned, checkpointer, optimizers)
+    yield from _unsaved(planned, checkpointer, optimizers)
     for tensors, effect, fix in _misplaced(planned.model, brain.modules, optimizers):
         if tensors:
             yield planned.finding(
@@ -215,26 +203,6 @@ def check_groups(planned: PlannedRun) -> Iterator[Finding]:
                 effect=f"{_several(planned, tensors)} would be {effect}",
                 fix=fix,
             )
-
-
-def _begun_anew(
-    planned: PlannedRun, checkpointer: Any, optimizers: Sequence[Optimizer]
-) -> Iterator[Finding]:
-    """Find what a run that was stopped would not go on with."""
-    saved = getattr(checkpointer, "recoverables", {})
-    known = {id(None), *map(id, saved.values())}
-    wanted = (planned.hparams.get("epoch_counter"), *optimizers)
-    missing = dict.fromkeys(type(each).__name__ for each in wanted if id(each) not in known)
-    if saved and missing:
-        yield planned.finding(
-            CHECK,
-            *("checkpointer", "recoverables"),
-            declared="the checkpointer must save all that a stopped run goes on with",
-            effect=f"{listed(missing)} would begin anew: it saves "
-            f"{', '.join(f'`{name}`' for name in saved)}",
-            fix="Write `epochs: !ref <epoch_counter>` there; an optimizer is added in "
-            "`init_optimizers`, by `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
-        )
 
 
 def optimizers_of(brain: Any, checkpointer: Any) -> list[Optimizer]:
@@ -276,24 +244,30 @@ def _misplaced(
     )
 
 
-def _unsaved(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what of the model is in no recoverable of the checkpointer."""
-    recoverables = getattr(planned.hparams.get("checkpointer"), "recoverables", None)
+def _unsaved(
+    planned: PlannedRun, checkpointer: Any, optimizers: Sequence[Optimizer]
+) -> Iterator[Finding]:
+    """Find what of the model, the epochs and the optimizers the checkpointer does not save."""
+    recoverables: dict[str, Any] | None = getattr(checkpointer, "recoverables", None)
     if recoverables is None:
         return
     modules = [each for each in recoverables.values() if isinstance(each, nn.Module)]
     saved = {id(each) for part in modules for each in (*part.parameters(), *part.buffers())}
     tensors = (*planned.model.parameters(), *planned.model.buffers())
     missing = [each for each in tensors if id(each) not in saved]
-    if missing:
-        names = ", ".join(f"`{name}`" for name in recoverables) or "nothing"
+    known = {id(None), *map(id, recoverables.values())}
+    wanted = (planned.hparams.get("epoch_counter"), *optimizers)
+    lost = [type(each).__name__ for each in wanted if id(each) not in known]
+    if missing or lost:
+        what = [*([_several(planned, missing)] if missing else []), *dict.fromkeys(lost)]
         yield planned.finding(
             CHECK,
             *("checkpointer", "recoverables"),
-            declared="the checkpointer must save the whole model",
-            effect=f"{_several(planned, missing)} would be in no checkpoint (its recoverables: "
-            f"{names})",
-            fix="Write `model: !ref <model>` among its recoverables.",
+            declared="the checkpointer must save the whole model, the epochs and the optimizers",
+            effect=f"{listed(what)} would be in no checkpoint: it saves "
+            f"{', '.join(f'`{name}`' for name in recoverables) or 'nothing'}",
+            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>` there; add an "
+            "optimizer in `init_optimizers`: `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
         )
 
 

@@ -1,6 +1,6 @@
 """Device and precision: what is declared, what the machine meant has, and what would take effect.
 
-What a run refuses in a sentence is asked of the same functions that the run asks.
+The functions are those by which a run refuses a device or a precision.
 """
 
 import os
@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.config.document import dotted
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
@@ -32,7 +29,6 @@ def check_placement(planned: PlannedRun) -> Iterator[Finding]:
     yield from _find_old_names(planned)
     yield from _find_idle_devices(planned)
     yield from _find_idle_scalers(planned)
-    yield from _find_other_types(planned)
 
 
 def check_shares(planned: PlannedRun) -> Iterator[Finding]:
@@ -60,7 +56,7 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
-    """Ask everything that a run would ask, each by itself, so that all faults are found at once."""
+    """Check device and precisions as a run does, each by itself, to find all faults at once."""
     knobs, reported = planned.knobs, {str(error) for error in planned.faults.values()}
     try:
         device = choose_device(knobs.get("device"), planned.count)
@@ -78,7 +74,7 @@ def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
-    """SpeechBrain's names of a precision win over `precision`, whatever that says."""
+    """Find SpeechBrain's names of a precision, which override `precision`."""
     declared = planned.knobs.get("precision")
     for key, precision in OLD_PRECISIONS.items():
         if planned.knobs.get(key) and declared not in (None, precision):
@@ -92,7 +88,7 @@ def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
-    """A number fits one process; the machine meant has devices for more."""
+    """Find a device with a number on a machine that has several."""
     if planned.target is None:
         return
     meant = parse_device(planned.target).type
@@ -110,7 +106,7 @@ def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
-    """A GradScaler scales for fp16 alone; with another precision it only costs its checks."""
+    """Find a GradScaler in another precision than fp16, where it only costs its checks."""
     precision = planned.placement.precision
     if precision == "fp16":
         return
@@ -128,29 +124,6 @@ def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
                     "check every gradient for nothing",
                     fix="Take it away: sbkit makes one where the precision is fp16.",
                 )
-
-
-def _find_other_types(planned: PlannedRun) -> Iterator[Finding]:
-    """Weights are float32 in every precision: autocast computes with copies of them."""
-    others = {
-        (name, each.dtype)
-        for name, each in planned.model.named_parameters()
-        if each.is_floating_point() and each.dtype != torch.float32
-    }
-    if others:
-        name, dtype = min(others, key=str)
-        keys = next(
-            keys for keys, each in reached(planned) if each is planned.model.get_parameter(name)
-        )
-        yield planned.finding(
-            PLACEMENT,
-            *keys,
-            declared="parameters must be float32, of which autocast takes copies for `precision`",
-            effect=f"{plural(len(others), 'is', 'are')} not, such as `{dotted(keys)}`, which would "
-            f"be trained in {dtype}",
-            fix="Leave the type to `precision`, if nothing else is meant.",
-            stops=False,
-        )
 
 
 def count_processes(planned: PlannedRun) -> int:

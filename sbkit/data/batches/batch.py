@@ -34,6 +34,11 @@ LEAVE = signal.SIGUSR2  # what a worker still answers to
 OWN = frozenset(RESERVED_COLUMNS) - {"sentence"}  # of a row; the rest travels as it is
 
 
+def user_columns(names: Sequence[str]) -> list[str]:
+    """Return the columns that are the corpus's, such as `speaker`, not sbkit's own."""
+    return [each for each in names if each not in OWN]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Audio side by side, with absolute lengths. A recipe adds its labels in a class of its own.
@@ -44,7 +49,7 @@ class Batch:
         audio: (B, S) int16, zero past each length; it becomes float on the device.
         audio_lengths: (B,) samples, on the CPU like all lengths.
         weights: (B,) 1, or 0 for an utterance that only fills a rank's empty share.
-        speed_groups: who is to be played at which speed, in the order of the rows.
+        speed_groups: which utterances are played at which speed, in the order of the rows.
         seconds: audio in the batch, without padding and what has no weight.
     """
 
@@ -244,7 +249,7 @@ def _leave_signals_alone(worker: int) -> None:
 
 
 def _end_workers() -> None:
-    """End what still reads ahead: Python would ask by SIGTERM, and wait for ever."""
+    """End the workers that still read ahead: they ignore SIGTERM, which Python would send."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
     for worker in multiprocessing.active_children():

@@ -1,6 +1,5 @@
 """The loaders of a run: planned batches of its training set, and every other split in order."""
 
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -93,20 +92,13 @@ def make_loaders(
 
 
 def _require_shared_memory(knobs: Mapping[str, Any]) -> None:
-    """Refuse workers without room for their batches: one whose batch is lost is waited for."""
+    """Raise SbkitError where batches have no room: the run would wait for a lost one."""
     count, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
     seconds = max(train, knobs["eval_batch_seconds"])
     batch = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
     needed = READ_AHEAD * count * processes * batch
-    try:
-        multiprocessing.Lock()
-        free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
-    except OSError as error:
-        raise SbkitError(
-            f"`num_workers` above 0 must have shared memory, but {SHARED_MEMORY} gives none "
-            f"({error.strerror}). Mount it, or pass --num_workers=0."
-        ) from error
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
         raise SbkitError(
             f"`num_workers` must leave room for {READ_AHEAD} batches of each in shared memory "

@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is heard as one utterance: rows one after the other, at a speed.
+    """One utterance of a batch: rows one after another, at one speed.
 
     samples: its length at that speed; percent: of the natural speed; weight: 0 where it only fills
     a rank's empty share.
@@ -35,7 +35,7 @@ MicroBatch = list[Example]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples one after the other.
+    """Many examples, in columns.
 
     rows: (N,) those of all examples; starts: (E + 1,) where those of each begin; samples (E,) and
     percents (E,) as in `Example`.

@@ -1,4 +1,4 @@
-"""Which utterances make a batch, on every rank, planned before anything is read.
+"""Plan which utterances make a batch, on every rank, before anything is read.
 
 A *step* is one batch of the optimizer. It holds at most ``batch_seconds`` of padded audio whatever
 the hardware, and is dealt out to ``world_size x accumulation`` micro-batches of like length. The
@@ -33,9 +33,9 @@ Lengths = Sequence[int] | npt.NDArray[np.int64]  # samples of audio, by row
 class TrainSampler(Sampler[MicroBatch]):
     """Return this rank's micro-batches of one epoch after the other.
 
-    An utterance is joined to the next one drawn with a chance of ``concat_prob``, which shows the
-    model words in a wider company than the few sentences of a small corpus, and is played at one
-    of the ``speeds``. ``shards`` are the numbers of the shards that the rows lie in, of which
+    An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
+    into more contexts than the few sentences of a small corpus do, and is played at one of the
+    ``speeds``. ``shards`` are the numbers of the shards that the rows lie in, of which
     ``shuffle_shards`` are shuffled together.
     """
 

@@ -42,28 +42,17 @@ class _ClipsFolder:
         self.folder = folder
 
     def locate(self, text: str) -> Path | tuple[str, str]:
-        """Return the path that a name leads to, or the reason and the detail why to none.
-
-        Names may begin with ``clips/`` or with the whole path of the folder, and lack an extension.
-        """
-        if "/" not in text and PLAIN_NAME.fullmatch(text):
+        """Return the path that a name leads to, or the reason and the detail why to none."""
+        if PLAIN_NAME.fullmatch(text):
             return self.folder / text  # as nearly all are; what follows takes 20 us
         name = PurePosixPath(text.strip())
-        if name.is_relative_to(self.folder.as_posix()):
-            name = name.relative_to(self.folder.as_posix())
         if not name.name:
             return "no path", "the field path is empty"
         if name.is_absolute() or ".." in name.parts:
             return "path outside the clips folder", str(name)
-        if name.parts[0] == "clips" and len(name.parts) > 1 and not self._has_inner_clips:
-            name = name.relative_to("clips")
         if not name.suffix:
             name = name.with_name(self._full_names.get(name.name, name.name + DEFAULT_SUFFIX))
         return self.folder / name
-
-    @cached_property
-    def _has_inner_clips(self) -> bool:
-        return (self.folder / "clips").is_dir()
 
     @cached_property
     def _full_names(self) -> dict[str, str]:

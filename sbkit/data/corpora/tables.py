@@ -55,7 +55,7 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    """Open a table, whose kind is told by its content: JSON Lines begin with a brace.
+    """Open a table; its content shows its kind: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
     or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
@@ -126,8 +126,8 @@ def find_text_column(table: Table, text_column: str | Literal[False] | None) -> 
     return find_column(table, text_column, TEXT_COLUMNS, "text_column")
 
 
-def refuse_columns(knobs: Mapping[str, Any], data: str) -> None:
-    """Refuse knobs that name columns, for data that has none; raises SbkitError."""
+def check_no_columns(knobs: Mapping[str, Any], data: str) -> None:
+    """Raise SbkitError for knobs that name columns, where the data has none."""
     for key in ("path_column", "text_column"):
         if knobs.get(key):
             raise SbkitError(

@@ -16,7 +16,7 @@ from sbkit.data.storage.audio_cache import (
     describe_folder,
     note_use,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PIECE = 1 << 20  # bytes
@@ -46,7 +46,7 @@ def unpack(archive: Path) -> Path:
     key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
     folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
-        say(f"unpacking {archive} into {folder}, once")
+        log(f"unpacking {archive} into {folder}, once")
         try:
             with building(folder) as beside:
                 _extract(archive, beside)

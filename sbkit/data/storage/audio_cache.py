@@ -27,7 +27,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing, share_lock, try_lock, write_text_atomically
 from sbkit.data.corpora.clips import Paths
 from sbkit.data.storage.audio_store import AUDIO, PLACE
-from sbkit.data.storage.decode import DecodingProgress, decode_clips
+from sbkit.data.storage.decode import decode_clips, decoding_progress
 from sbkit.data.storage.filesystem import Storage
 from sbkit.data.storage.shard import (
     ShardWriter,
@@ -36,7 +36,7 @@ from sbkit.data.storage.shard import (
     share_work,
     to_places,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 CACHE_VERSION = 2  # raise it when the same clip would give other audio
 AUDIO_FOLDER = "audio"  # of the cache
@@ -223,7 +223,7 @@ class Listing:
                 if facts.bytes and audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} has not the {facts.bytes} bytes written to it")
             except (OSError, ValueError, LookupError, TypeError) as error:
-                say(f"{audio} is damaged ({error}); its clips are decoded again.")
+                log(f"{audio} is damaged ({error}); its clips are decoded again.")
                 with suppress(OSError):
                     file.unlink()
                 continue
@@ -267,7 +267,7 @@ class _Filling:
         wanted = set(missing)
         self._done |= self._listing.look()
         blocks = [block for block in self._blocks() if not wanted.isdisjoint(block)]
-        with DecodingProgress(len(missing), title, self._cache.sample_rate) as self._progress:
+        with decoding_progress(title, len(missing)) as self._count:
             works = [
                 (self._key(block[0]) + self._key(block[-1]), partial(self._decode, block, wanted))
                 for block in blocks
@@ -306,7 +306,7 @@ class _Filling:
         try:
             decoding = decode_clips(paths, self._cache.sample_rate, store=self._cache.store)
             for key, path, decoded in zip(rows, paths, decoding, strict=True):
-                self._progress.advance(decoded)
+                self._count()
                 if not isinstance(decoded.audio, AudioError):
                     writer.add(path.name, decoded)
                     keys.append(key)

@@ -1,9 +1,8 @@
 """Decode many clips on all cores, with a progress bar."""
 
 import hashlib
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -12,11 +11,16 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from sbkit.audio.io import AudioError, read_audio
 from sbkit.base.machine import usable_cores
-from sbkit.base.units import samples_to_seconds
 from sbkit.data.storage.audio_store import encode
 from sbkit.logs.log import is_first_rank
 
@@ -84,46 +88,17 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class DecodingProgress:
-    """Show on a terminal how many clips are decoded, how fast, and how many cannot be used.
-
-    Attributes:
-        done: the number of clips so far.
-    """
-
-    def __init__(self, total: int, title: str, sample_rate: int) -> None:
-        self._rate = sample_rate
-        console = Console(stderr=True, quiet=not is_first_rank())
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f} of {task.total:.0f} clips, {task.fields[words]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(title, total=total, words="")
-        self._start = time.perf_counter()
-        self._seconds = 0.0
-        self._unusable = 0
-        self.done = 0
-
-    def __enter__(self) -> "DecodingProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, decoded: Decoded) -> None:
-        """Count one clip."""
-        self.done += 1
-        if isinstance(decoded.audio, AudioError):
-            self._unusable += 1
-        else:
-            self._seconds += samples_to_seconds(decoded.samples, self._rate)
-        if not self._bar.disable:
-            speed = self._seconds / max(1e-9, time.perf_counter() - self._start)
-            words = f"RTFx {speed:.0f}, {self._unusable} left out"
-            self._bar.update(self._task, completed=self.done, words=words)
+@contextmanager
+def decoding_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on a terminal; yield what counts one clip."""
+    console = Console(stderr=True, quiet=not is_first_rank())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("clips"), TimeRemainingColumn())
+    with Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)

@@ -29,7 +29,7 @@ from sbkit.base.files import fsync, naming, try_lock
 from sbkit.data.storage.audio_store import AUDIO, PLACE
 from sbkit.data.storage.decode import Decoded
 from sbkit.data.storage.filesystem import Storage
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 BATCH_ROWS = 100
@@ -176,7 +176,7 @@ def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) ->
             else:
                 held.append((name, work))
     if held:
-        say(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
+        log(f"Other processes write {len(held)} of {len(works)} parts; waiting for them.")
     for name, work in held:
         with claimed(folder, name, wait=True):
             work()

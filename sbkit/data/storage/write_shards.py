@@ -47,7 +47,7 @@ from sbkit.data.storage.sharded_corpus import (
     read_index,
     write_index,
 )
-from sbkit.logs.log import say
+from sbkit.logs.log import log
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -225,7 +225,7 @@ class NewShard:
         columns = {"id": clips.own["id"], "sentence": clips.own["sentence"], **others}
         facts = {"left_out": self._left_out, "sources": self.sources, "last": last}
         self.audio.publish(storage, self._name, columns, **facts)
-        say(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
+        log(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
 
 
 class Finished(NamedTuple):
@@ -296,7 +296,7 @@ def _finish(
         for unit in some:
             shards = list(finished(storage, split, unit))
             if not shards or not shards[-1].facts.last:
-                say("Other processes still write; the last one writes the index.")
+                log("Other processes still write; the last one writes the index.")
                 return None
             splits[split] += [shard.listed for shard in shards]
             lost += [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
@@ -304,7 +304,7 @@ def _finish(
         clips = sum(shard.clips for shard in splits[split])
         check_loss(split, lost, reasons, clips + len(lost))
         for reason, number in reasons.items():
-            say(f"{split}: {number} left out, {reason}")
+            log(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
     with claimed(folder, INDEX, wait=True) if folder else nullcontext():

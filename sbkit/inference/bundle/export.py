@@ -22,8 +22,8 @@ from sbkit.base.files import to_json
 from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.comparison import refuse_unusable
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration, refuse_edited
+from sbkit.checkpoint.comparison import check_finite
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
@@ -122,7 +122,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
-    refuse_unusable(weights, of=str(run / CHECKPOINTS))
+    check_finite(weights, of=str(run / CHECKPOINTS))
     contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
 
@@ -252,9 +252,7 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
             "it back: what the model predicts goes by its names."
         )
     declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    if declared is not None:
-        refuse_edited(run, declared)
-    expected = best.meta.get("tokenizer") if declared is None else declared.tokenizer
+    expected = best.meta.get("tokenizer") if declared is None else declared.labels
     if expected not in (None, checksum(file)):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "

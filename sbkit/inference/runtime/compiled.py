@@ -22,7 +22,6 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.train.compiling import find_blocks, require_compiler
 
-MODES = ("default", "reduce-overhead")
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
 RECOMPILED = "fail_on_recompile"  # in the message, and the name of the stance
 Result = TypeVar("Result")
@@ -40,8 +39,8 @@ class ShapeTable:
 class Compilation:
     """How a model is compiled.
 
-    mode: one of MODES; error: whether a shape that was not compiled is an error, or is run
-    uncompiled and counted; backend: of torch.compile.
+    mode: default or reduce-overhead; error: whether a shape that was not compiled is an error, or
+    runs uncompiled and is counted; backend: of torch.compile.
     """
 
     mode: str
@@ -56,16 +55,11 @@ class CompiledBlocks:
     def __init__(
         self, modules: nn.ModuleList, compilation: Compilation, device: torch.device
     ) -> None:
-        """Compile nothing yet: torch does when a block is called first.
+        """Set the blocks to be compiled, which torch does when one is called first.
 
         Raises:
-            SbkitError: there is no such mode, or no compiler for the device.
+            SbkitError: there is no compiler for the device.
         """
-        if compilation.mode not in MODES:
-            raise SbkitError(
-                f"`compile` must be one of {', '.join(MODES)}, but is {compilation.mode!r}. "
-                "Choose one of them."
-            )
         if compilation.backend == "inductor":
             require_compiler(device)
             own_cuda_graphs()
@@ -74,7 +68,7 @@ class CompiledBlocks:
         self.fallbacks = 0
         options = {"mode": compilation.mode} if compilation.backend == "inductor" else {}
         dynamo: Any = import_module("torch._dynamo")
-        dynamo.config.recompile_limit = 1000  # of a class of blocks; the table is the limit here
+        dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
         for part in modules:
             for block in find_blocks(part):
                 block.compile(backend=compilation.backend, dynamic=False, **options)
@@ -102,10 +96,10 @@ class CompiledBlocks:
         )
 
     def call(self, run: Callable[[], Result]) -> Result:
-        """Run something with the blocks, once they are warm without compiling anything.
+        """Call a function that runs the blocks; once they are warm, nothing is compiled.
 
         Raises:
-            SbkitError: it would have to be compiled, and that is to be an error.
+            SbkitError: the shape was not compiled, and that is to be an error.
         """
         if self._compilation.mode == "reduce-overhead":
             # Else each block is a step of its own, whose graph may overwrite its own input.
@@ -130,9 +124,9 @@ class CompiledBlocks:
 
 
 def own_cuda_graphs() -> None:
-    """Make for this thread the state in which compiled code keeps its CUDA graphs.
+    """Create the state of this thread in which compiled code keeps its CUDA graphs.
 
-    torch gives it to the thread that imports the module, and asserts in any other one
+    torch creates it for the thread that imports the module, and asserts in any other one
     (`assert torch._C._is_key_in_tls`, pytorch #123177).
     """
     trees: Any = import_module("torch._inductor.cudagraph_trees")
@@ -143,12 +137,11 @@ def own_cuda_graphs() -> None:
 
 @cache
 def keep_device_guard() -> None:
-    """Keep torch 2.11 from crashing over tracing after the end of a thread that traced; once.
+    """Make torch 2.11's stand-in for CUDA's device guard in a thread that never ends; once.
 
-    Where no GPU is, whoever traces first (torch.compile, torch.export) makes a stand-in for CUDA's
-    device guard, which belongs to its thread, and writes its address into a table of the whole
-    process (`c10::impl::ensureCUDADeviceGuardSet`). When the thread ends, the address stays: the
-    next tracing, in any thread, was a segmentation fault. So a thread that never ends makes it.
+    Without a GPU, the first tracing (torch.compile, torch.export) makes it in its own thread, and
+    writes its address into a table of the process (`c10::impl::ensureCUDADeviceGuardSet`). The
+    address stays when that thread ends, and the next tracing was a segmentation fault.
     """
     made = threading.Event()
     threading.Thread(target=_make_guard, args=(made,), name="device guard", daemon=True).start()

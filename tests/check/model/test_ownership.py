@@ -27,7 +27,7 @@ LINEAR = "speechbrain.nnet.linear.Linear"
             f"        weight: !new:{LINEAR} {{n_neurons: 3, input_size: 3}}",
             ["`searchers.0.weight`"],
         ),
-        ("        model: !ref <model>\n", "", ["in no checkpoint (its recoverables: `normalizer`"]),
+        ("        model: !ref <model>\n", "", ["in no checkpoint: it saves `normalizer`"]),
         (
             "[!ref <encoder>, !ref <ctc_lin>]",
             "[!ref <ctc_lin>, !ref <ctc_lin>]",

@@ -10,7 +10,7 @@ from sbkit.checkpoint.integrity import write_checksums
 from tests.check.harness import Expected, Mutation
 
 
-def another_model(run: Path) -> None:
+def undeclared(run: Path) -> None:
     with checkpoint(run) as folder:
         torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
 
@@ -54,13 +54,9 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        name="checkpoints of another model",
-        run=another_model,
-        expected=(
-            Expected(
-                "run_folder", "model", ("0.conv1.bias: 5 saved, 32 declared", "tensors differ")
-            ),
-        ),
+        name="checkpoints without the declaration of their run",
+        run=undeclared,
+        expected=(Expected("run_folder", ".yaml:1", ("declaration.json must be", "Put it back")),),
     ),
     Mutation(
         name="a run folder without its tokenizer",

@@ -8,8 +8,9 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.asr.brain import AsrBrain, Predictions
+from recipes.asr.brain import AsrBrain
 from sbkit.data.batches.batch import Batch
+from sbkit.models.asr import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Expected, Mutation
@@ -317,7 +318,11 @@ OWNERSHIP = [
         text=(("        epochs: !ref <epoch_counter>\n", ""),),
         recipe=brain(Forgetting),
         expected=(
-            Expected("ownership", "checkpointer.recoverables", ("EpochCounter, Adam would begin",)),
+            Expected(
+                "ownership",
+                "checkpointer.recoverables",
+                ("EpochCounter, Adam would be in",),
+            ),
         ),
     ),
     Mutation(
@@ -508,13 +513,12 @@ INTERFACES = [
         Mutation(
             name=f"a front-end of another kind: {part}",
             text=((CNN, f"!new:tests.check.parts.{part}"),),
-            expected=(Expected("shapes", "CNN", ("`CNN` must", said)),),
+            expected=(Expected(check, "CNN", ("`CNN` must", said)),),
         )
-        for part, said in (
-            ("LensFrontEnd", "its forward takes (x, lens)"),
-            ("SingleFrontEnd", "its forward takes lengths and returns a tensor"),
-            ("UndividedFrontEnd", "not divided by its stride"),
-            ("TransposedFrontEnd", "the last axis holds the frames"),
+        for part, check, said in (
+            ("LensFrontEnd", "shapes", "its forward takes (x, lens)"),
+            ("UndividedFrontEnd", "shapes", "count what its strides leave"),
+            ("TransposedFrontEnd", "shapes", "count what its strides leave"),
         )
     ),
     Mutation(

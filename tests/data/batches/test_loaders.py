@@ -1,14 +1,11 @@
 """Workers need shared memory: one whose batch has no room there is waited for."""
 
-import errno
-import multiprocessing
 import shutil
 from typing import Any
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.batches import loaders
 from sbkit.data.batches.loaders import make_loaders
 
 KNOBS = {
@@ -39,18 +36,3 @@ def test_too_little_room_is_refused(
         load({**KNOBS, "batch_seconds": 99.0})
     with pytest.raises(AttributeError):
         load({**KNOBS, "num_workers": 0})
-
-
-def test_no_locks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(multiprocessing, "Lock", refuse)
-    with pytest.raises(SbkitError, match="gives none \\(Function not implemented\\). Mount it"):
-        load(KNOBS)
-
-
-def test_a_system_without_such_a_folder_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "SHARED_MEMORY", loaders.SHARED_MEMORY / "none")
-    with pytest.raises(AttributeError):
-        load(KNOBS)

@@ -46,8 +46,6 @@ WAYS = {
     "other order": "sentence\tpath\nÉté\ta.mp3\n",
     "tabs at the end": "path\tsentence\t\na.mp3\tÉté\t\n",
     "capitals and spaces": "Path \tSentence\na.mp3\tÉté\n",
-    "a folder before the name": "path\tsentence\nclips/a.mp3\tÉté\n",
-    "the whole path": "path\tsentence\nFOLDER/clips/a.mp3\tÉté\n",
     "commas": "path,sentence\na.mp3,Été\n",
     "semicolons and quotes": 'sentence;path\n"Été";a.mp3\n',
     "no extension": "path\tsentence\na\tÉté\n",
@@ -56,7 +54,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_write_one_row(tmp_path: Path, way: str) -> None:
-    manifest = read_manifest(write(tmp_path, WAYS[way].replace("FOLDER", str(tmp_path))))
+    manifest = read_manifest(write(tmp_path, WAYS[way]))
     assert manifest.clips == (Clip("a", tmp_path / "clips" / "a.mp3", "Été", {"language": "en"}),)
     assert manifest.bad_rows == ()
 

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import signal
 import threading
 from collections import Counter
@@ -122,13 +121,6 @@ def test_a_column_that_few_clips_have_is_empty_for_the_others(
     rows = take_columns(train_of(place), "id", *rare).to_pylist()
     assert sorted(each["note"] for each in rows) == [""] * 23 + ["loud"]
     assert {"id": first.id, **rare} in rows
-
-
-def test_a_shard_has_a_clip_at_least(clips: list[Clip], tmp_path: Path) -> None:
-    tiny = replace(OPTIONS, shard_bytes=1)
-    index = write(str(tmp_path), clips, tiny)
-    assert index is not None and [each.clips for each in index.splits["train"]] == [1] * 24
-    assert write(str(tmp_path), clips, tiny) == index
 
 
 def sampler(
@@ -400,17 +392,6 @@ def test_a_stream_of_datasets_becomes_shards_and_nothing_else(
     assert sorted(manifest.clips[0].columns) == ["language", "speaker"]
     assert sorted(clip.id for clip in manifest.clips) == sorted(map(str, range(20)))
     assert not (tmp_path / "cache").exists()
-
-
-def test_clips_of_one_name_in_several_files_have_ids_of_their_own(
-    tmp_path: Path, place: str
-) -> None:
-    write_stream(tmp_path / "stream")
-    shutil.copy(tmp_path / "stream/part0.parquet", tmp_path / "stream/part2.parquet")
-    assert write_streamed(place, tmp_path / "stream") is not None
-    ids = [clip.id for clip in corpus_of(knobs(place)).read(knobs(place), "train").clips]
-    assert len({*ids}) == len(ids) == 30
-    assert {"0", "0-2", "19"} <= {*ids}
 
 
 @pytest.mark.parametrize(

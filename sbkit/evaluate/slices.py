@@ -14,8 +14,6 @@ from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.batches.batch import OWN
-from sbkit.data.corpora.splits import Splits
 
 Measure = Callable[[Sequence[Any]], Mapping[str, Any]]
 Slices = dict[str, dict[str, dict[str, Any]]]  # column -> value -> utterances and metrics
@@ -25,8 +23,8 @@ RATIOS = (0, 10, 20, 30, 40, 50)  # dB of speech above noise (`sbkit/audio/level
 EMPTY = "(empty)"  # in the place of a value that the manifest does not give
 
 
-def require_columns(report_by: Any, splits: Splits) -> None:
-    """Check that every test set has the columns that are reported by.
+def require_columns(report_by: Any, tests: Mapping[str, Sequence[str]]) -> None:
+    """Check that the columns of every test set, ``tests``, have those of `report_by`.
 
     Raises SbkitError: `report_by` is no list of names, or a test set has no such column.
     """
@@ -35,9 +33,8 @@ def require_columns(report_by: Any, splits: Splits) -> None:
             f"`report_by` must be a list of columns, but is {report_by!r}. Write [gender], or [] "
             "for none."
         )
-    for name, split in splits.test.items():
-        ours = (LENGTH, NOISE)
-        columns = [*(each for each in split.column_names if each not in (*OWN, *ours)), *ours]
+    for name, known in tests.items():
+        columns = [*dict.fromkeys([*known, LENGTH, NOISE])]
         for column in report_by:
             if column not in columns:
                 raise SbkitError(

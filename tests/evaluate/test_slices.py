@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.splits import Splits
-from sbkit.train.slices import (
+from sbkit.data.batches.batch import user_columns
+from sbkit.evaluate.slices import (
     EMPTY,
     measure_slices,
     require_columns,
@@ -102,9 +101,10 @@ def test_results_without_their_columns_are_no_report() -> None:
     ],
 )
 def test_a_column_that_is_not_there_is_refused(report_by: object, sentence: str) -> None:
-    a = datasets.Dataset.from_dict({"accent": ["x"], "speaker": ["y"], "audio": [b""]})
-    b = datasets.Dataset.from_dict({"speaker": ["y"], "audio": [b""]})
-    splits = Splits(train=b, valid={}, test={"a": a, "b": b})
-    require_columns(["speaker", "length"], splits)
+    columns = {
+        "a": user_columns(["accent", "speaker", "audio"]),
+        "b": user_columns(["speaker", "audio"]),
+    }
+    require_columns(["speaker", "length"], columns)
     with pytest.raises(SbkitError, match=sentence):
-        require_columns(report_by, splits)
+        require_columns(report_by, columns)
