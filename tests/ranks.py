@@ -63,7 +63,7 @@ def losses() -> Iterator[list[float]]:
 
 def signalled(brain: AsrBrain) -> None:
     """Ask rank 1 alone to stop."""
-    if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.heard:
+    if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.received:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 

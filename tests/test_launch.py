@@ -291,7 +291,7 @@ def undisturbed(workplace: Workplace, yaml: str, tmp_path_factory: pytest.TempPa
 
 
 def training(workplace: Workplace, run: Path, yaml: str) -> list[str]:
-    return workplace.arguments(run, "--check=False", "--number_of_epochs=5", yaml=yaml)
+    return workplace.arguments(run, "--check=False", "--number_of_epochs=4", yaml=yaml)
 
 
 SRUN = """#!/usr/bin/env bash
@@ -330,13 +330,13 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     run = tmp_path / "run"
     command = [LAUNCH / "one_node.sh", *training(workplace, run, yaml)]
     with started(command, run, SBKIT_CACHE=workplace.cache) as job:
-        job.until(lambda: within_epoch(run, 2))
+        job.until(lambda: within_epoch(run, 1))
         first = job.ranks()
         os.kill(first[1], signal.SIGKILL)
         job.until(lambda: len(job.ranks()) == 2 and not {*job.ranks().values()} & {*first.values()})
         last = max((run / "checkpoints").glob("CKPT*/CKPT.yaml")).read_text()
         assert "end-of-epoch: false" in last
-        job.until(lambda: within_epoch(run, 3))
+        job.until(lambda: within_epoch(run, 2))
         job.process.kill()
         end = time.monotonic() + 30
         while processes_about(run) and time.monotonic() < end:
@@ -349,7 +349,7 @@ def test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job(
     command = [spooled, *training(workplace, run, yaml)]
     requeue = f"requeue {slurm['SLURM_JOB_ID']}"
     with started(command, run, **slurm) as job:
-        job.until(lambda: within_epoch(run, 4))
+        job.until(lambda: within_epoch(run, 3))
         os.kill(job.process.pid, signal.SIGUSR1)
         assert job.end() == ASKED_TO_STOP, job.said()
     assert (tmp_path / "calls").read_text().splitlines().count(requeue) == 1

@@ -54,7 +54,7 @@ def signalled(sent: signal.Signals, *, hook: str, at_step: int) -> Iterator[None
 
     def and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
         value = original(brain, *arguments, **options)
-        if brain.optimizer_step == at_step and brain.signals.heard is None:
+        if brain.optimizer_step == at_step and brain.signals.received is None:
             os.kill(os.getpid(), sent)
         return value
 

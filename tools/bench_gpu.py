@@ -27,7 +27,7 @@ import numpy.typing as npt
 import soundfile
 
 CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
-TESTS = ("tests/test_gpu.py", "tests/models/test_ctc.py", "tests/checkpoint/test_rng.py")
+TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
 COPIES = 8  # of a training clip: 16 hours, so that loaders seldom begin an epoch
 WORKERS = 8  # processes that read ahead
 SECONDS = (1.5, 10.5)  # of a clip, as in Common Voice; drawn from a gamma distribution of mean 5

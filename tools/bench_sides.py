@@ -8,6 +8,7 @@ from typing import Any
 
 import soundfile
 import torch
+from speechbrain import Stage
 from torch.utils.flop_counter import FlopCounterMode
 from torchaudio.functional import resample
 
@@ -17,7 +18,7 @@ from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
 from sbkit.data.corpora.columns import sample_counts, take_columns
 from sbkit.data.corpora.corpus import read_listed
-from sbkit.evaluate.wer import score, total_scores
+from sbkit.evaluate.wer import Scored, score, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
 from tools.bench_speechbrain import Clip, Sizes
@@ -148,15 +149,14 @@ class Ours(TrainingSide):
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
-        brain = self.brain
+        brain, scored = self.brain, list[Scored]()
         brain.modules.eval()
-        brain.results = {}
-        from speechbrain import Stage
-
-        for batch in next(iter(self._run.loaders.valid.values())):
-            brain.evaluate_batch(batch, Stage.VALID)
+        for batch in map(brain.placed, next(iter(self._run.loaders.valid.values()))):
+            with torch.no_grad(), brain.evaluation_ctx:
+                outputs = brain.compute_forward(batch, Stage.VALID)
+            scored += brain.score(outputs, batch)
         brain.modules.train()
-        return total_scores(brain.results[brain.split]).cer
+        return total_scores(scored).cer
 
 
 def _percents(batch: Any) -> list[int]:

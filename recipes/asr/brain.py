@@ -1,15 +1,11 @@
-"""The recipe's Brain: what is predicted, its losses, and what is reported.
-
-Legend: B utterances, U frames of 40 ms, L tokens, V vocabulary.
-"""
+"""The Brain of speech recognition: what is predicted, its losses, and what is reported."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from speechbrain import Stage
-from torch import Tensor, nn
+from torch import nn
 
 from recipes.asr.decoding import RunDecoding
 from sbkit.audio.augment import Augmentation
@@ -17,27 +13,12 @@ from sbkit.data.batches.batch import TextBatch
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metrics
-from sbkit.models.asr import AsrModel
+from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.brain import Brain
 from sbkit.train.feature_statistics import measure_on_start
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What the model says of a batch.
-
-    states (B, U, D) of the encoder; log_probs (B, U, V) of CTC and, if asked for, from the
-    intermediate of the encoder; frames (B,); logits (B, L + 1, V) of the decoder if it was run.
-    """
-
-    states: Tensor
-    log_probs: Tensor
-    intermediate: Tensor | None
-    frames: Tensor
-    logits: Tensor | None
 
 
 class AsrBrain(Brain):
@@ -58,8 +39,7 @@ class AsrBrain(Brain):
             vocabulary=self.tokenizer.vocabulary,
         )
         self.asr_model.to(self.device)
-        has_features = self.asr_model.encoder.features is not None
-        self.augmentation = Augmentation(self.hparams, has_features=has_features)
+        self.augmentation = Augmentation(self.hparams, features=self.asr_model.encoder.features)
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     @property
@@ -70,31 +50,20 @@ class AsrBrain(Brain):
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         """Compute the scores of every label at every frame from the audio."""
         training = stage is Stage.TRAIN
-        encoded = self.asr_model.run(
+        return self.asr_model.run(
             *self.augmentation.audio(batch, training=training),
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.features(training=training),
         )
-        log_probs = self.asr_model.ctc_log_probs
-        intermediate = None if encoded.intermediate is None else log_probs(encoded.intermediate)
-        return Predictions(
-            encoded.states,
-            log_probs(encoded.states),
-            intermediate,
-            encoded.frame_lengths,
-            encoded.logits,
-        )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Sum the losses of each utterance."""
-        vocabulary = self.tokenizer.vocabulary
+        vocabulary, frames = self.tokenizer.vocabulary, predictions.frame_lengths
         tokens, counts = batch.tokens, batch.token_lengths
-        loss = ctc(predictions.log_probs, predictions.frames, tokens, counts, vocabulary.blank)
+        loss = ctc(predictions.log_probs, frames, tokens, counts, vocabulary.blank)
         if predictions.intermediate is not None:
-            intermediate = ctc(
-                predictions.intermediate, predictions.frames, tokens, counts, vocabulary.blank
-            )
+            intermediate = ctc(predictions.intermediate, frames, tokens, counts, vocabulary.blank)
             loss = intermediate.interpolate(loss, self.hparams.inter_ctc_weight)
         if predictions.logits is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
@@ -121,7 +90,7 @@ class AsrBrain(Brain):
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[Scored]:
         """Decode every utterance and count its errors: greedily, but for a test set."""
-        log_probs, frames = predictions.log_probs, predictions.frames
+        log_probs, frames = predictions.log_probs, predictions.frame_lengths
         if self._stage is Stage.TEST:
             return self.decoding.score(batch, log_probs, frames, predictions.states)
         return self.decoding.score_greedily(batch, log_probs, frames)

@@ -97,8 +97,9 @@ class RunDecoding:
         with brain.evaluation_ctx:
             predictions = brain.compute_forward(placed, Stage.VALID)
         log_probs = predictions.log_probs.float().cpu().numpy()
-        attention = self._attention(predictions.states, predictions.frames)
-        rows = zip(batch.texts, log_probs, predictions.frames.tolist(), attention, strict=True)
+        frames = predictions.frame_lengths
+        attention = self._attention(predictions.states, frames)
+        rows = zip(batch.texts, log_probs, frames.tolist(), attention, strict=True)
         return [
             TuningUtterance(row[:count].copy(), text, each)  # a view keeps the whole batch
             for text, row, count, each in rows

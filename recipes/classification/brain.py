@@ -59,15 +59,14 @@ class ClassificationBrain(Brain):
             classes=self.hparams.labels.size,
         )
         self.classifier.to(self.device)
-        has_features = self.classifier.encoder.features is not None
-        self.augmentation = Augmentation(self.hparams, has_features=has_features)
+        self.augmentation = Augmentation(self.hparams, features=self.classifier.encoder.features)
 
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         training = stage is Stage.TRAIN
         audio, lengths = self.augmentation.audio(batch, training=training)
-        spec_augment = self.augmentation.features(training=training)
-        return self.classifier.predict(audio, lengths, spec_augment)
+        hide = self.augmentation.features(training=training)
+        return self.classifier.predict(audio, lengths, hide)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the right classes; each utterance counts once."""

@@ -33,11 +33,14 @@ class Augmentation:
     of a model without features.
     """
 
-    def __init__(self, hparams: Any, *, has_features: bool) -> None:
-        """Take `wave_augment` and `spec_augment` of a Brain's hparams; both may be missing."""
+    def __init__(self, hparams: Any, *, features: object | None) -> None:
+        """Take `wave_augment` and `spec_augment` of a Brain's hparams; both may be missing.
+
+        ``features``: what computes them, None for a model without.
+        """
         self._wave = _augmentation(hparams, "wave_augment")
         self._spec = _augmentation(hparams, "spec_augment")
-        if self._spec is not None and not has_features:
+        if self._spec is not None and features is None:
             raise SbkitError(
                 "`spec_augment` must have features to hide, but this model's `encoder` takes "
                 "audio. Take it out, and let the encoder hide its own; `wave_augment` works as it "

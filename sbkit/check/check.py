@@ -96,7 +96,7 @@ def check_before_training(run: Run) -> None:
 
 
 def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    """Run a check; one that fails itself is a finding, for nothing was proved."""
+    """Run a check; one that raises is a finding itself, since it did not complete."""
     name = check.__name__.removeprefix("check_")
     try:
         yield from check(planned)
@@ -108,7 +108,7 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             name,
             declared=f"the check `{name}` must run to its end",
-            effect=f"it failed and proves nothing ({type(error).__name__}: {error})",
+            effect=f"it did not complete ({type(error).__name__}: {error})",
             fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
             cause=cause_of(error),

@@ -38,7 +38,7 @@ class Cost:
     """What one process of a run takes.
 
     peak_bytes: on a GPU the most that torch allocates, elsewhere the most that the process holds.
-    What only a measurement tells is None when --target is another machine.
+    What has to be measured is None when --target is another machine.
     """
 
     parameters: int
@@ -70,7 +70,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def measure_cost(planned: PlannedRun) -> Cost:
-    """Run the largest batches once, and return what they say of the run.
+    """Run the largest batches, once, and return the cost of the run.
 
     Raises:
         MissingPartError: a step cannot be taken, which other checks report.
@@ -91,12 +91,12 @@ def as_table(cost: Cost) -> str:
         ("parameters", f"{cost.parameters:,}"),
         ("steps per epoch", f"{cost.steps_per_epoch:,}"),
         ("padding", f"{cost.padding:.1%} of the audio"),
-        ("memory at its peak", _told(cost.peak_bytes, _megabytes)),
-        ("seconds of the largest step", _told(cost.seconds_of_step, "{:,.2f}".format)),
-        ("seconds per epoch", _told(cost.seconds_per_epoch, "{:,.1f}".format)),
-        ("hours of the run", _told(cost.seconds_of_run, lambda s: f"{s / 3600:,.2f}")),
-        ("a checkpoint", _told(cost.checkpoint_bytes, _megabytes)),
-        (f"disk of the run, {cost.checkpoints} checkpoints", _told(room, _megabytes)),
+        ("memory at its peak", _written(cost.peak_bytes, _megabytes)),
+        ("seconds of the largest step", _written(cost.seconds_of_step, "{:,.2f}".format)),
+        ("seconds per epoch", _written(cost.seconds_per_epoch, "{:,.1f}".format)),
+        ("hours of the run", _written(cost.seconds_of_run, lambda s: f"{s / 3600:,.2f}")),
+        ("a checkpoint", _written(cost.checkpoint_bytes, _megabytes)),
+        (f"disk of the run, {cost.checkpoints} checkpoints", _written(room, _megabytes)),
     ]
     return "\n".join(f"{name:<36}{value}" for name, value in rows)
 
@@ -169,7 +169,7 @@ def reset_peak(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes held since `reset_peak`; None where the system does not tell."""
+    """Return the most bytes held since `reset_peak`; None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _of_process("VmHWM")
@@ -295,5 +295,5 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def _told(value: float | None, write: Any) -> str:
+def _written(value: float | None, write: Any) -> str:
     return "not measured" if value is None else str(write(value))

@@ -22,7 +22,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import newest_described
-from sbkit.checkpoint.weights import refuse_other_weights
+from sbkit.checkpoint.weights import check_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
@@ -61,7 +61,7 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
     if newest is not None and not others:
         data = planned.splits.fingerprints
         Declaration.of(planned.yaml_file, planned.overrides, data=data).check_continues(folder)
-        refuse_other_weights(planned.hparams["checkpointer"], newest)
+        check_weights(planned.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
@@ -91,7 +91,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Find the checkpoint that a run would go on from; raises SbkitError where all are damaged."""
     if not (folder / CHECKPOINTS).is_dir():
         return None
-    with quiet():  # the run will say which ones are damaged
+    with quiet():  # training logs which ones are damaged
         return next(iter(Checkpointer(folder / CHECKPOINTS).find_whole(1)), None)
 
 

@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def quotes_python(self) -> bool:
-        """Return whether the sentence has no more to say than the Python error that it quotes."""
+        """Return whether the sentence only quotes a Python error."""
         return bool(self.cause) and self.cause.partition(":")[0] in self.effect
 
     @property

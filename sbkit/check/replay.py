@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
 from sbkit.check.model.watch import tensors_in
-from sbkit.checkpoint.comparison import refuse_other_model
+from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import reading
 from sbkit.checkpoint.rng import TorchState, restore_torch_state
@@ -72,7 +72,7 @@ def replay_file(file: Path) -> int:
     with quiet():
         loader = run.loaders.train
     brain = _make_brain(run)
-    refuse_other_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
+    check_same_model(modules, brain.modules.state_dict(), of=str(file.with_suffix(".pt")))
     brain.modules.load_state_dict(modules)
     brain.on_stage_start(Stage.TRAIN, epoch)
     found = [_describe(brain, _again(loader, each), each["random"]) for each in micro_batches]

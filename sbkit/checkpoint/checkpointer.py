@@ -16,7 +16,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
-from sbkit.checkpoint.comparison import refuse_other_model
+from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.integrity import checksum
 from sbkit.checkpoint.listing import by_number, damage_of, describe, has_checksums, without_meta
 from sbkit.checkpoint.lock import hold
@@ -28,7 +28,7 @@ from sbkit.checkpoint.staging import (
     remove_unfinished,
     staging_path,
 )
-from sbkit.checkpoint.weights import average, modules_of, refuse_other_weights
+from sbkit.checkpoint.weights import average, check_weights, modules_of
 from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
 from sbkit.logs.log import log
 from sbkit.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
-    Whoever only reads leaves the folder as it is, also under a run that is training.
+    Reading leaves the folder as it is, also while a run is training in it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._is_claimed = False
         self.normalizer: Mapping[str, Any] | None = None  # `table_to_store` of its transcripts
         self.task: str | None = None  # the dotted path of what the recipe names
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ranked = self.find_checkpoints(**keys)
         nameless = list(without_meta(self.checkpoints_dir))
         for folder in nameless:
-            self._tell(f"{folder} is left alone: its {METAFNAME} cannot be read.")
+            self._log_once(f"{folder} is skipped: its {METAFNAME} cannot be read.")
         whole = list(islice(filter(self._is_whole, ranked), count))
         if (ranked or nameless) and not whole:
             raise SbkitError(
@@ -164,7 +164,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 "to start over."
             )
         for checkpoint in whole:
-            self._refuse_other_tokenizer(checkpoint)
+            self._check_tokenizer(checkpoint)
         return whole
 
     def load_average(
@@ -225,23 +225,23 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _load_mean(self, best: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
             mean = average(best, name)
-            refuse_other_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
+            check_same_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
-        refuse_other_weights(self, checkpoint)
+        check_weights(self, checkpoint)
         super().load_checkpoint(checkpoint)
 
-    def refuse_other_model(self) -> None:
+    def check_same_model(self) -> None:
         """Claim the folder, and refuse one of another model or tokenizer, before it is used."""
         self.claim()
         for checkpoint in self.find_whole(1):
-            refuse_other_weights(self, checkpoint)
+            check_weights(self, checkpoint)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _refuse_other_tokenizer(self, checkpoint: Checkpoint) -> None:
+    def _check_tokenizer(self, checkpoint: Checkpoint) -> None:
         ours = self._identity.get("tokenizer")
         if ours is not None and checkpoint.meta.get("tokenizer", ours) != ours:
             raise SbkitError(
@@ -252,22 +252,22 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         for fact in recover(self, checkpoint):
-            self._tell(fact)
+            self._log_once(fact)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         damage = damage_of(checkpoint, recoverables=needed_of(self))
         if damage is not None:
-            self._tell(f"{checkpoint.path} is left alone: {damage}. Trying the next best.")
+            self._log_once(f"{checkpoint.path} is skipped: {damage}. Trying the next best.")
         elif not has_checksums(checkpoint):
-            self._tell(
+            self._log_once(
                 f"{checkpoint.path} has no checksums, as SpeechBrain leaves it; it is taken."
             )
         return damage is None
 
-    def _tell(self, message: str) -> None:
+    def _log_once(self, message: str) -> None:
         """Print something once, however often the folder is read."""
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._logged:
+            self._logged.add(message)
             log(message)
 
     @staticmethod

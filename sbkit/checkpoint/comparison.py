@@ -9,9 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed, plural
 
 
-def refuse_unusable(
-    weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()
-) -> None:
+def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:
     """Refuse tensors that hold no numbers or NaN, and infinite ones among the ``parameters``.
 
     A buffer may be infinite: it may be a mask.
@@ -36,7 +34,7 @@ def refuse_unusable(
             )
 
 
-def refuse_other_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
+def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of: str) -> None:
     """Refuse weights of another model, or ones that cannot be computed with.
 
     The first differences are named with their sizes. ``wanted`` may be on the meta device.

@@ -25,8 +25,8 @@ from sbkit.distributed.ranks import gather_over_ranks
 
 FILE = "declaration.json"
 CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
-# What a run may go on with in another way and still be the run that it says it is. Nothing here
-# decides what was learned from, or what the weights mean:
+# What may change when a run is resumed: nothing that decides what it learns from, or what its
+# weights mean.
 MAY_CHANGE = frozenset(
     {
         # where and how fast it is computed

@@ -32,7 +32,7 @@ def write_checksums(folder: Path) -> None:
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
-def refuse_changed(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
+def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
     """Compare the bytes of files with the checksums that were written beside them.
 
     What is compared is what will be parsed. A checksum finds accidents; it is no signature.
@@ -69,7 +69,7 @@ def find_damage(folder: Path) -> str | None:
 def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
     """Find a file of a folder without checksums that is not there or that ends too early.
 
-    Returns None when none is. Only files of torch.save can be told to be whole.
+    Returns None when none is. Only files of torch.save can be checked for their end.
     """
     for name in sorted({*needed} | _files(folder)):
         if not (folder / name).is_file() or not (folder / name).stat().st_size:
@@ -100,7 +100,7 @@ def reading(
 
 
 def _files(folder: Path) -> set[str]:
-    """Name all that lies in a folder but for its checksums and other folders."""
+    """Name the files of a folder without its checksums."""
     return {each.name for each in folder.iterdir() if not each.is_dir()} - {CHECKSUMS}
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints that lie in a folder, ours and SpeechBrain's, damaged ones among them."""
+"""List the checkpoints of a folder, sbkit's and SpeechBrain's, damaged ones included."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -10,7 +10,7 @@ _held: dict[tuple[int, int], int] = {}  # open folders by device and inode, unti
 
 
 def hold(folder: Path) -> None:
-    """Keep a folder, which is made, for this process alone; disks without locks keep nothing.
+    """Create a folder and lock it for this process; disks without locks lock nothing.
 
     A run calls this with its run folder before anything in it is written, and the Checkpointer with
     that of its checkpoints.

@@ -57,7 +57,7 @@ def recover(checkpointer: Checkpointer, checkpoint: Checkpoint) -> list[str]:
                 "that it was trained with, or another output_folder."
             )
         else:
-            messages.append(f"{checkpoint.path} has no `{name}`, which begins afresh.")
+            messages.append(f"{checkpoint.path} has no `{name}`, which starts new.")
     return messages
 
 
@@ -96,8 +96,8 @@ def load_optimizer(optimizer: Optimizer, file: Path) -> list[str]:
     pairs = list(zip(saved, declared, strict=True))
     groups = [{**old, **_declared(old, new)} for old, new in pairs]
     optimizer.load_state_dict({**state, "param_groups": groups})
-    told = [each for old, new in pairs for each in _differences(old, _declared(old, new))]
-    return list(dict.fromkeys(told))
+    changed = [each for old, new in pairs for each in _differences(old, _declared(old, new))]
+    return list(dict.fromkeys(changed))
 
 
 def _declared(saved: Group, declared: Group) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def reason_of(trouble: Exception) -> str:
 
 @contextmanager
 def main_process_only() -> Iterator[None]:
-    """Keep SpeechBrain from meeting the other ranks after each file.
+    """Keep SpeechBrain from waiting for the other ranks after each file.
 
     They would wait for a rank that could not write one.
     """

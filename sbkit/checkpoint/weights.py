@@ -16,7 +16,7 @@ from speechbrain.utils.checkpoints import (
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
+from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.checkpoint.integrity import reading
 
 
@@ -41,16 +41,16 @@ def read_weights(file: Path) -> dict[str, Any]:
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
-        refuse_unusable(weights, of=str(file))
+        check_finite(weights, of=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
-def refuse_other_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
+def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint whose weights are not those of the modules; raises SbkitError."""
     for name, module in modules_of(checkpointer).items():
         if name in checkpoint.paramfiles:
             saved = read_weights(checkpoint.paramfiles[name])
-            refuse_other_model(saved, module.state_dict(), of=str(checkpoint.path))
+            check_same_model(saved, module.state_dict(), of=str(checkpoint.path))
 
 
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
     for file in others:
         weights = read_weights(file)
-        refuse_other_model(weights, mean, of=str(file))
+        check_same_model(weights, mean, of=str(file))
         for key in types:
             mean[key] += weights[key]
     return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}

@@ -1,6 +1,5 @@
 """A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,8 +18,6 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 INCLUDE_TAG = "!include:"
 SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
-MOST_DIGITS = 300  # of a number: a float holds 308, and Python reads 4300
-LONG_NUMBER = re.compile(rf"[\da-f][\da-f_]{{{MOST_DIGITS},}}", re.IGNORECASE)
 
 
 def nearest(word: str, words: Iterable[object]) -> str | None:
@@ -56,15 +53,6 @@ def did_you_mean(word: str, words: Iterable[object]) -> str:
 def dotted(keys: Keys) -> str:
     """Write a path of keys the way it is overridden: ``Transformer.d_model``."""
     return ".".join(str(key) for key in keys)
-
-
-def refuse_long_number(text: str, where: str) -> None:
-    """Raise SbkitError for a number that neither a float nor Python's text of it could hold."""
-    if LONG_NUMBER.search(text):
-        raise SbkitError(
-            f"{where} must have numbers of at most {MOST_DIGITS} digits, but one is longer. Write "
-            "it as 1.0e+30, or correct it."
-        )
 
 
 def tag_of(node: object) -> str:
@@ -135,16 +123,18 @@ _Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(n
 
 
 def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
-    """Read one file into a tree, or say what is wrong with it and in which line."""
+    """Read one file into a tree; raises SbkitError with the line of what is wrong."""
     text = read_yaml_text(path)
-    for number, written in enumerate(text.splitlines(), start=1):
-        refuse_long_number(written, f"{path}:{number}")
     try:
         yaml = YAML()
         yaml.Constructor = _Reader
         root = yaml.load(text)
-    except Exception as error:  # ruamel.yaml meets some bad YAML with errors of many kinds
-        raise no_yaml(path, error) from error
+    except Exception as error:  # ruamel.yaml raises errors of many kinds for bad YAML
+        mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        place = f"{path}:{mark.line + 1}" if mark else path
+        problem = problem or f"cannot be read ({type(error).__name__}: {error})"
+        todo = "Indent it with spaces." if r"'\t'" in problem else "Correct it."
+        raise SbkitError(f"{place} must be valid YAML, but {problem}. {todo}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         what = tag_of(root) or ("nothing" if root is None else "something else")
         raise SbkitError(
@@ -155,15 +145,6 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
         if not isinstance(key, str):
             raise SbkitError(f"{path} must have names as its keys, but has {key!r}. Rename it.")
     return Document(path, text, root, includers)
-
-
-def no_yaml(path: Path, error: Exception) -> SbkitError:
-    """Make the sentence of an error that ruamel.yaml raised, with the line where it tells."""
-    mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-    place = f"{path}:{mark.line + 1}" if mark else path
-    problem = problem or f"cannot be read ({type(error).__name__}: {error})"
-    todo = "Indent it with spaces." if r"'\t'" in problem else "Correct it."
-    return SbkitError(f"{place} must be valid YAML, but {problem}. {todo}")
 
 
 def read_yaml_text(path: Path) -> str:

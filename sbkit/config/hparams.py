@@ -1,7 +1,7 @@
-"""A run's YAML and command line: its plain knobs first, its objects once the data is there.
+"""A run's YAML and command line: its plain knobs first, its objects once the data is prepared.
 
-Both readings, and what is saved, come from one resolved text: what a run is told, what it
-trains and what lies in its folder cannot differ. Reading the knobs builds and imports nothing.
+The knobs, the objects and the saved YAML come from one resolved text, so that they cannot differ.
+Reading the knobs builds and imports nothing.
 """
 
 import re
@@ -20,7 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
-from sbkit.config.document import Document, read_document, read_yaml_text, refuse_long_number
+from sbkit.config.document import Document, read_document, read_yaml_text
 from sbkit.config.knobs import Knobs
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
@@ -43,9 +43,9 @@ usage: train.py FILE.yaml [--key=value ...]
 Trains what FILE.yaml declares. Every key of the file can be overridden:
   --lr=0.001               a knob; numbers, text, true, false, null, [lists] and {mappings}
   --Transformer.dropout=0  a key inside another
-  --check=False            do not prove the run before its first step
+  --check=False            do not check the run before its first step
 
-`sbkit check FILE.yaml [--key=value ...]` says what is wrong with a run before it starts."""
+`sbkit check FILE.yaml [--key=value ...]` checks a run without starting it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Resolved:
     knobs: Mapping[str, Any]
 
 
-# A run asks a dozen times for one or two of these, and each takes 0.1 s.
+# A run reads one or two of these a dozen times, and each takes 0.1 s.
 _resolved: dict[tuple[Path, str], _Resolved] = {}
 
 
@@ -212,7 +212,6 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}` must come with a plain value, but has {text or 'none'}. "
             "Pass null for none, '\"\"' for an empty text, and edit the YAML for an object."
         )
-    refuse_long_number(text, f"`{argument.partition('=')[0]}`")
     if text in WORDS:
         return WORDS[text]
     if text[0] not in "[{\"'":

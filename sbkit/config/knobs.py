@@ -1,4 +1,4 @@
-"""The values of a YAML by name: whoever reads one that is not there is told so in a sentence."""
+"""The values of a YAML by name; reading a missing one raises an error that names it."""
 
 from types import SimpleNamespace
 from typing import Any, NoReturn

@@ -192,13 +192,13 @@ def _option(keys: Keys, above: Keys) -> str:
 
 
 def _checked(document: Document, node: object, keys: Keys, value: object, above: Keys) -> object:
-    """Return the value as the YAML's kind, or say which kind that is."""
+    """Return the value as one of the YAML's kind; raises SbkitError for another kind."""
     if value is BUILT:
         return None
     if isinstance(value, PurePath):
         value = str(value)
     if tag_of(node) in REFERENCE_TAGS and "." in text_of(node):
-        return value  # an attribute of an object that is not there yet: of any kind
+        return value  # an attribute of an object that is not built yet: of any kind
     scope = Scope(document)
     default = {} if tag_of(node).startswith(INCLUDE_TAG) else scope.evaluate(node)
     parts = default if isinstance(default, CommentedSeq) else [default]

@@ -57,11 +57,6 @@ class Confidence:
         """Return it as plain data."""
         return {BIAS: self.bias, **self.weights}
 
-    @property
-    def needs_language_model(self) -> bool:
-        """Check whether it has features of a language model of words."""
-        return not self.weights.keys().isdisjoint(OF_LANGUAGE)
-
     def __call__(self, features: Mapping[str, Floats]) -> list[float]:
         """Return the probability that each word is right, 0.001 to 0.999: (W,) each -> W."""
         odds = self.bias + sum(weight * features[name] for name, weight in self.weights.items())

@@ -1,6 +1,6 @@
 """Decode many clips in several processes, where that is worth it.
 
-A beam search is Python, which uses one core of a process: 140 seconds of audio per second.
+A beam search is Python, of which a process runs one thread at a time.
 """
 
 import os
@@ -67,8 +67,8 @@ class DecoderPool:
                 self._processes = None
 
     def _started(self) -> "ProcessPoolExecutor":
-        # multiprocessing's own run the main module of a program once more, which a program that
-        # only uses a Transcriber is not made for; and a fork copies locks that threads hold.
+        # multiprocessing's own would import the main module of the program again, which may lack
+        # a guard for that; and a fork copies locks that threads hold.
         from loky import ProcessPoolExecutor
 
         with self._starting:

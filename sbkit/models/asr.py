@@ -15,15 +15,16 @@ from sbkit.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class EncoderOutput:
-    """What training gets of an utterance.
+class Predictions:
+    """What the model makes of a batch.
 
-    intermediate (B, U, D) of half of the encoder, if asked for; states (B, U, D) of all of it;
-    frame_lengths (B,); logits (B, L + 1, V) of the decoder, if there were tokens.
+    states (B, U, D) of the encoder; log_probs (B, U, V) of CTC and, if asked for, from the middle
+    of the encoder; frame_lengths (B,); logits (B, L + 1, V) of the decoder, if there were tokens.
     """
 
-    intermediate: Tensor | None
     states: Tensor
+    log_probs: Tensor
+    intermediate: Tensor | None
     frame_lengths: Tensor
     logits: Tensor | None
 
@@ -69,8 +70,8 @@ class AsrModel(AcousticModel):
         tokens: Tensor | None,
         return_intermediate: bool,
         spec_augment: SpecAugment | None = None,
-    ) -> EncoderOutput:
-        """Encode for training, and decode (B, L) tokens if there are any.
+    ) -> Predictions:
+        """Score tokens at every frame, and after each of (B, L) tokens if there are any.
 
         Raises SbkitError where the encoder has no middle or no decoder and is asked for it.
         """
@@ -78,9 +79,9 @@ class AsrModel(AcousticModel):
         part = self.encoder.part
         if tokens is not None:
             tokens = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)  # (B, L + 1)
-        intermediate, decoded = None, None
+        middle, decoded = None, None
         if return_intermediate:
-            intermediate, states, lengths = part.encode_with_intermediate(x, lengths)
+            middle, states, lengths = part.encode_with_intermediate(x, lengths)
             if tokens is not None:
                 decoded = part.decode(tokens, states, lengths)
         elif tokens is not None:
@@ -88,7 +89,8 @@ class AsrModel(AcousticModel):
         else:
             states, lengths = part.encode(x, lengths)
         logits = None if decoded is None else self._seq_logits(decoded)
-        return EncoderOutput(intermediate, states, lengths, logits)
+        intermediate = None if middle is None else self.ctc_log_probs(middle)
+        return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""

@@ -9,6 +9,7 @@ YAML.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -189,9 +190,19 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     return FeatureEncoder(**given, padding=padding)
 
 
+def copy_encoder(hparams: Mapping[str, Any]) -> Encoder:
+    """Make the encoder of a YAML of copies, which may be run without a trace in its parts."""
+    parts = encoder_parts(hparams)
+    run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
+    return make_encoder(parts | deepcopy(run))
+
+
 def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
     """Return how many frames the encoder of a YAML makes of audio; raises SbkitError."""
-    return make_encoder(encoder_parts(hparams)).subsampling
+    encoder = make_encoder(encoder_parts(hparams))
+    if encoder.declared_lengths(torch.tensor([SAMPLE_RATE])) is None:
+        encoder = copy_encoder(hparams)
+    return encoder.subsampling
 
 
 class AcousticModel:

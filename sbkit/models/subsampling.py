@@ -6,7 +6,7 @@ stack of such layers: two numbers describe it, whoever wrote the layers.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -74,15 +74,13 @@ def find_subsampling(
 def as_evaluated(device: torch.device, *parts: nn.Module) -> Iterator[None]:
     """Run parts without gradients, dropout or autocast; restore modes and random numbers after."""
     modes = [(each, each.training) for part in parts for each in part.modules()]
-    # Not on meta, where sizes are tried.
-    casts = torch.amp.autocast_mode.is_autocast_available(device.type)
     devices = [device] if device.type == "cuda" else []
     try:
         # Without autocast: it would keep casts of the weights that know no gradient.
         with (
             torch.no_grad(),
             torch.random.fork_rng(devices=devices),
-            torch.autocast(device.type, enabled=False) if casts else nullcontext(),
+            torch.autocast(device.type, enabled=False),
         ):
             for part in parts:
                 part.eval()

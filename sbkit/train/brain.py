@@ -191,7 +191,7 @@ class Brain(StepBrain):
         log_every = self._declared("log_every", LOG_EVERY)
         self.share_step()
         batches = iter(train_set)
-        self._resume_random()  # in mid-epoch: the loader has drawn a seed that lies behind
+        self._resume_random()  # after the loader's draw, which the saved state has behind it
         marked = mark_last(batches, count=count, done=self.step)
         timed = self._training_metrics.meter.timed(marked)
         for batch, is_last in self._profile.over(timed) if self._profile else timed:
@@ -250,7 +250,7 @@ class Brain(StepBrain):
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0
-        if any(gather_over_ranks(self.signals.heard is not None)):
+        if any(gather_over_ranks(self.signals.received is not None)):
             self._leave_evaluation(stage)
         mean = mean_over_ranks(losses)
         self.step = steps if stage is Stage.TEST else 0  # as SpeechBrain has it

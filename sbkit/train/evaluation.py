@@ -48,7 +48,7 @@ def evaluate_splits(
     losses: list[Loss] = []
     for brain._split, loader in loaders.items():
         for batch in brain.pinging(loader, phase):
-            if brain.signals.heard:
+            if brain.signals.received:
                 return losses
             brain.step += 1
             with explained_memory(batch, "eval_batch_seconds"):

@@ -71,7 +71,7 @@ def is_finished(
 ) -> bool:
     """Return whether a run has trained its last epoch, or has stopped early.
 
-    Ask before training: afterwards every run is finished.
+    Call it before training: afterwards every run is finished.
     """
     newest = newest_described(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):

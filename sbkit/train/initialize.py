@@ -23,7 +23,7 @@ from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.comparison import fault_of, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
-from sbkit.checkpoint.integrity import CHECKSUMS, reading, refuse_changed
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
 from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document
@@ -138,7 +138,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
             raise TypeError("`model` is no list of names")
         content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
         sums = _read(source / CHECKSUMS, LARGEST_CONFIG)
-        refuse_changed({BUNDLE_WEIGHTS: content}, sums, of=source)
+        check_unchanged({BUNDLE_WEIGHTS: content}, sums, of=source)
         return load_safetensors(content), parts
 
 

@@ -62,7 +62,7 @@ def prepare(run: Run) -> None:
     declaration = run.declare()
     declaration.check_continues(run.folder)  # with the labels, which are there now
     declaration.check_same_on_ranks()
-    run.hparams["checkpointer"].refuse_other_model()
+    run.hparams["checkpointer"].check_same_model()
     run.load_initial_weights()
 
 

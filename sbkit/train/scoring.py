@@ -53,8 +53,8 @@ class Scoring:
                     f"without `/`, but {type(self).__name__} calls one {name!r}. Rename it."
                 )
         super().__init__(*arguments, **options)
-        # Of the splits that are evaluated, by name: the one at hand, what `score` returned of each,
-        # or else the sum and the count of each loss, and the values of the columns of `report_by`.
+        # Of the evaluated splits, by name: the current one, the results of `score`, or else the sum
+        # and the count of each loss, and the values of the columns of `report_by`.
         self._split = ""
         self._results: dict[str, list[Any]] = {}
         self._columns: dict[str, list[Any]] = {}

@@ -88,7 +88,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
         self._nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
-        self._counts: Tensor | None = None  # (losses, 2) of the step at hand, on this rank
+        self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives

@@ -22,24 +22,24 @@ MOST_STEPS = 25  # between them: the steps to come may be slower than those befo
 class StopSignals:
     """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
-    A second Ctrl-C interrupts at once. Outside the main thread it hears nothing.
+    A second Ctrl-C interrupts at once. Outside the main thread nothing is received.
     """
 
     def __init__(self) -> None:
-        self.heard: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self._handling.enter_context(handling(ASKED, self._hear))
+        self._handling.enter_context(handling(ASKED, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handling.close()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        again = self.heard is signal.SIGINT and number == signal.SIGINT
-        self.heard = signal.Signals(number)
-        if self.heard is signal.SIGHUP:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        again = self.received is signal.SIGINT and number == signal.SIGINT
+        self.received = signal.Signals(number)
+        if self.received is signal.SIGHUP:
             leave_terminal()
         if again:
             raise KeyboardInterrupt
@@ -113,7 +113,7 @@ class SaveOrLeave:
         """
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         agreed = self._consensus.ask(
-            stop=self.signals.heard is not None, save=is_due, at_once=is_last
+            stop=self.signals.received is not None, save=is_due, at_once=is_last
         )
         # Not `step`, which stands still where a recipe steps its optimizer itself.
         self._steps_since = 0 if is_last else self._steps_since + 1

@@ -1,13 +1,13 @@
 """Augmentation stays inside the utterances and inside what is declared."""
 
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sbkit.audio.augment import SpecAugment, SpeedGroup, speed_perturb
+from sbkit.audio.augment import Augmentation, SpecAugment, SpeedGroup, speed_perturb
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}
@@ -17,13 +17,6 @@ def tones() -> tuple[Tensor, Tensor]:
     """Make clips of 440 Hz that do not end at a zero, padded."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]
     return pad_sequence(clips, batch_first=True), torch.tensor([4001, 2999])
-
-
-def test_the_natural_speed_is_the_identity() -> None:
-    audio, lengths = tones()
-    heard, counts = speed_perturb(audio, lengths, [SpeedGroup(100, 2, 4001)])
-    assert heard is audio
-    assert counts is lengths
 
 
 SPEEDS = [(110, [3637, 2726]), (90, [4445, 3332]), (200, [2000, 1499]), (95, [4211, 3156])]
@@ -109,19 +102,6 @@ def test_what_is_hidden_is_the_mean_of_what_is_inside() -> None:
     torch.testing.assert_close(augmented[hidden], mean.expand_as(features)[hidden])
 
 
-OFF: list[dict[str, Any]] = [
-    {"time_masks": 0, "freq_masks": 0},
-    {"time_width": 0, "freq_width": 0},
-    {"max_time_fraction": 0.0, "freq_masks": 0},
-]
-
-
-@pytest.mark.parametrize("off", OFF)
-def test_no_masks_is_the_identity(off: dict[str, Any]) -> None:
-    features, lengths = spectrogram([300, 10])
-    assert torch.equal(SpecAugment(**off)(features, lengths), features)
-
-
 def test_the_seed_decides_what_is_hidden() -> None:
     features, lengths = spectrogram([300, 200])
 
@@ -131,12 +111,6 @@ def test_the_seed_decides_what_is_hidden() -> None:
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
-
-
-def test_every_utterance_gets_masks_of_its_own() -> None:
-    torch.manual_seed(0)
-    hidden = hidden_by(SpecAugment(), *spectrogram([300, 300]))
-    assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_a_batch_without_a_frame_passes() -> None:
@@ -152,3 +126,16 @@ def test_the_host_reads_no_tensor_of_the_device(percent: int) -> None:
     speed_groups = [SpeedGroup(100, 1, 900), SpeedGroup(percent, 1, 500)]
     heard, counts = speed_perturb(torch.zeros(2, 900, device="meta"), lengths, speed_groups)
     assert (heard.device.type, counts.device.type) == ("meta", "meta")
+
+
+def test_audio_is_augmented_in_training_alone() -> None:
+    def louder(audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * audio, lengths
+
+    augmentation = Augmentation(SimpleNamespace(wave_augment=louder), features=None)
+    audio, lengths = tones()
+    groups = [SpeedGroup(100, 2, 4001)]
+    batch = SimpleNamespace(audio=audio, audio_lengths=lengths, speed_groups=groups)
+    assert torch.equal(augmentation.audio(batch, training=False)[0], audio)
+    assert torch.equal(augmentation.audio(batch, training=True)[0], 2 * audio)
+    assert augmentation.features(training=True) is None

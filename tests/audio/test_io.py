@@ -61,15 +61,6 @@ def test_odd_rates_cost_little_memory_and_pitch(tmp_path: Path, rate: int) -> No
     assert loudest_hertz(samples) == pytest.approx(440, abs=1)
 
 
-@pytest.mark.parametrize("rate", [11_025, 22_050, 24_000, 32_000, 44_100, 96_000])
-def test_usual_rates_are_resampled_exactly(tmp_path: Path, rate: int) -> None:
-    samples = read_audio(write(tmp_path / "a.wav", tone(rate), rate))
-    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, abs=1)
-    truth = 0.5 * 32768 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / SAMPLE_RATE)
-    inner = slice(1000, -1000)
-    assert np.abs(samples[inner] - truth[inner]).max() < 0.005 * 32768
-
-
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
 def test_without_torch_resampling_is_the_same(old: int, new: int) -> None:
     signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
@@ -114,17 +105,6 @@ def test_too_loud_is_clipped_not_wrapped(tmp_path: Path) -> None:
     assert (samples.min(), samples.max()) == (-32768, 32767)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.002, 0.1, 0.5, 0.9])
-def test_a_file_cut_short_is_refused(tmp_path: Path, kind: str, share: float) -> None:
-    noise = 0.1 * np.random.default_rng(0).standard_normal(5 * SAMPLE_RATE)
-    file = write(tmp_path / f"a.{kind}", noise)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(SbkitError, match=rf"a\.{kind} must be"):
-        read_audio(file)
-
-
 def test_a_wav_whose_writer_could_not_know_its_length_is_read(tmp_path: Path) -> None:
     """A program that writes to a pipe leaves 0xFFFFFFFF where the length belongs."""
     file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
@@ -161,15 +141,6 @@ def test_what_is_no_audio_is_refused_by_name(tmp_path: Path, kind: str, spoiled:
     with pytest.raises(SbkitError, match=words) as caught:
         read_audio(file)
     assert str(file) in str(caught.value)
-
-
-def test_the_name_of_a_file_says_nothing_about_it(tmp_path: Path) -> None:
-    """In libsndfile's sentence it stands beside the reason."""
-    file = tmp_path / "malformed.wav"
-    file.write_text("no audio at all\n" * 99)
-    with pytest.raises(AudioError) as caught:
-        read_audio(file)
-    assert caught.value.reason == "not audio"
 
 
 def test_no_samples_and_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -219,26 +190,6 @@ def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
         read_audio(file)
 
 
-def test_a_declared_length_beyond_the_file_allocates_nothing(tmp_path: Path) -> None:
-    file = set_flac_length(write(tmp_path / "a.flac", tone(SAMPLE_RATE)), 2**36 - 1)
-    with pytest.raises(SbkitError, match="truncated"):
-        read_audio(file)
-
-
-def test_any_error_of_a_library_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
-    for error in (ValueError("x"), MemoryError(), ZeroDivisionError(), OSError(5, "I/O error")):
-
-        def fail(*_: object, error: Exception = error, **__: object) -> None:
-            raise error
-
-        monkeypatch.setattr(soundfile.SoundFile, "read", fail)
-        with pytest.raises(AudioError, match=r"a\.wav must be"):
-            read_audio(file)
-
-
 def encodings() -> Iterator[tuple[str, str]]:
     """List what soundfile writes; headerless kinds cannot be opened by name."""
     for kind in soundfile.available_formats():
@@ -261,7 +212,7 @@ def test_half_of_a_file_is_never_taken_for_a_whole_one(
     else:
         pytest.skip(f"libsndfile writes no {kind} of {subtype}")
     if kind in UNCHECKED:
-        with pytest.raises(SbkitError, match="of which a cut one can be told"):
+        with pytest.raises(SbkitError, match="whose header shows a truncated file"):
             read_audio(file)
         return
     rate = soundfile.info(file).samplerate  # of some kinds the nearest one that it can express

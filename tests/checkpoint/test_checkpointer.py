@@ -116,7 +116,7 @@ def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Pa
     found = checkpointer(tmp_path / "saves", model).recover_if_possible()
     assert found is not None
     assert found.meta["epoch"] == 1
-    checkpointer(tmp_path / "saves", model).refuse_other_model()  # as a run does that goes on
+    checkpointer(tmp_path / "saves", model).check_same_model()  # as a run does that goes on
     assert list((tmp_path / "saves").iterdir()) == [found.path]
 
 
@@ -154,12 +154,12 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_ep
     for value in (1.0, 2.0):
         keeper = checkpointer(folder, line(value), tokenizer=ours)
         keeper.save_checkpoint(meta={"CER": value}, end_of_epoch=end_of_epoch)
-    checkpointer(folder, line(0.0), tokenizer=ours).refuse_other_model()
+    checkpointer(folder, line(0.0), tokenizer=ours).check_same_model()
     assert len(best_checkpoints(folder)) == 1
 
     other = checkpointer(folder, line(0.0), tokenizer=others)
     for use in (
-        other.refuse_other_model,
+        other.check_same_model,
         other.recover_if_possible,
         lambda: other.load_average(2),
     ):

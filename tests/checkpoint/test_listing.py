@@ -41,7 +41,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
     DAMAGES[damage](newest)
     assert find_damage(newest) is not None
     assert recovered(tmp_path) == 1.0
-    assert f"{newest} is left alone: " in capsys.readouterr().out
+    assert f"{newest} is skipped: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -128,4 +128,4 @@ def test_a_save_that_speechbrain_did_not_end_is_passed_over(
     _, newest = begin_with_speechbrain(tmp_path, 1.0, 2.0)
     spoil(newest)
     assert go_on(tmp_path) == 1.0
-    assert f"{newest} is left alone: " in capsys.readouterr().out
+    assert f"{newest} is skipped: " in capsys.readouterr().out

@@ -85,7 +85,7 @@ def test_a_module_with_a_saver_of_its_own_comes_back(tmp_path: Path) -> None:
     keeper(normalizer, own, line(1.0)).save_checkpoint()
     modules = InputNormalization(), line(0.0), line(0.0)
     again = keeper(*modules)
-    again.refuse_other_model()
+    again.check_same_model()
     assert again.recover_if_possible() is not None
     again.load_average(2)
     assert torch.equal(modules[0].glob_mean, normalizer.glob_mean)

@@ -8,7 +8,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.comparison import refuse_other_model
+from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.weights import average
 from tests.checkpoint.saves import checkpointer, cut, line, save
 
@@ -96,14 +96,14 @@ def test_weights_that_cannot_be_computed_with_are_refused(value: torch.Tensor, s
     wanted = line(0.0).state_dict()
     saved = {**wanted, "weight": value}
     with pytest.raises(SbkitError, match=said):
-        refuse_other_model(saved, wanted, of="a file")
+        check_same_model(saved, wanted, of="a file")
     on_meta = {name: each.to("meta") for name, each in wanted.items()}
     with pytest.raises(SbkitError, match=said):
-        refuse_other_model(saved, on_meta, of="a file")
+        check_same_model(saved, on_meta, of="a file")
 
 
 def test_weights_of_another_precision_and_a_mask_of_infinities_are_taken() -> None:
     mask = {"mask": torch.full((2, 2), -torch.inf)}
-    refuse_other_model(mask, mask, of="a file")
+    check_same_model(mask, mask, of="a file")
     wanted = line(0.0).state_dict()
-    refuse_other_model({name: each.half() for name, each in wanted.items()}, wanted, of="a file")
+    check_same_model({name: each.half() for name, each in wanted.items()}, wanted, of="a file")

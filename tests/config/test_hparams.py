@@ -154,9 +154,6 @@ def test_the_command_line_is_read(arguments: list[str], expected: dict[str, obje
         ("--a=!new:os.system", "must come with a plain value"),
         ("--a=[1,", "Close its brackets"),
         ("--a=[2026-99-99]", "must be a list"),
-        (f"--a=-{'1' * 400}", "`--a` must have numbers of at most 300 digits"),
-        (f"--a={'1' * 5000}", "`--a` must have numbers of at most 300 digits"),
-        (f"--a=[0x{'f' * 5000}]", "`--a` must have numbers of at most 300 digits"),
         ("--a={b: !new:os.system }", "must be a list, a mapping or a quoted text"),
     ],
 )
@@ -242,10 +239,6 @@ def test_an_override_that_would_not_take_effect_is_refused(
     [
         ("a: [1\nb: 2", ":2 must be valid YAML"),
         ("a: 1\na: 2", 'duplicate key "a"'),
-        (f"b: 1\na: {'1' * 400}", ":2 must have numbers of at most 300 digits"),
-        (f"a: 0x{'f' * 5000}", ":1 must have numbers of at most 300 digits"),
-        ("n: 9\nb: !ref <n> ** 5000", "must come to a number, but fails"),
-        ("n: 9\nb: !ref <n> ** <n> ** <n>", "must come to a number, but fails"),
         ("\ta: 1", ":1 must be valid YAML"),
         ("\ta: 1", "cannot start any token. Indent it with spaces."),
         ("a: *none", "undefined alias"),

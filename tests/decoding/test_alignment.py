@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torchaudio
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets, align, time_words
@@ -52,22 +50,6 @@ def test_it_is_the_best_of_all_paths(tokens: list[int]) -> None:
         spans = align(log_probs, tokens, blank=0)
         found = score_of(log_probs, tokens, spans)
         assert found == pytest.approx(best_by_enumeration(log_probs, tokens), abs=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_it_agrees_with_torchaudio() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(20):
-        logits = 3 * random.standard_normal((60, 12))
-        log_probs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-        tokens = random.integers(1, 12, 15).tolist()
-        path, _ = torchaudio.functional.forced_align(
-            torch.from_numpy(log_probs)[None].float(), torch.tensor([tokens]), blank=0
-        )
-        spans = align(log_probs, tokens, blank=0)
-        ours = score_of(log_probs, tokens, spans)
-        theirs = float(log_probs[np.arange(60), path[0].numpy()].sum())
-        assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def test_words_have_the_frames_of_their_tokens() -> None:

@@ -74,19 +74,6 @@ def test_an_impossible_utterance_weighs_nothing_and_the_others_keep_their_gradie
     torch.testing.assert_close(grad[2:3], alone.grad)
 
 
-def test_sums_and_counts_add_over_batches() -> None:
-    log_probs = scores(4, 9, 5)
-    frames, tokens = torch.tensor([9, 8, 7, 6]), torch.tensor([[1, 2], [3, 3], [4, 0], [1, 4]])
-    counts = torch.tensor([2, 2, 1, 2])
-    whole = ctc(log_probs, frames, tokens, counts, BLANK)
-    halves = [
-        ctc(log_probs[part], frames[part], tokens[part], counts[part], BLANK)
-        for part in (slice(0, 2), slice(2, 4))
-    ]
-    torch.testing.assert_close(torch.cat([half.sums for half in halves]), whole.sums)
-    assert torch.cat([half.counts for half in halves]).tolist() == whole.counts.tolist()
-
-
 def test_half_precision_scores_are_summed_in_float32() -> None:
     log_probs = scores(1, 6, 4).detach().bfloat16()
     one = torch.tensor([1])
@@ -119,14 +106,6 @@ def test_the_sequence_loss_is_the_cross_entropy_of_labels_and_end(smoothing: flo
         [True, True, False, False, False],
         [True, False, False, False, False],
     ]
-
-
-def test_two_losses_are_mixed_by_weight() -> None:
-    first = Loss(torch.tensor([2.0, 4.0]), torch.tensor([1, 3]))
-    second = Loss(torch.tensor([10.0, 20.0]), torch.tensor([1, 3]))
-    interpolate = first.interpolate(second, 0.75)
-    assert interpolate.sums.tolist() == [4.0, 8.0]
-    assert interpolate.counts.tolist() == [1, 3]
 
 
 def test_what_takes_no_part_in_one_loss_takes_none_in_the_mixture() -> None:

@@ -51,13 +51,5 @@ def test_nothing_to_measure_is_said() -> None:
         GlobalNorm(n_mels=5).set_statistics(torch.zeros(2, 5), torch.tensor(0))
 
 
-def test_the_statistics_travel_with_the_weights() -> None:
-    norm, other = measured(), GlobalNorm(n_mels=5)
-    other.load_state_dict(norm.state_dict())
-    features = torch.cat(utterances())
-    assert torch.equal(other(features), norm(features))
-    assert other.frames == 302
-
-
 def test_half_precision_features_are_normalized_in_full() -> None:
     assert measured()(torch.zeros(1, 5, dtype=torch.bfloat16)).dtype == torch.float32

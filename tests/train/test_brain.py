@@ -181,7 +181,7 @@ def test_the_patience_with_bad_steps_of_an_epoch_spans_a_stop(tmp_path: Path) ->
         brain.nonfinite_patience = 4
 
         def leave(*_: Any, brain: Any = brain) -> None:
-            brain.signals.heard = signal.SIGTERM if brain.optimizer_step == 8 else None
+            brain.signals.received = signal.SIGTERM if brain.optimizer_step == 8 else None
 
         brain.on_fit_batch_end = leave
         with pytest.raises((SystemExit, SbkitError)) as left:

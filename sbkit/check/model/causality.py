@@ -1,4 +1,4 @@
-"""Whether the decoder sees only earlier tokens: one that sees the answer learns nothing else.
+"""Whether the decoder sees only earlier tokens: one that sees later ones learns to copy them.
 
 Legend: B utterances, L tokens, V vocabulary.
 """

@@ -34,7 +34,7 @@ def check_features(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             "features",
             key,
-            declared=f"each of the {plural(features.shape[1], 'value')} of a frame must tell of "
+            declared=f"each of the {plural(features.shape[1], 'value')} of a frame must depend on "
             "the audio",
             effect=f"{len(still)} of them ({listed(still)}) are the same in every frame of white "
             "noise, as those of mel filters that are narrower than the steps of the spectrum",

@@ -1,6 +1,6 @@
 """Device and precision: what is declared, what the machine meant has, and what would take effect.
 
-What a run refuses in a sentence is asked of the same functions that the run asks.
+The functions are those by which a run refuses a device or a precision.
 """
 
 import os
@@ -56,7 +56,7 @@ def check_shares(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
-    """Ask everything that a run would ask, each by itself, so that all faults are found at once."""
+    """Check device and precisions as a run does, each by itself, to find all faults at once."""
     knobs, reported = planned.knobs, {str(error) for error in planned.faults.values()}
     try:
         device = choose_device(knobs.get("device"), planned.count)
@@ -74,7 +74,7 @@ def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
-    """SpeechBrain's names of a precision win over `precision`, whatever that says."""
+    """Find SpeechBrain's names of a precision, which override `precision`."""
     declared = planned.knobs.get("precision")
     for key, precision in OLD_PRECISIONS.items():
         if planned.knobs.get(key) and declared not in (None, precision):
@@ -88,7 +88,7 @@ def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
-    """A number fits one process; the machine meant has devices for more."""
+    """Find a device with a number on a machine that has several."""
     if planned.target is None:
         return
     meant = parse_device(planned.target).type
@@ -106,7 +106,7 @@ def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
-    """A GradScaler scales for fp16 alone; with another precision it only costs its checks."""
+    """Find a GradScaler in another precision than fp16, where it only costs its checks."""
     precision = planned.placement.precision
     if precision == "fp16":
         return

@@ -19,11 +19,11 @@ from sbkit.check.model.dry_run import ShapeMismatchError, StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.document import Document, Keys, dotted, walk
 from sbkit.config.references import Scope
-from sbkit.models.encoder import AcousticModel, Encoder, encoder_parts, make_encoder
+from sbkit.models.encoder import AcousticModel, Encoder, copy_encoder, encoder_parts
 
 CHECK = "shapes"
 NAME = "encoder"
-SECONDS = 1.3  # of silence
+SECONDS = 2.3  # of silence
 
 
 def check_encoder(planned: PlannedRun) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def check_encoder(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def encoder_of(planned: PlannedRun) -> Encoder | None:
-    """Make the declared encoder, once; None where there is none of modules.
+    """Make the declared encoder of copies, once; None where there is none of modules.
 
     Raises SbkitError when its parts are called in another way; what they raise themselves passes.
     """
@@ -61,7 +61,7 @@ def encoder_of(planned: PlannedRun) -> Encoder | None:
         parts = encoder_parts(planned.hparams) if _is_acoustic(planned) else {}
         if not parts or not all(isinstance(each, nn.Module) for each in parts.values()):
             return None
-        planned.parts[NAME] = make_encoder(parts)
+        planned.parts[NAME] = copy_encoder(planned.hparams)
     made: Encoder = planned.parts[NAME]
     return made
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds all that a model is: what a step leaves in it beside its weights.
+"""Whether a checkpoint holds all that training changes in a model.
 
 Checkpoints and bundles hold parameters and buffers. A statistic that is neither, as that of
 SpeechBrain's InputNormalization, is in none of them; a layer that forward makes is in no optimizer.
@@ -16,7 +16,7 @@ CHECK = "state"
 
 
 def check_state(planned: PlannedRun) -> Iterator[Finding]:
-    """Find what forward makes or changes, and what a checkpoint would not hold."""
+    """Find what `forward` makes or changes that a checkpoint would not hold."""
     seen = dry_run(planned)
     if seen.made:
         yield planned.finding(
@@ -32,8 +32,8 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
             CHECK,
             *seen.unsaved[0],
             declared="all that a model learns must be in its parameters and buffers",
-            effect=f"{_are(seen.unsaved)} changed by training and neither: a checkpoint or a "
-            "bundle would be without, and what it computes would be something else",
+            effect=f"{_are(seen.unsaved)} changed by training and neither: a model that is loaded "
+            "from a checkpoint or a bundle would compute something else",
             fix="Register it with `register_buffer`; for features, "
             "sbkit.models.normalize.GlobalNorm has its statistics there.",
         )

@@ -18,7 +18,7 @@ FROZEN = "frozen (requires_grad is False)"
 def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Find what of the model a small step leaves without a gradient, and what is frozen.
 
-    A part may be off because a knob says so (`ctc_weight: 1.0` runs no decoder): the Brain declares
+    A knob may turn a part off (`ctc_weight: 1.0` runs no decoder): the Brain declares
     it in `inactive`.
     """
     seen = dry_run(planned)

@@ -32,7 +32,7 @@ class MoveWatch(TorchFunctionMode):
         return id(tensor) in self._moved
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call, and note what was moved and what came of it."""
+        """Call, and note what was moved and the result."""
         result = func(*args, **(kwargs or {}))
         if func in MOVES or (kwargs or {}).get("device") is not None:
             for each in (*args[:1], result):
@@ -44,8 +44,8 @@ class MoveWatch(TorchFunctionMode):
 class UseWatch(TorchFunctionMode):
     """Find which of some tensors are used with others without having been moved to their device.
 
-    What is computed from such tensors alone, or from none, lies where they lie; a scalar tensor may
-    be used on any device. What is made without naming a device lies on the CPU, and is found too.
+    What is computed from such tensors alone, or from none, is on the CPU as well, and so is what is
+    made without naming a device; a scalar tensor may be used on any device.
     ``inside()`` names the modules that are running, which are kept with each parameter that is used
     and with what is `made`.
     """

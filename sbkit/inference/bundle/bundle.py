@@ -26,7 +26,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
-from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import GREEDY
 from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
@@ -250,7 +250,7 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
         contents[task.label_file] = _read(folder, task.label_file)
     if config.decoder is not None:
         contents[LANGUAGE_MODELS] = _read(folder, LANGUAGE_MODELS)
-    refuse_changed(contents, _read(folder, CHECKSUMS), of=folder)
+    check_unchanged(contents, _read(folder, CHECKSUMS), of=folder)
     labels = _load_labels(config, task, contents, folder)
     decoder = _load_decoder(config, labels, contents, folder)
     lm = None if decoder is None else decoder.language_models.words

@@ -22,7 +22,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.process import require_package
-from sbkit.checkpoint.integrity import CHECKSUMS, refuse_changed
+from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 
 FOLDER = "onnx"  # of a bundle
 MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
@@ -109,7 +109,7 @@ class OnnxModel:
             )
         content = read_regular(folder / name, largest=LARGEST, what="An ONNX model")
         sums = read_regular(folder / CHECKSUMS, largest=1 << 16, what="A list of checksums")
-        refuse_changed({name: content}, sums, of=folder)
+        check_unchanged({name: content}, sums, of=folder)
         return cls(content, device=device)
 
     def log_probs(self, audio: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> LogProbs:

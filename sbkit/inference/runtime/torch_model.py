@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.comparison import refuse_other_model, refuse_unusable
+from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
@@ -211,9 +211,9 @@ def load_model(
     weights = _parse_weights(content, file)
     model, parts = build_model(config, task, labels, own=own)
     modules: nn.ModuleList = model.model
-    refuse_other_model(weights, modules.state_dict(), of=str(file))
+    check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
-    refuse_unusable(weights, of=str(file), parameters=names)
+    check_finite(weights, of=str(file), parameters=names)
     _load_state(modules, weights, file)
     return TorchModel(
         model,
