@@ -310,9 +310,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sbkit.inference.runtime.doctor import print_facts
+    from sbkit.inference.runtime.doctor import print_report
 
-    return print_facts(options.bundle, own=options.own)
+    return print_report(options.bundle, own=options.own)
 
 
 def _classify(options: argparse.Namespace) -> int:

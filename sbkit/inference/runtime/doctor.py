@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import soundfile
@@ -30,45 +29,34 @@ CONSUMERS = {  # of the formats that `sbkit transcribe` does not run: the packag
 }
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A line of the report; ``is_usable`` is false for a format that cannot be run."""
-
-    subject: str
-    text: str
-    is_usable: bool = True
-
-    def __str__(self) -> str:
-        """Write it as a line."""
-        return printable(f"{self.subject}: {self.text}")
+Line = tuple[str, str]  # subject, text
 
 
-def print_facts(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
-    """Print the report, and return the exit code."""
+def print_report(folder: Path | None, *, own: frozenset[str] = frozenset()) -> int:
+    """Print what is here; ``folder`` is a bundle to be tried. Return the exit code."""
     code = 0
-    for fact in examine(folder, own=own):
-        print(fact, flush=True)
-        code = code if fact.is_usable else BAD_INPUT
+    for subject, text in examine():
+        print(printable(f"{subject}: {text}"), flush=True)
+    for subject, text, is_usable in () if folder is None else _formats(folder, own):
+        print(printable(f"{subject}: {text}"), flush=True)
+        code = code if is_usable else BAD_INPUT
     return code
 
 
-def examine(folder: Path | None, *, own: frozenset[str] = frozenset()) -> Iterator[Fact]:
-    """Yield the lines of the report; ``folder`` is a bundle to be tried."""
-    yield Fact("sbkit", f"{__version__}, Python {platform.python_version()}")
-    yield Fact("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    found = versions(PACKAGES)
-    for name in PACKAGES:
-        yield Fact(name, found[name] or "not installed")
-    yield Fact("libsndfile", soundfile.__libsndfile_version__)
-    yield Fact("devices", ", ".join(_devices()))
+def examine() -> Iterator[Line]:
+    """Yield what is here, a line for each subject."""
+    yield "sbkit", f"{__version__}, Python {platform.python_version()}"
+    yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
+    for name, version in versions(PACKAGES).items():
+        yield name, version or "not installed"
+    yield "libsndfile", soundfile.__libsndfile_version__
+    yield "devices", ", ".join(_devices())
     for runtime in ("torch", "onnx"):
         cause = why_no_cuda(runtime)
-        yield Fact(f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}")
-    yield Fact("onnxruntime's providers", ", ".join(_providers()) or "none")
-    yield Fact("compiler", _compiler() or "none, so that --compile cannot be used")
-    yield Fact("threads", _threads())
-    if folder is not None:
-        yield from _formats(folder, own)
+        yield f"CUDA with {runtime}", "usable" if cause is None else f"no: {cause}"
+    yield "onnxruntime's providers", ", ".join(_providers()) or "none"
+    yield "compiler", _compiler() or "none, so that --compile cannot be used"
+    yield "threads", _threads()
 
 
 def _devices() -> Iterator[str]:
@@ -102,8 +90,8 @@ def _threads() -> str:
     return ", ".join([describe_waiting(torch.get_num_threads()), *settings])
 
 
-def _formats(folder: Path, own: frozenset[str]) -> Iterator[Fact]:
-    """Load each format of a bundle, and yield what it runs on or why it does not."""
+def _formats(folder: Path, own: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
+    """Load each format of a bundle; yield its name, what it runs on or why not, and if it can."""
     tried = [RuntimeOptions(runtime="torch")]
     tried += [
         RuntimeOptions(runtime="onnx", precision=precision)
@@ -115,19 +103,16 @@ def _formats(folder: Path, own: frozenset[str]) -> Iterator[Fact]:
         try:
             model = open_model(folder, options, own=own).model
         except SbkitError as error:
-            yield Fact(subject, str(error), is_usable=False)
+            yield subject, str(error), False
         else:
-            yield Fact(subject, f"runs on {model.effective}")
+            yield subject, f"runs on {model.effective}", True
             model.close()
-    for name, package in CONSUMERS.items():
-        if (folder / name).is_dir():
-            yield _for_others(folder / name, package)
-
-
-def _for_others(folder: Path, package: str) -> Fact:
-    """Describe a format that sbkit does not run: loading some of them runs what they hold."""
-    damage, found = find_damage(folder), versions([package])[package]
-    if damage is not None:
-        return Fact(str(folder), f"is not what was written: {damage}", is_usable=False)
-    there = f"{package} {found}" if found else f"{package}, which is not installed"
-    return Fact(str(folder), f"is whole, and is run by {there}")
+    for name, package in CONSUMERS.items():  # not loaded: some formats run what they hold
+        if not (folder / name).is_dir():
+            continue
+        damage, version = find_damage(folder / name), versions([package])[package]
+        if damage is not None:
+            yield str(folder / name), f"is not what was written: {damage}", False
+        else:
+            there = f"{package} {version or '(not installed)'}"
+            yield str(folder / name), f"is intact, and is run by {there}", True

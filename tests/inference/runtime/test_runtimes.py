@@ -245,8 +245,8 @@ def test_the_doctor_tells_what_is_here_and_what_each_format_runs_on(
     assert told["onnxruntime's providers"] == f"{CUDA}, {CPU}"
     assert told[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
     assert told[f"{bundle}, torch fp32"].startswith("runs on torch, ")
-    assert told[f"{bundle}/speechbrain"] == "is whole, and is run by speechbrain 1.1.2"
-    assert told[f"{bundle}/sherpa-onnx"].startswith("is whole, and is run by sherpa-onnx")
+    assert told[f"{bundle}/speechbrain"] == "is intact, and is run by speechbrain 1.1.2"
+    assert told[f"{bundle}/sherpa-onnx"].startswith("is intact, and is run by sherpa-onnx")
     assert f"{bundle}/torch" not in told
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
