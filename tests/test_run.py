@@ -471,7 +471,9 @@ def test_every_yaml_takes_a_step(
 
 @pytest.mark.parametrize("yaml", RECOGNIZERS, ids=lambda yaml: yaml.stem)
 def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
-    assert list(read_document(yaml).root) == list(read_document(ROOT / "hparams/ctc.yaml").root)
+    """In one order; a large model may have more of them."""
+    plain = list(read_document(ROOT / "hparams/ctc.yaml").root)
+    assert [key for key in read_document(yaml).root if key in plain] == plain
 
 
 # -- two processes -------------------------------------------------------------------------------

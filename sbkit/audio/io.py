@@ -184,7 +184,7 @@ def _check_header(path: Path, file: soundfile.SoundFile) -> None:
     if file.format in UNCHECKED:
         raise AudioError(
             "format that cannot be checked",
-            f"An audio file must be of a format of which a cut one can be told, but {path} is "
+            f"An audio file must be of a format whose header shows a truncated file, but {path} is "
             f"{file.format}. Convert it to wav or flac.",
         )
 

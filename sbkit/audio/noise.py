@@ -3,7 +3,7 @@
 Legend: B utterances, S samples, N clips of a folder.
 
 All draws come from torch's generator, which the Brain seeds before every micro-batch, so a resumed
-run hears the same. The files are read once, when the first utterance is to be augmented, and stay
+run draws the same. The files are read once, when the first utterance is to be augmented, and stay
 on the device; after that the host waits for nothing. Of a folder of more than 1,800 files so many
 are taken, evenly. In a YAML:
 
@@ -36,7 +36,7 @@ from sbkit.base.units import SAMPLE_RATE
 
 LONGEST_TOTAL = 3600  # seconds kept on a device, 115 MB of noise; each file gives an equal part
 LONGEST_IMPULSE = 2  # seconds of a room's impulse response
-MOST_FILES = LONGEST_TOTAL // LONGEST_IMPULSE  # a shorter piece of noise would be heard to repeat
+MOST_FILES = LONGEST_TOTAL // LONGEST_IMPULSE  # a shorter piece of noise would repeat audibly
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class AddReverb(FromFolder):
             # One of few sizes: CUDA keeps a plan of each, in memory that torch does not see.
             size = bucket_of(audio.shape[1] + room.shape[1] - 1)
             spectrum = torch.fft.rfft(audio, n=size) * torch.fft.rfft(room, n=size)
-            heard = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
-        wanted, given = audio.square().sum(1), heard.square().sum(1)
-        heard = heard * (wanted / given.clamp(min=1.0)).sqrt().unsqueeze(1)
+            wet = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
+        wanted, given = audio.square().sum(1), wet.square().sum(1)
+        wet = wet * (wanted / given.clamp(min=1.0)).sqrt().unsqueeze(1)
         changed = (draws[1] < self.prob) & (given > 0)
-        return torch.where(changed.unsqueeze(1), heard, audio), lengths
+        return torch.where(changed.unsqueeze(1), wet, audio), lengths
 
 
 def audio_files(folder: str) -> tuple[Path, ...]:

@@ -3,8 +3,8 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
 of a frame, D model width.
 
-A module is told apart by its signature (`sbkit/models/signatures.py`). It declares, by attributes
-of its class or of itself:
+How a module is called follows from its signature (`sbkit/models/signatures.py`). It declares, by
+attributes of its class or of itself:
 
 - ``audio_scale``: the largest amplitude of the audio that it takes: 1.0 as wav2vec 2 has it, or
   that of int16, 32768, as Kaldi has it, which is what it gets otherwise;

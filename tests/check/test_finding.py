@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
-from sbkit.check.check import from_error
+from sbkit.check.check import check_planned_run, from_error
 from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, summary, words_of
 from sbkit.check.planned_run import PlannedRun
@@ -54,9 +55,6 @@ def test_a_sentence_without_its_halves_stays_whole() -> None:
 
 
 def test_a_note_of_the_same_line_hides_no_error(tmp_path: Path) -> None:
-    from sbkit.base.errors import SbkitError
-    from sbkit.check.check import check_planned_run
-
     yaml = tmp_path / "it.yaml"
     yaml.write_text("CNN: 1\nlr: 0.1\n")
     with PlannedRun(yaml, {}) as planned:
@@ -65,13 +63,11 @@ def test_a_note_of_the_same_line_hides_no_error(tmp_path: Path) -> None:
         note = planned.finding("x", "CNN", declared="a", effect="b", fix="C.", stops=False)
         stopping = planned.finding("x", "CNN", declared="a", effect="b", fix="C.")
         told = from_error(fault, "loaders", planned)
-        assert check_planned_run(planned, [lambda_of(note)]) == [told, note]
-        assert check_planned_run(planned, [lambda_of(stopping)]) == [stopping]
+        assert check_planned_run(planned, [check_that_yields(note)]) == [told, note]
+        assert check_planned_run(planned, [check_that_yields(stopping)]) == [stopping]
 
 
 def test_one_python_error_is_one_finding(tmp_path: Path) -> None:
-    from sbkit.check.check import check_planned_run
-
     yaml = tmp_path / "it.yaml"
     yaml.write_text("CNN: 1\n")
 
@@ -86,7 +82,7 @@ def test_one_python_error_is_one_finding(tmp_path: Path) -> None:
     assert "unexpected keyword argument 'lengths'" in finding.effect
 
 
-def lambda_of(finding: Finding):  # type: ignore[no-untyped-def]
+def check_that_yields(finding: Finding):  # type: ignore[no-untyped-def]
     def check_it(planned: PlannedRun) -> list[Finding]:
         return [finding]
 

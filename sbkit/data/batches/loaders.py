@@ -50,9 +50,7 @@ def make_loaders(
 ) -> Loaders:
     """Plan the batches of every split from the knobs of the YAML.
 
-    It reads `batch_seconds`, `grad_accumulation_factor`, `eval_batch_seconds`, `num_workers`,
-    `sample_rate`, `seed`, `shuffle_shards`, `concat_prob` and `speeds`; the last three may be
-    absent.
+    `shuffle_shards`, `concat_prob` and `speeds` may be absent.
 
     Raises:
         SbkitError: there is too little shared memory for as many workers.

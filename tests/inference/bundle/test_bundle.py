@@ -29,7 +29,7 @@ from sbkit.inference.transcribe.classify import classify_files
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ensure_labels
-from sbkit.text.normalize import table_to_store
+from sbkit.text.normalize import NORMALIZER_VERSION
 from tests.inference.bundles import edit_config, edit_weights, make_bundle
 
 
@@ -79,8 +79,8 @@ def test_texts_are_written_as_when_the_model_was_trained(
 ) -> None:
     """By the table that the checkpoint had, whatever this sbkit has for the language."""
     assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
-    older = table_to_store("en") | {"letters": "abcdefghijklmnopqrstuvwxyzé"}
-    older |= {"rewrite": {"&": " et "}}
+    older = {"letters": "abcdefghijklmnopqrstuvwxyzé", "joiners": "'", "rewrite": {"&": " et "}}
+    older |= {"spaces": True, "version": NORMALIZER_VERSION}
     edit_config(bundle, lambda all_: all_.update(normalizer=older))
     assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
     assert capsys.readouterr().err == ""
