@@ -34,7 +34,8 @@ ELSEWHERE = {
     "tools/test": "test_readme.py::test_the_tools_are_there_to_be_run",  # it runs this one
     "tools/launch/one_node.sh": "test_launch.py::"
     "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
-    "tools/launch/several_nodes.sh": "test_launch.py::test_two_hosts_train_as_one",
+    "tools/launch/several_nodes.sh": "test_launch.py::"
+    "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "sbatch ": "test_launch.py::"
     "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",
@@ -43,7 +44,7 @@ ELSEWHERE = {
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus": "recipes/"
     "test_festvox_ru.py::test_it_trains_and_times_words",
     "python -m tools.bench_times": "recipes/test_festvox_ru.py::test_it_trains_and_times_words",
-    "python -m tools.show row": "test_tools.py::test_a_row_of_the_results_is_read_from_the_summary",
+    "python -m tools.show row": "test_tools.py::test_both_decoders_have_a_row",
     "python -m tools.bench_train": "test_bench_train.py::test_both_sides_train_in_turns",
     "python -m tools.bench_gpu": "test_bench_train.py::"
     "test_a_part_that_fails_or_hangs_is_said_and_stops_nothing",
