@@ -35,7 +35,7 @@ ELSEWHERE = {
     "tools/launch/one_node.sh": "test_launch.py::"
     "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "tools/launch/several_nodes.sh": "test_launch.py::"
-    "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
+    "test_machines_that_do_not_come_are_not_waited_for",
     "sbatch ": "test_launch.py::"
     "test_a_run_goes_on_after_its_rank_died_its_agent_and_the_time_of_its_job",
     "python -m recipes.AsteriskPrompts.prepare": "conftest.py::asterisk_english",

@@ -152,7 +152,6 @@ def _summarize(folder: Path, test: Scores, *, train_seconds: float) -> dict[str,
         train_seconds=train_seconds,
         audio_seconds=25_000.0,
         device=torch.device("cpu"),
-        cost={},
     )
     summary: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)
     return summary

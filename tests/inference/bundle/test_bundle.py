@@ -29,6 +29,7 @@ from sbkit.inference.transcribe.classify import classify_files
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ensure_labels
+from sbkit.text.normalize import NORMALIZER_VERSION
 from tests.inference.bundles import edit_config, edit_weights, make_bundle
 
 
@@ -79,7 +80,8 @@ def test_texts_are_written_as_when_the_model_was_trained(
     """By the table that the checkpoint had, whatever this sbkit has for the language."""
     assert load_bundle(bundle).normalizer()("Café & Co") == "cafe and co"
     older = {"letters": "abcdefghijklmnopqrstuvwxyzé", "joiners": "'", "rewrite": {"&": " et "}}
-    edit_config(bundle, lambda all_: all_.update(normalizer={"version": 2, **older}))
+    older |= {"spaces": True, "version": NORMALIZER_VERSION}
+    edit_config(bundle, lambda all_: all_.update(normalizer=older))
     assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
     assert capsys.readouterr().err == ""
     edit_config(bundle, lambda all_: all_["normalizer"].update(version=1))
