@@ -1,6 +1,5 @@
 """Many clips are decoded by several processes, with the words and times of one."""
 
-import errno
 import os
 import pickle
 import signal
@@ -83,18 +82,6 @@ def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) ->
         for _ in range(1000):
             many.decode(clips, times=True)
     assert len(many.decode(clips, times=True)) == len(TEXTS)
-    many.close()
-
-
-def test_one_process_reads_where_there_is_no_shared_memory(
-    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOENT, "no /dev/shm")
-
-    monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
-    many = DecoderPool(decoder, processes=2)
-    assert len(many.decode(clips_of(decoder), times=True)) == len(TEXTS)
     many.close()
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.distributed.rendezvous import Place, is_single_process, read_place
+from sbkit.distributed.rendezvous import is_single_process, read_place
 from tests.processes import Process
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -29,10 +29,6 @@ def main():
 
 run_main(main)
 """
-
-
-def test_a_place_is_read() -> None:
-    assert read_place(RANK_1) == Place(1, 2, "127.0.0.1", 29500)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +125,6 @@ def test_ranks_that_count_themselves_differently_are_refused(come: Come) -> None
         said = f"{3 - rank} for rank {1 - rank} and {2 + rank} for rank {rank}"
         sentence = sentence_of(process)
         assert f"WORLD_SIZE must be the same for all processes, but is {said}" in sentence
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_a_rank_that_dies_after_the_meeting_is_not_waited_for(come: Come) -> None:
-    other, dying = come(RANK="0"), come(patience=30, RANK="1", DIES="yes")
-    assert dying.wait(timeout=60) == 9
-    assert "within 1 s, but rank 0 waited in vain" in sentence_of(other)
 
 
 @pytest.mark.slow
