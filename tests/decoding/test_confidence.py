@@ -10,11 +10,14 @@ from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
+    LabeledWords,
     agreement,
     features_of_audio,
     features_of_language,
+    fit_confidence,
+    fit_logistic,
+    label_words,
 )
-from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, fit_logistic, label_words
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train

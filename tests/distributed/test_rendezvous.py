@@ -15,12 +15,8 @@ RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **HERE}
 JOIN = """
 import os, time
 import torch
-from sbkit.distributed import rendezvous
 from sbkit.distributed.ranks import gather_over_ranks, process_group
 from sbkit.base.process import run_main
-
-if "DIES" in os.environ:
-    rendezvous._form_group = lambda *_: os._exit(9)
 
 def main():
     with process_group(torch.device("cpu")):

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding import pool
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
+from sbkit.decoding import ctc_decoder
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, DecoderPool, Recognized
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import LanguageModels, LanguageModelSpec, ensure_language_models
-from sbkit.decoding.pool import DecoderPool
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -52,7 +51,7 @@ def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MANY_FRAMES", 0)
+    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 0)
 
 
 def test_processes_read_what_one_reads(
@@ -65,7 +64,7 @@ def test_processes_read_what_one_reads(
     assert many._processes is not None
     assert many.decode(clips[:2], times=True) == found[:2]
     many.close()
-    monkeypatch.setattr(pool, "MANY_FRAMES", 1 << 30)
+    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 1 << 30)
     one = DecoderPool(decoder, processes=2)
     assert one.decode(clips, times=True) == found
     assert one._processes is None
@@ -90,10 +89,10 @@ import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import pool
-pool.MANY_FRAMES = 0
+from sbkit.decoding import ctc_decoder
+ctc_decoder.MANY_FRAMES = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
-many = builtins.many = pool.DecoderPool(decoder, processes=2)  # there until the very end
+many = builtins.many = ctc_decoder.DecoderPool(decoder, processes=2)  # there until the very end
 print(len(many.decode(clips, times=False)))
 """
 
