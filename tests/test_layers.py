@@ -86,7 +86,7 @@ def test_a_file_imports_only_from_below(name: str) -> None:
 def test_a_name_is_imported_from_the_file_that_defines_it() -> None:
     for name in MODULES:
         for imported in imports(name):
-            is_package = (ROOT / imported.replace(".", "/")).is_dir()
+            is_package = (ROOT / imported.replace(".", "/") / "__init__.py").is_file()
             assert not (imported.startswith("sbkit.") and is_package), f"{name}: {imported}"
 
 

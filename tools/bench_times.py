@@ -7,9 +7,9 @@ python -m tools.bench_times BUNDLE DATA --fit    (and write the offsets into the
 import argparse
 from pathlib import Path
 
+from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, time_source
 from sbkit.base.process import run_main
 from sbkit.inference.score import open_model
-from sbkit.inference.time_errors import compare_times, fit_offsets, time_source
 
 
 def main() -> None:

@@ -17,14 +17,13 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import Averaged, choose, read_averaged, write_averaged
 from sbkit.checkpoint.comparison import check_same_model
-from sbkit.checkpoint.integrity import checksum
-from sbkit.checkpoint.listing import by_number, damage_of, describe, has_checksums, without_meta
+from sbkit.checkpoint.integrity import checksum, find_damage
+from sbkit.checkpoint.listing import by_number, describe, has_checksums, without_meta
 from sbkit.checkpoint.lock import hold
-from sbkit.checkpoint.recovery import needed_of, recover
+from sbkit.checkpoint.recovery import recover
 from sbkit.checkpoint.staging import (
     main_process_only,
     publish,
-    reason_of,
     remove_unfinished,
     staging_path,
 )
@@ -91,7 +90,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
             trouble = SbkitError(
                 f"A checkpoint must be written whole, but writing to {self.checkpoints_dir} failed "
-                f"({reason_of(error)}). What was saved before is untouched: make room there if "
+                f"({error}). What was saved before is untouched: make room there if "
                 "that is it, and start again."
             )
             trouble.__cause__ = error
@@ -142,7 +141,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return best[0]
 
     def find_checkpoints(self, **keys: Any) -> list[Checkpoint]:
-        """Rank by a number of the meta file, whatever else it holds under the same key."""
+        """Rank by a number of the meta file; NaN comes last."""
         ranked: list[Checkpoint] = super().find_checkpoints(**by_number(**keys))
         return ranked
 
@@ -255,13 +254,14 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             self._log_once(fact)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
-        damage = damage_of(checkpoint, recoverables=needed_of(self))
-        if damage is not None:
-            self._log_once(f"{checkpoint.path} is skipped: {damage}. Trying the next best.")
-        elif not has_checksums(checkpoint):
+        if not has_checksums(checkpoint):
             self._log_once(
                 f"{checkpoint.path} has no checksums, as SpeechBrain leaves it; it is taken."
             )
+            return True
+        damage = find_damage(checkpoint.path)
+        if damage is not None:
+            self._log_once(f"{checkpoint.path} is skipped: {damage}. Trying the next best.")
         return damage is None
 
     def _log_once(self, message: str) -> None:

@@ -10,7 +10,7 @@ from sbkit.base.text import listed, plural
 
 
 def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:
-    """Refuse tensors that hold no numbers or NaN, and infinite ones among the ``parameters``.
+    """Refuse tensors that hold NaN, and infinite ones among the ``parameters``.
 
     A buffer may be infinite: it may be a mask.
     Raises SbkitError.
@@ -18,12 +18,6 @@ def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[s
     for name, value in weights.items():
         if not isinstance(value, torch.Tensor):
             continue
-        if value.layout != torch.strided or value.is_meta or value.is_quantized:
-            kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
-            raise SbkitError(
-                f"Weights must be plain tensors, but {name} in {of} is {kind}. Restore an earlier "
-                "checkpoint."
-            )
         finite = value.isfinite() if name in parameters else ~value.isnan()
         if not bool(finite.all()):
             count = value.numel() - int(finite.sum())
@@ -52,35 +46,20 @@ def check_same_model(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, of:
             f"({listed(differences, by='; ')}). Use the YAML they were trained with, or another "
             "folder."
         )
-    unfit = [f"{key} {fault}" for key in wanted if (fault := fault_of(saved[key], wanted[key]))]
+    unfit = [key for key in wanted if not is_finite_as(saved[key], wanted[key])]
     if unfit:
         raise SbkitError(
-            f"The weights in {of} must be finite numbers of the declared types, but "
-            f"{len(unfit)} of {len(saved)} tensors are not ({listed(unfit, by='; ')}). Restore "
-            "them, or go on from an earlier checkpoint."
+            f"The weights in {of} must be finite, but {len(unfit)} of {len(saved)} tensors hold "
+            f"numbers that are not ({listed(unfit)}). Restore them, or go on from an earlier "
+            "checkpoint."
         )
 
 
-def fault_of(saved: Any, wanted: Any) -> str | None:
-    """Return why a saved tensor cannot stand for a model's; None when it can.
-
-    A buffer that is declared with infinite values, such as a mask, may have them.
-    """
-    if not isinstance(wanted, torch.Tensor):
-        return None
-    if not isinstance(saved, torch.Tensor) or saved.layout is not torch.strided or saved.is_meta:
-        return "is no plain tensor"
-    if _kind(saved) != _kind(wanted):
-        return f"is of {saved.dtype} instead of {wanted.dtype}"
-    if saved.isfinite().all() or not (wanted.is_meta or wanted.isfinite().all()):
-        return None
-    return "holds numbers that are not finite"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    if tensor.is_complex():
-        return "complex"
-    return "real" if tensor.is_floating_point() else "whole"
+def is_finite_as(saved: Any, wanted: Any) -> bool:
+    """Return whether a saved tensor is finite, or stands for one that is not, such as a mask."""
+    if not isinstance(wanted, torch.Tensor) or saved.isfinite().all():
+        return True
+    return not (wanted.is_meta or wanted.isfinite().all())
 
 
 def size_in(tensors: Mapping[str, Any], key: str) -> str:

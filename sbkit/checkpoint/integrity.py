@@ -6,16 +6,14 @@ what reads it.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-ZIP = b"PK"  # what torch.save begins its files with
 LARGEST = 1 << 24  # bytes of what describes a checkpoint
 UNREADABLE = (OSError, ValueError, RecursionError, SbkitError)
 
@@ -66,19 +64,6 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def find_gap(folder: Path, *, needed: Iterable[str]) -> str | None:
-    """Find a file of a folder without checksums that is not there or that ends too early.
-
-    Returns None when none is. Only files of torch.save can be checked for their end.
-    """
-    for name in sorted({*needed} | _files(folder)):
-        if not (folder / name).is_file() or not (folder / name).stat().st_size:
-            return f"{name} is not there or empty"
-        if _is_torn(folder / name):
-            return f"{name} is not whole"
-    return None
-
-
 @contextmanager
 def reading(
     file: Path, *, must: str = "hold what training saved", fix: str | None = None
@@ -121,14 +106,3 @@ def _read_checksums(folder: Path) -> Mapping[str, str]:
     if not isinstance(expected, dict) or any(Path(name).name != name for name in expected):
         raise ValueError(f"{CHECKSUMS} lists something else than the folder's files")
     return expected
-
-
-def _is_torn(file: Path) -> bool:
-    with file.open("rb") as content:
-        if content.read(len(ZIP)) != ZIP:
-            return False
-    try:
-        with ZipFile(file) as content:
-            return content.testzip() is not None
-    except (BadZipFile, NotImplementedError, RuntimeError, ValueError):
-        return True

@@ -1,25 +1,17 @@
 """List the checkpoints of a folder, sbkit's and SpeechBrain's, damaged ones included."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speechbrain.utils.checkpoints import (
-    CKPT_PREFIX,
-    METAFNAME,
-    PARAMFILE_EXT,
-    Checkpoint,
-    Checkpointer,
-)
+from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, Checkpoint, Checkpointer
 from yaml import YAMLError
 
-from sbkit.checkpoint.integrity import CHECKSUMS, find_damage, find_gap
+from sbkit.checkpoint.integrity import CHECKSUMS
 
-UNREADABLE = (
-    *(OSError, ValueError, YAMLError, RecursionError),  # the file, or what it is written in
-    *(LookupError, TypeError, OverflowError),  # no mapping, no date, or a number of 400 digits
-)
+# The file, what it is written in, or what it holds: no mapping, or no date.
+UNREADABLE = (OSError, ValueError, YAMLError, RecursionError, LookupError, TypeError)
 
 
 def describe(folder: Path) -> Checkpoint | None:
@@ -28,13 +20,11 @@ def describe(folder: Path) -> Checkpoint | None:
         return None
     try:
         (described,) = Checkpointer._construct_checkpoint_objects([folder])
-        is_dated = math.isfinite(described.meta["unixtime"])
+        return described if math.isfinite(described.meta["unixtime"]) else None
     except PermissionError:  # it is no damage: training would go on from the one before
         raise
     except UNREADABLE:
         return None
-    is_known = isinstance(described.meta.get("end-of-epoch", True), bool)
-    return described if is_dated and is_known else None
 
 
 def newest_described(folder: Path) -> Checkpoint | None:
@@ -57,9 +47,7 @@ def by_number(
     also = keys.pop("ckpt_predicate", None)
 
     def has_number(each: Checkpoint) -> bool:
-        value = each.meta.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and (also is None or also(each))
+        return key in each.meta and (also is None or also(each))
 
     def rank(each: Checkpoint) -> float:
         value = sign * each.meta[key]
@@ -78,11 +66,3 @@ def without_meta(folder: Path) -> Iterator[Path]:
 def has_checksums(checkpoint: Checkpoint) -> bool:
     """Return whether sbkit wrote it; SpeechBrain writes none."""
     return Path(checkpoint.path, CHECKSUMS).exists()
-
-
-def damage_of(checkpoint: Checkpoint, *, recoverables: Iterable[str]) -> str | None:
-    """Return what is wrong with the files of a checkpoint; None when nothing is known."""
-    if has_checksums(checkpoint):
-        return find_damage(checkpoint.path)
-    needed = [METAFNAME, *(f"{name}{PARAMFILE_EXT}" for name in recoverables)]
-    return find_gap(checkpoint.path, needed=needed)

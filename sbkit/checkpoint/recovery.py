@@ -54,7 +54,7 @@ def recover(checkpointer: Checkpointer, checkpoint: Checkpoint) -> list[str]:
         elif name in needed_of(checkpointer):
             raise SbkitError(
                 f"{checkpoint.path} must hold every recoverable, but has no `{name}`. Use the YAML "
-                "that it was trained with, or another output_folder."
+                "that it was trained with, or move it away to go on from the one before."
             )
         else:
             messages.append(f"{checkpoint.path} has no `{name}`, which starts new.")

@@ -30,11 +30,6 @@ def restore_torch_state(state: TorchState, device: torch.device) -> None:
         torch.get_device_module(device).set_rng_state(state[device.type], device)
 
 
-def check_torch_state(state: Any) -> None:
-    """Check that torch's generators could be set to a state; raises what they would raise."""
-    torch.Generator().set_state(state["cpu"])
-
-
 def seed_step(seed: int, *, epoch: int, step: int) -> None:
     """Set torch's generators by the place in the run, different on every rank."""
     place = (seed, epoch, step, rank())

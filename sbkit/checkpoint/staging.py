@@ -11,7 +11,6 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.files import fsync_tree
 from sbkit.checkpoint.integrity import write_checksums
 
-TORCH_WRITER = ("inline_container", "PytorchStreamWriter", "iostream")  # in its errors
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 
 
@@ -36,18 +35,6 @@ def remove_unfinished(folder: Path) -> None:
     """Clear away what a killed or failed save left in a folder of checkpoints."""
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def reason_of(trouble: Exception) -> str:
-    """Return why a file could not be written.
-
-    torch.save loses the system's error, and speaks of positions in its archive. Another error of
-    torch's, such as a GPU's, is said as it is.
-    """
-    said = str(trouble).partition("\n")[0]
-    if isinstance(trouble, OSError) or not any(name in said for name in TORCH_WRITER):
-        return said
-    return "there is no space for a whole file: the disk is full, or a limit or quota is reached"
 
 
 @contextmanager

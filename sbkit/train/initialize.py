@@ -21,7 +21,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
 from sbkit.base.text import listed
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.comparison import fault_of, size_in
+from sbkit.checkpoint.comparison import is_finite_as, size_in
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.checkpoint.part_names import part_names_in, tensors_by_part, to_part_name
@@ -176,7 +176,7 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
     there, here = size_in(theirs, name), size_in(ours, name)
     if there != here:
         return f"{there} there, {here} here"
-    return fault_of(theirs[name], ours[name])
+    return None if is_finite_as(theirs[name], ours[name]) else "not finite there"
 
 
 def _of(names: tuple[str, ...]) -> str:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically, written_beside
 from sbkit.checkpoint.rng import TorchState
-from sbkit.checkpoint.staging import reason_of
 from sbkit.data.batches.batch import Batch, TextBatch
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.ranks import rank
@@ -174,8 +173,7 @@ def _reporting(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
-        reason = reason_of(error)
-        print(f"{file} could not be written ({reason}); the run goes on.", file=sys.stderr)
+        print(f"{file} could not be written ({error}); the run goes on.", file=sys.stderr)
 
 
 def replay_command(file: Path) -> str:

@@ -46,10 +46,3 @@ def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-
-
-def change(file: Path, content: bytes) -> None:
-    """Change one bit of a part of a file."""
-    before = file.read_bytes()
-    assert content in before
-    file.write_bytes(before.replace(content, bytes([content[0] ^ 1]) + content[1:]))

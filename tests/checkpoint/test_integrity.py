@@ -50,8 +50,3 @@ def listing(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None
 def test_damage_is_said(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(folder)
     assert said in (find_damage(folder) or "nothing")
-
-
-def test_a_file_that_came_later_has_no_checksum(folder: Path) -> None:
-    (folder / "README.md").write_text("mine")
-    assert find_damage(folder) == "README.md has no checksum"

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from tests.checkpoint.saves import checkpointer, line, recovered, save
+from tests.checkpoint.saves import recovered, save
 from tests.processes import Process
 
 # A run with a worker process that outlives it, as those of a DataLoader do for a while.
@@ -53,11 +53,3 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
         first.wait()
         save(saves, 0.5)  # its worker is still there
         assert recovered(saves) == 0.5
-
-
-def test_a_process_may_use_a_folder_twice(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        keeper = checkpointer(tmp_path, line(value))
-        keeper.claim()
-        keeper.save_checkpoint()
-    assert recovered(tmp_path) == 2.0

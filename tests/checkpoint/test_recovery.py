@@ -34,7 +34,7 @@ def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"many"])
+@pytest.mark.parametrize("content", [b"", b"many"])
 @pytest.mark.parametrize("name", ["model", "optimizer", "epochs"])
 def test_a_file_of_something_else_is_refused_in_a_sentence(
     tmp_path: Path, name: str, content: bytes

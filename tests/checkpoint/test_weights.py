@@ -27,14 +27,6 @@ def test_weights_of_another_model_are_named_with_both_sizes(tmp_path: Path) -> N
         checkpointer(tmp_path, line(0.0, rows=5)).load_average(1)
 
 
-def test_another_model_leaves_the_declared_one_untouched(tmp_path: Path) -> None:
-    save(tmp_path, 1.0)
-    model = line(0.0, rows=5)
-    with pytest.raises(SbkitError):
-        checkpointer(tmp_path, model).recover_if_possible()
-    assert not any(parameter.any() for parameter in model.parameters())
-
-
 def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     _, damaged, *_ = save(tmp_path, 0.4, 0.1, 0.2, 0.9)
     cut(damaged / "model.ckpt")
@@ -84,12 +76,10 @@ def test_weights_that_no_checkpoint_holds_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (torch.full((2, 3), torch.nan), "weight holds numbers that are not finite"),
-        (torch.full((2, 3), -torch.inf), "weight holds numbers that are not finite"),
+        (torch.full((2, 3), torch.nan), r"must be finite, but .* \(weight\)"),
+        (torch.full((2, 3), -torch.inf), r"must be finite, but .* \(weight\)"),
         (torch.ones(2, 3, dtype=torch.int32), "weight: 2x3 int32 saved"),
         (torch.ones(2, 3, dtype=torch.complex64), "weight: 2x3 complex saved"),
-        (torch.ones(2, 3).to_sparse(), "weight is no plain tensor"),
-        (torch.ones(2, 3, device="meta"), "weight is no plain tensor"),
     ],
 )
 def test_weights_that_cannot_be_computed_with_are_refused(value: torch.Tensor, said: str) -> None:

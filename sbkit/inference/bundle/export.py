@@ -22,7 +22,6 @@ from sbkit.base.files import to_json
 from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.comparison import check_finite
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, write_checksums
@@ -122,7 +121,6 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     weights = average(best, "model")
-    check_finite(weights, of=str(run / CHECKPOINTS))
     contents[WEIGHTS] = save({name: value.clone() for name, value in weights.items()})
     return contents, config
 

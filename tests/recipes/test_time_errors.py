@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
@@ -21,7 +22,6 @@ from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle, load_bundle
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.runtime.torch_model import TorchModel
-from sbkit.inference.time_errors import compare_times, fit_offsets, read_truth, time_source
 from sbkit.text.word import Word
 from tests.inference.bundles import make_bundle
 
