@@ -34,10 +34,6 @@ class Subsampling:
         # Clipped first: integer division rounds to zero in ONNX, and down in torch.
         return (lengths + self.offset).clip(min=0) // self.stride
 
-    def halved(self) -> "Subsampling":
-        """Return that of layers with half the stride."""
-        return Subsampling(self.stride // 2, self.offset // 2)
-
 
 def find_subsampling(
     count: Callable[[int], int], *, part: str, unit: str, shortest: int

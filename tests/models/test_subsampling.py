@@ -87,7 +87,6 @@ def test_nothing_is_left_of_almost_no_audio() -> None:
         0,
         1,
     ]
-    assert Subsampling(640, 240).halved() == Subsampling(320, 120)
 
 
 def test_what_cannot_be_counted_is_refused() -> None:

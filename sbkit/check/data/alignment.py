@@ -21,46 +21,44 @@ MANY = 0.05  # of all utterances; with more, training is not started
 
 OUTCOME = "They are left out of training, and count as errors elsewhere."
 FRAMES = "CNN"
-FIXES = {  # by the key that the frames are lacking for
+FIXES = {  # by the key that the frames are most likely lacking for
     "speeds": "Lower the fastest of `speeds`. At that speed they are left out of training.",
-    FRAMES: f"Let the encoder keep twice as many frames. {OUTCOME}",
+    FRAMES: "See first whether each transcript belongs to its clip: so many do not fit. Let the "
+    f"encoder keep twice as many frames. {OUTCOME}",
     "data_folder": f"Correct these transcripts or clips, or take them out. {OUTCOME}",
 }
-SHIFTED = "See first whether each transcript belongs to its clip: so many do not fit. "
 
 
 def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the utterances with fewer frames than labels, by what would fix them."""
+    """Find the utterances with fewer frames than labels."""
     subsampling = subsampling_of(planned)
     if subsampling is None:
         return
     transcripts = transcripts_of(planned)
-    lacking = _by_cause(planned, subsampling)
+    impossible = impossible_rows(planned)
     utterances = sum(len(each.labels) for each in transcripts.values())
-    impossible = sum(len(rows) for splits in lacking.values() for rows in splits.values())
+    many = sum(map(len, impossible.values())) > MANY * utterances
+    as_recorded = any(len(each.lacking(subsampling)) for each in transcripts.values())
+    key = "speeds" if not as_recorded else FRAMES if many else "data_folder"
     milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
-    frames = {
-        name: each.frames(subsampling, _fastest(planned, name))
-        for name, each in transcripts.items()
-    }
+    frames = {n: t.frames(subsampling, _fastest(planned, n)) for n, t in transcripts.items()}
     needed = {name: each.frames_needed for name, each in transcripts.items()}
 
     def detail(split: str, row: int) -> str:
         return f"{frames[split][row]} frames, {needed[split][row]} needed"
 
-    for key, fix in FIXES.items():
-        yield from about(
-            planned,
-            "encoder" if key == FRAMES and key not in planned.hparams else key,
-            found=lacking[key],
-            reason=f"too short for its transcript ({key})",
-            detail=detail,
-            check=CHECK,
-            declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
-            effect="have too few",
-            fix=(SHIFTED if key != "speeds" and impossible > MANY * utterances else "") + fix,
-            stops=impossible > MANY * utterances,
-        )
+    yield from about(
+        planned,
+        "encoder" if key == FRAMES and key not in planned.hparams else key,
+        found=impossible,
+        reason="too short for its transcript",
+        detail=detail,
+        check=CHECK,
+        declared=f"CTC must have a frame of {milliseconds:g} ms for every label",
+        effect="have too few",
+        fix=FIXES[key],
+        stops=many,
+    )
 
 
 def subsampling_of(planned: PlannedRun) -> Subsampling | None:
@@ -81,24 +79,6 @@ def impossible_rows(planned: PlannedRun) -> dict[str, Rows]:
         else each.lacking(subsampling, _fastest(planned, name))
         for name, each in transcripts_of(planned).items()
     }
-
-
-def _by_cause(planned: PlannedRun, subsampling: Subsampling) -> dict[str, dict[str, Rows]]:
-    """Sort the rows of every split by the first of the fixes that would help."""
-    causes: dict[str, dict[str, Rows]] = {key: {} for key in FIXES}
-    for name, each in transcripts_of(planned).items():
-        percent = _fastest(planned, name)
-        lacking = each.lacking(subsampling, percent)
-        naturally = np.intersect1d(lacking, each.lacking(subsampling))
-        anyway = np.intersect1d(naturally, each.lacking(subsampling.halved(), percent))
-        causes["speeds"][name] = np.setdiff1d(lacking, naturally)
-        causes[FRAMES][name] = np.setdiff1d(naturally, anyway)
-        causes["data_folder"][name] = anyway
-    if any(map(len, causes[FRAMES].values())):  # what fixes these fixes those of speed too
-        for name, rows in causes["speeds"].items():
-            causes[FRAMES][name] = np.union1d(causes[FRAMES][name], rows)
-        causes["speeds"].clear()
-    return causes
 
 
 def _fastest(planned: PlannedRun, split: str) -> int:

@@ -1,6 +1,6 @@
 """What the losses need to know of every transcript of a split, read once and without its audio."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
@@ -10,12 +10,9 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import track
 
 from sbkit.base.units import at_speed
 from sbkit.data.corpora.columns import count_characters, take_columns
-from sbkit.logs.log import is_first_rank
 from sbkit.models.subsampling import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
@@ -69,18 +66,9 @@ class Transcripts:
 @lru_cache(maxsize=32)  # checks, and then the loaders, ask for those of every split
 def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
-    tables = read_columns(split, "samples", "text", title="Reading transcripts")
-    return _join([_read(table, tokenizer) for table in tables])
-
-
-def read_columns(split: datasets.Dataset, *names: str, title: str) -> Iterator[pa.Table]:
-    """Return some columns of a split, run after run of rows, with progress on a terminal."""
-    columns = take_columns(split, *names)
-    console = Console(stderr=True, quiet=not is_first_rank())
+    columns = take_columns(split, "samples", "text")
     starts = range(0, max(1, len(split)), ROWS_AT_ONCE)
-    few = len(starts) <= 1 or not console.is_terminal
-    for start in track(starts, description=title, console=console, disable=few, transient=True):
-        yield columns.slice(start, ROWS_AT_ONCE)
+    return _join([_read(columns.slice(start, ROWS_AT_ONCE), tokenizer) for start in starts])
 
 
 def _read(table: pa.Table, tokenizer: TextLabels) -> Transcripts:

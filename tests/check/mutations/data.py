@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 from sbkit.check.data.speech import check_noises
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
-from tests.check.harness import NO_RECIPE, Edit, Expected, Mutation
+from tests.check.harness import Edit, Expected, Mutation
 from tests.runs import rows_of
 
 Row = dict[str, str]
@@ -161,14 +161,6 @@ def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
 
 
 SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "
-FOREIGN = {"yaml": "hparams/ctc_speechbrain.yaml", "recipe": lambda recipe: None}
-
-
-def special(**ids: int) -> tuple[tuple[str, str], ...]:
-    """Declare special labels at the end of the YAML, as SpeechBrain's recipes do."""
-    knobs = "".join(f"{name}: {value}\n" for name, value in ids.items())
-    without_recipe = ("recipe: recipes.asr.recipe.ASR\n", "")
-    return (("opt_class: !name", f"{knobs}opt_class: !name"), without_recipe)
 
 
 MUTATIONS = [
@@ -212,20 +204,6 @@ MUTATIONS = [
         name="a label beyond the vocabulary",
         recipe=tokenizing(Overflowing),
         expected=(Expected("labels", "tokenizer", ("4 of 4 in test", "hold another")),),
-    ),
-    Mutation(
-        name="a declared unknown label that is the blank",
-        text=special(blank_index=0, unk_index=0, bos_index=2, eos_index=3),
-        run=tokenizer_of(LETTERS),
-        expected=(NO_RECIPE, Expected("labels", "unk_index", ("is CTC's blank",))),
-        **FOREIGN,
-    ),
-    Mutation(
-        name="a declared blank that is in use",
-        text=special(blank_index=7, bos_index=2, eos_index=3),
-        run=tokenizer_of(LETTERS),
-        expected=(NO_RECIPE, Expected("labels", "blank_index", ("the tokenizer's (0)", "is 7"))),
-        **FOREIGN,
     ),
     Mutation(
         name="a report by a column that no test set has",
