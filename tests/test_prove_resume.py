@@ -9,52 +9,11 @@ import pytest
 import torch
 
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.staging import UNFINISHED
 from tests.processes import Process
 from tests.runs import TINY, make_workplace
-from tools.prove_resume import Kill, Training, differences, examine, judge, main, parse
+from tools.prove_resume import Training, differences, judge, main
 
-EPOCH_ENDS = (3, 6)
 STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
-STEP_3 = {"kind": "step", "epoch": 1, "step": 3, "loss": 0.4, "rtfx": 101.0}
-EPOCH_1 = {"kind": "epoch", "epoch": 1, "step": 3, "loss": 0.45, "rtfx": 50.0}
-EPOCH_2 = {"kind": "epoch", "epoch": 2, "step": 6, "loss": 0.25, "rtfx": 50.0}
-
-
-def leave(run: Path, *records: dict[str, object], checkpoint: int = 2) -> Path:
-    """Leave a folder as a killed run does."""
-    saved = run / "checkpoints" / "CKPT+2026-11-20+12-00-00+00"
-    saved.mkdir(parents=True)
-    (saved / "brain.ckpt").write_text(json.dumps({"optimizer_step": checkpoint}))
-    (run / "train_log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    return run
-
-
-@pytest.mark.parametrize(
-    ("records", "started", "phase"),
-    [
-        ([], 0, "starting"),
-        ([STEP_2], 2e10, "starting"),
-        ([STEP_2], 0, "training"),
-        ([STEP_2, STEP_3], 0, "validating"),
-        ([STEP_2, STEP_3, EPOCH_1], 0, "training"),
-        ([STEP_2, STEP_3, EPOCH_1, EPOCH_2], 0, "testing"),
-    ],
-)
-def test_it_tells_what_a_killed_run_was_doing(
-    records: list[dict[str, object]], started: float, phase: str, tmp_path: Path
-) -> None:
-    run = leave(tmp_path / "run", *records)
-    kill = examine(run, started=started, epoch_ends=EPOCH_ENDS)
-    last = records[-1] if records else {"epoch": 0, "step": 0}
-    assert kill == Kill("run", int(str(last["epoch"])), int(str(last["step"])), phase, 2)
-    assert kill.row(1).endswith(f"{phase:10}  step 2")
-
-
-def test_a_folder_that_is_begun_is_a_save(tmp_path: Path) -> None:
-    run = leave(tmp_path / "run", STEP_2, STEP_3)
-    (run / "checkpoints" / f"{UNFINISHED}CKPT").mkdir()
-    assert examine(run, started=0, epoch_ends=EPOCH_ENDS).phase == "saving"
 
 
 def save(run: Path, model: torch.nn.Module) -> Path:
@@ -82,12 +41,6 @@ def test_it_sees_a_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert judge([], {"other": [loss, parameter]}, tmp_path) == 1
     assert "other: bias" in capsys.readouterr().out
     assert other.exists()
-
-
-def test_what_follows_the_yaml_is_train_pys() -> None:
-    options = parse(["--kills", "2", "hparams/ctc.yaml", "--seed=7"])
-    assert (options.kills, options.seed) == (2, 0)
-    assert options.training == ["hparams/ctc.yaml", "--seed=7"]
 
 
 @pytest.mark.slow

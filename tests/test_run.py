@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torchaudio.functional
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.averaging import read_averaged
-from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.hparams import parse_command
@@ -27,9 +24,8 @@ from sbkit.evaluate.utterances import hash_references, read_utterances
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
-from sbkit.text.normalize import normalize, table_to_store
+from sbkit.text.normalize import normalize
 from sbkit.train.run import Run
-from tests.processes import Process
 from tests.runs import (
     ROOT,
     Workplace,
@@ -179,41 +175,6 @@ def test_the_same_command_again_does_not_train_again(finished: Path, workplace: 
         assert again[name] == summary[name], name
     assert (finished / "wer_test.txt").read_text(encoding="utf-8") == scored
     assert read_log(finished / "train_log.jsonl") == log
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_digits(
-    finished: Path, workplace: Workplace, tmp_path: Path
-) -> None:
-    yaml, run = tmp_path / "own.yaml", tmp_path / "run"
-    text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
-    yaml.write_text(re.sub(r"(?m)^(ckpt_interval_minutes:) 15", r"\1 0.0001", text))
-    command = workplace.command(run, "--check=false", yaml=str(yaml))
-    kill_in_second_epoch(Process(command, SBKIT_CACHE=workplace.cache), run)
-    assert len(figures(run, "epoch")) == 1
-    last = Checkpointer(run / "checkpoints").find_checkpoint()
-    assert last is not None
-    assert last.meta["end-of-epoch"] is False
-    assert last.meta["normalizer"] == table_to_store("en")
-
-    done = workplace.train_forked(run, "--check=false", yaml=str(yaml))
-    assert done.returncode == 0, done.stderr
-    for kind in ("step", "epoch", "test"):
-        assert figures(run, kind) == figures(finished, kind)
-    expected = last_parameters(finished)
-    for name, value in last_parameters(run).items():
-        assert torch.equal(value, expected[name]), name
-    scores = [read_json(each / "summary.json")["test"] for each in (run, finished)]
-    assert scores[0] == scores[1]
-
-
-def kill_in_second_epoch(process: Process, run: Path) -> None:
-    """Kill a run as soon as it has logged two steps of its second epoch."""
-    while process.poll() is None:
-        if sum(each["epoch"] == 2 for each in figures(run, "step")) >= 2:
-            process.kill()
-        time.sleep(0.002)
-    assert process.wait() == -signal.SIGKILL
 
 
 # -- a run that learns ---------------------------------------------------------------------------
@@ -471,9 +432,11 @@ def test_every_yaml_takes_a_step(
 
 @pytest.mark.parametrize("yaml", RECOGNIZERS, ids=lambda yaml: yaml.stem)
 def test_every_yaml_has_the_knobs_of_the_one_recipe(yaml: Path) -> None:
-    """In one order; a large model may have more of them."""
-    plain = list(read_document(ROOT / "hparams/ctc.yaml").root)
-    assert [key for key in read_document(yaml).root if key in plain] == plain
+    """In one order, but for what SpeechBrain's Transformer does not do."""
+    knobs = list(read_document(ROOT / "hparams/ctc.yaml").root)
+    if yaml.stem == "ctc_speechbrain":
+        knobs.remove("gradient_checkpointing")
+    assert list(read_document(yaml).root) == knobs
 
 
 # -- two processes -------------------------------------------------------------------------------
