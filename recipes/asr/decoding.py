@@ -24,12 +24,22 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
 from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import CONFIDENCE_FILE, GREEDY
-from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, label_words
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
+from sbkit.decoding.confidence import (
+    CONFIDENCE_FILE,
+    GREEDY,
+    LabeledWords,
+    fit_confidence,
+    label_words,
+)
+from sbkit.decoding.ctc_decoder import (
+    CtcDecoder,
+    DecoderInput,
+    DecoderPool,
+    Recognized,
+    raise_errors,
+)
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
-from sbkit.decoding.pool import DecoderPool, raise_errors
 from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank

@@ -16,12 +16,14 @@ UNKNOWN = 1 << 40  # frames; at 768 kHz more than two weeks, and so no length at
 RF64_HEADER = 80  # bytes, the shortest: riff 12, ds64 36, fmt 24, data 8
 LONGEST_OGG_PAGE = 65_307  # bytes (RFC 3533)
 
-# Where recordings begin: a FLAC, with the size of its first block; in Ogg a page that is marked as
-# a first one. Behind a page that is not, such a page begins another recording.
-_FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
+# Where recordings begin: a FLAC, with the size of its first block; an MP3, at a frame whose tag has
+# the number of frames; in Ogg a page that is marked as a first one, behind a page that is not.
+_BEGIN = {
+    "FLAC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
+    "MP3": re.compile(rb"\xff[\xe0-\xff](?s:.{11}|.{19}|.{34})(?:Xing|Info)"),
+}
 _OGG_PAGE = re.compile(rb"OggS\x00[\x00\x01\x04\x05]")
 _OGG_FIRST_PAGE = re.compile(rb"OggS\x00[\x02\x03\x06\x07]")
-_XING = (13, 21, 36)  # bytes from the first frame's begin to its tag with the number of frames
 
 # Formats of which half a file may look like a whole one: their header declares no length, or in a
 # way of its own, and no corpus of speech is kept in them.
@@ -55,21 +57,13 @@ def holds_several(path: Path, kind: str) -> bool:
 
     Of wav and AIFF it refuses such files itself.
     """
-    if kind not in ("OGG", "MP3", "FLAC"):
+    if kind not in ("OGG", *_BEGIN):
         return False
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        if kind == "FLAC":
-            return len(_FLAC.findall(content)) > 1
-        if kind == "OGG":
-            page = _OGG_PAGE.search(content)
-            return page is not None and _OGG_FIRST_PAGE.search(content, page.start()) is not None
-        tags = (tag.start() for tag in re.finditer(b"Xing|Info", content))
-        begins = ([content[max(0, tag - gap) : tag] for gap in _XING] for tag in tags)
-        return sum(any(map(_is_mp3_frame, each)) for each in begins) > 1
-
-
-def _is_mp3_frame(content: bytes) -> bool:
-    return len(content) > 1 and content[0] == 0xFF and content[1] >= 0xE0
+        if kind in _BEGIN:
+            return len(_BEGIN[kind].findall(content)) > 1
+        page = _OGG_PAGE.search(content)
+        return page is not None and _OGG_FIRST_PAGE.search(content, page.start()) is not None
 
 
 def _ogg_is_truncated(path: Path) -> bool:

@@ -111,23 +111,25 @@ class RealSteps:
     def take(self, batch: MicroBatch) -> float:
         """Take a step, and return its seconds, reading its audio included.
 
-        Raises SbkitError: an optimizer cannot update the parameters.
+        Raises SbkitError: a part or an optimizer fails on this device.
         """
         begun = time.perf_counter()
         if not self._accumulates:
             self._brain.modules.zero_grad(set_to_none=True)
         self._brain.train_mode()
-        loss = training_loss(self._brain, _collate(self._loader, batch).to(self._brain.device))
-        torch.autograd.backward(loss.sums.sum())
+        device = self._brain.device
         try:
+            loss = training_loss(self._brain, _collate(self._loader, batch).to(device))
+            torch.autograd.backward(loss.sums.sum())
             for optimizer in self._optimizers:
                 optimizer.step()
-        except torch.OutOfMemoryError:
+        except (SbkitError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever an optimizer raises of what it cannot update
+        except Exception as error:  # whatever a part or an optimizer raises on this device
             raise SbkitError(
-                "`opt_class` must be able to update all parameters of the model, but raised "
-                f"{type(error).__name__} ({error}). Choose another optimizer, or other parameters."
+                f"A step of training must run on {device}, but raised {type(error).__name__} "
+                f"({str(error).partition(chr(10))[0]}). Correct the part that it names; a tensor "
+                "on another device must be a buffer of a module in `model`, or be moved."
             ) from error
         return _seconds_since(begun, self._brain.device)
 

@@ -17,7 +17,6 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
-from sbkit.check.model.watch import MoveWatch
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import load_hparams, overridden_document, read_knobs
 from sbkit.data.corpora.splits import Splits
@@ -56,7 +55,6 @@ class PlannedRun:
         self.document: Document = read_document(yaml_file)
         self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
         self.parts: dict[str, Any] = {}
-        self.moved = MoveWatch()  # of the Brain
         self.faults: dict[str, SbkitError] = {}
         self._closing = ExitStack()
         self._scratch = self._closing.enter_context(scratch_folder("sbkit-check"))
@@ -155,14 +153,13 @@ class PlannedRun:
     def make_brain(self, placement: Placement) -> Brain:
         """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
         self.run.hparams = self.hparams | {"model": self.model}
-        with self.moved:
-            return self._make_brain(self.run, placement)
+        return self._make_brain(self.run, placement)
 
-    def build_again(self) -> tuple[Brain, dict[str, Any]]:
+    def build_again(self) -> Brain:
         """Build the objects of the YAML and the Brain once more."""
         run = Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
         run.hparams = self._build()
-        return self._make_brain(run, resolve("cpu", "fp32")), run.hparams
+        return self._make_brain(run, resolve("cpu", "fp32"))
 
     @property
     def count(self) -> Count:

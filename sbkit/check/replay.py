@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
-from sbkit.check.model.watch import tensors_in
+from sbkit.check.model.dry_run import tensors_in
 from sbkit.checkpoint.comparison import check_same_model
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.checkpoint.integrity import reading

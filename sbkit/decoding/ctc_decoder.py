@@ -1,13 +1,32 @@
-"""From the log-probabilities of a clip to its text, and its words with times and confidences."""
+"""From the log-probabilities of clips to their text, and their words with times and confidences.
 
+A beam search is Python, of which a process runs one thread at a time, so `DecoderPool` decodes many
+clips in several processes.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
+from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import GreedySearch
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.text.word import Word
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
+
+MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
+MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,3 +83,90 @@ class CtcDecoder:
             return Recognized(text)
         words = self.aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
         return Recognized(text, tuple(word.later(clip.begin) for word in words))
+
+
+_own: CtcDecoder  # of a process of the pool
+
+
+class DecoderPool:
+    """Decode clips as one decoder does; processes are started once there are many frames."""
+
+    def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
+        """Take a decoder, and the number of processes that there may be."""
+        self.decoder, self._count = decoder, min(processes, MOST_PROCESSES)
+        self._starting = threading.Lock()
+        self._processes: ProcessPoolExecutor | None = None
+        self._frames = 0
+
+    def decode(
+        self, clips: Sequence[DecoderInput], *, times: bool
+    ) -> list[Recognized | SbkitError]:
+        """Return the text of each clip, or why it cannot be decoded; ``times``: of its words, too.
+
+        Raises SbkitError where a process is killed.
+        """
+        self._frames += sum(len(clip.log_probs) for clip in clips)
+        if self._count < 2 or self._frames < MANY_FRAMES or not self.decoder.is_python:
+            return [_attempt(self.decoder, times, clip) for clip in clips]
+        from loky.process_executor import BrokenProcessPool
+
+        try:
+            return list(self._started().map(partial(_decode, times), clips))
+        except BrokenProcessPool as error:
+            self.close()
+            raise SbkitError(
+                f"The {self._count} processes that decode must run to their end, but one was "
+                "killed, perhaps for its memory. Pass --decoder greedy, or free memory."
+            ) from error
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._starting:
+            if self._processes is not None:
+                self._end()
+                self._processes = None
+
+    def _started(self) -> "ProcessPoolExecutor":
+        # multiprocessing's own would import the main module of the program again, which may lack
+        # a guard for that; and a fork copies locks that threads hold.
+        from loky import ProcessPoolExecutor
+
+        with self._starting:
+            if self._processes is None:
+                made = ProcessPoolExecutor(self._count, initializer=_keep, initargs=(self.decoder,))
+                # Also for a program that never closes it: loky's own exit handler fails loudly.
+                self._end = weakref.finalize(self, _end, made, os.getpid())
+                self._processes = made
+            return self._processes
+
+
+def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
+    """End the processes, but not from a fork of the process that owns them."""
+    if os.getpid() == owner:
+        processes.shutdown(kill_workers=True)
+
+
+def _keep(decoder: CtcDecoder) -> None:
+    global _own
+    _own = decoder
+
+
+def _decode(times: bool, clip: DecoderInput) -> Recognized | SbkitError:
+    return _attempt(_own, times, clip)
+
+
+def _attempt(decoder: CtcDecoder, times: bool, clip: DecoderInput) -> Recognized | SbkitError:
+    try:
+        return decoder.decode(clip, times=times)
+    except SbkitError as error:
+        return error
+
+
+def raise_errors(found: Iterable[Found | SbkitError]) -> list[Found]:
+    """Return the results of all clips; raise the first error among them."""
+    results = list[Found]()
+    for each in found:
+        if isinstance(each, SbkitError):
+            raise each
+        results.append(each)
+    return results

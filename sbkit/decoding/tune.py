@@ -96,18 +96,13 @@ def tune(
     choices = [names]
     if "token" in names and _unknown_share(decoder, utterances, add) > MOST_UNKNOWN:
         choices.append([name for name in names if name not in OF_WORDS])
-    aim = _both_rates if by_words else _character_rate
+
+    def aim(scores: Scores) -> float:
+        return scores.wer + scores.cer if by_words else scores.cer
+
     tuned = [_choose(decoder, utterances, each, aim, add, ping) for each in choices]
     best = min(tuned, key=lambda each: aim(each.scores))
     return replace(best, by_words=by_words)
-
-
-def _both_rates(scores: Scores) -> float:
-    return scores.wer + scores.cer
-
-
-def _character_rate(scores: Scores) -> float:
-    return scores.cer
 
 
 def _unknown_share(decoder: BeamDecoder, utterances: Sequence[TuningUtterance], add: Add) -> float:

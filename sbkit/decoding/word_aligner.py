@@ -13,7 +13,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.alignment import TimedWord, WordOffsets, frames_needed, time_words
 from sbkit.decoding.confidence import (
     Confidence,
-    Floats,
+    WordFeatures,
     agreement,
     features_of_audio,
     features_of_language,
@@ -23,14 +23,6 @@ from sbkit.decoding.spelling import Spelling
 from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
-
-
-@dataclass(frozen=True)
-class WordFeatures:
-    """The words of an utterance, and their features by name, (W,) each."""
-
-    words: tuple[TimedWord, ...]
-    features: dict[str, Floats]
 
 
 @dataclass(frozen=True, kw_only=True)

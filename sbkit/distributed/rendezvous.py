@@ -38,8 +38,7 @@ class Place:
 def is_single_process(environment: Mapping[str, str]) -> bool:
     """Return whether nothing says that this is one process of several."""
     single = {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    others = {name for name, text in single.items() if environment.get(name, text) != text}
-    return "RANK" not in environment and not others
+    return "RANK" not in environment and single.items() <= {**single, **environment}.items()
 
 
 def read_place(environment: Mapping[str, str]) -> Place:

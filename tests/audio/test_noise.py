@@ -1,7 +1,6 @@
 """Noise has the ratio that is declared, rooms keep the power, and padding stays silent."""
 
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio import noise
-from sbkit.audio.augment import Compose
 from sbkit.audio.noise import AddNoise, AddReverb
 from sbkit.base.errors import SbkitError
 
@@ -87,31 +85,6 @@ def test_a_room_keeps_place_and_power(tmp_path: Path, prompts: list[Tensor]) -> 
         expected = expected[:length] * (clean.norm() / expected[:length].norm())
         torch.testing.assert_close(heard[:length], expected, rtol=0.0, atol=1.0)
         assert not heard[length:].any()
-
-
-def test_rooms_are_convolved_with_few_sizes(noises: Path) -> None:
-    """A GPU keeps a plan of each; on the CPU sizes of small factors take a seventh of the time."""
-    reverb, sizes = AddReverb(folder=str(noises), prob=1.0), set[int]()
-
-    def noting(*inputs: Tensor, n: int) -> Tensor:
-        sizes.add(n)
-        return rfft(*inputs, n=n)
-
-    rfft = torch.fft.rfft
-    with patch.object(torch.fft, "rfft", noting):
-        for samples in range(20_000, 21_000, 37):
-            reverb(torch.randn(1, samples), torch.tensor([samples]))
-    assert len(sizes) <= 3
-
-
-def test_parts_are_composed_in_order(noises: Path) -> None:
-    audio, lengths = torch.randn(3, 900), torch.tensor([900, 500, 20])
-    parts = [AddReverb(folder=str(noises), prob=1.0), AddNoise(folder=str(noises), prob=1.0)]
-    torch.manual_seed(0)
-    together, _ = Compose(parts=parts)(audio, lengths)
-    torch.manual_seed(0)
-    expected, _ = parts[1](*parts[0](audio, lengths))
-    assert torch.equal(together, expected)
 
 
 def test_of_a_large_folder_files_are_taken_evenly(

@@ -3,7 +3,6 @@
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,32 +64,6 @@ class RunningMeanFrontEnd(ConvFrontEnd):
         return centred
 
 
-class Means:
-    """Numbers in an object that is no module."""
-
-    def __init__(self) -> None:
-        self.means: list[Tensor] = []
-
-
-class HoldingFrontEnd(ConvFrontEnd):
-    """Learns means, and has them in an object, a mapping and an array."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.held: Any = Means()
-        self.table, self.array = {"mean": torch.zeros(1)}, np.zeros(1, np.float32)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if self.training:
-            mean = x.mean().detach().cpu()
-            self.held.means.append(mean)
-            self.table["mean"] = mean
-            self.array += mean.numpy()
-        known = self.table["mean"] + sum(self.held.means) + torch.from_numpy(self.array)
-        centred: tuple[Tensor, Tensor] = super().forward(x - known.to(x.device), lengths)
-        return centred
-
-
 class ClosingFrontEnd(ConvFrontEnd):
     """Learns a mean, and has it in a closure."""
 
@@ -108,14 +81,6 @@ class ClosingFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         centred: tuple[Tensor, Tensor] = super().forward(self.centred(x), lengths)
         return centred
-
-
-class PlacedFrontEnd(ConvFrontEnd):
-    """Makes a ramp where it is not asked for: on a GPU, beside what it is added to."""
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        tilted: tuple[Tensor, Tensor] = super().forward(x + torch.arange(x.shape[2]), lengths)
-        return tilted
 
 
 class AttachedFrontEnd(ConvFrontEnd):

@@ -10,6 +10,7 @@ import torch
 
 from recipes.asr.recipe import ASR
 from sbkit.check import cost
+from sbkit.check.check import check_planned_run
 from sbkit.check.cost import RealSteps, brain_in_place, check_cost, measure_cost
 from sbkit.check.planned_run import PlannedRun
 from sbkit.cli import run
@@ -59,6 +60,20 @@ def test_a_step_updates_the_model(planned: PlannedRun) -> None:
         after = list(brain.modules.parameters())
         assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_a_step_that_fails_on_the_device_is_found(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a tensor of a part stays on the CPU, which only the run's own device shows."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Expected all tensors to be on the same device")
+
+    monkeypatch.setattr(cost, "training_loss", fail)
+    (finding,) = check_planned_run(planned, [check_cost])
+    assert (finding.where, finding.stops) == (planned.place("model"), True)
+    assert "raised RuntimeError (Expected all tensors to be on the same device" in finding.effect
 
 
 def test_a_full_disk_and_a_full_memory_are_found(

@@ -144,21 +144,6 @@ def test_a_text_is_scored_as_in_training_and_as_token_by_token() -> None:
     assert long.score([()]) == [pytest.approx(float(steps[0][model.vocabulary.eos]), abs=1e-5)]
 
 
-def test_a_text_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = tiny(), list[int]()
-    whole = model.decoder_log_probs
-
-    def counting(tokens: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        asked.append(len(tokens))
-        return whole(tokens, *others)
-
-    monkeypatch.setattr(model, "decoder_log_probs", counting)
-    (attention,) = attend(model, torch.randn(1, 5, 16), torch.tensor([5]))
-    first = attention.score([(4,), (5,), (4,)])
-    assert attention.score([(5,), (6,)])[0] == first[1]
-    assert asked == [2, 1]
-
-
 def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> None:
     with pytest.raises(SbkitError, match="must be none or rescore or joint, but is aloud"):
         BeamDecoder(tokenizer=None, language_models="x", attention="aloud")  # type: ignore[arg-type]

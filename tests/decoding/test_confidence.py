@@ -10,11 +10,14 @@ from sbkit.decoding.alignment import TimedToken, TimedWord, WordOffsets
 from sbkit.decoding.confidence import (
     Confidence,
     Floats,
+    LabeledWords,
     agreement,
     features_of_audio,
     features_of_language,
+    fit_confidence,
+    fit_logistic,
+    label_words,
 )
-from sbkit.decoding.confidence_fit import LabeledWords, fit_confidence, fit_logistic, label_words
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
@@ -80,13 +83,6 @@ def test_the_prior_is_that_of_the_ridge() -> None:
     residuals = right - 1 / (1 + np.exp(-features @ weights - bias))
     assert (features.T @ residuals).tolist() == pytest.approx((2.0 * weights).tolist(), abs=1e-6)
     assert residuals.sum() == pytest.approx(0, abs=1e-6)
-
-
-def test_words_that_a_feature_tells_apart_wholly_keep_finite_weights() -> None:
-    right = np.arange(60) % 2 == 0
-    bias, weights = fit_logistic(np.where(right, 1.0, -1.0)[:, None], right)
-    assert 1 < weights[0] < 10
-    assert abs(bias) < 1e-6
 
 
 # -- fitting -------------------------------------------------------------------------------------

@@ -264,14 +264,6 @@ def test_a_hotword_that_no_text_had_is_heard(tmp_path: Path, tokenizer: Tokenize
     assert heard(plain, log_probs) != "call lam"
 
 
-def test_a_list_that_is_not_spoken_changes_nothing(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    plain = BeamDecoder(tokenizer=tokenizer, language_models=trained(tmp_path, tokenizer))
-    expecting = plain.with_hotwords(["trondheim", "the lord of the land", "nordic"])
-    for text in TEXTS:
-        log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
-        assert heard(expecting, log_probs) == heard(plain, log_probs)
-
-
 @pytest.mark.parametrize("kind", ["greedy", "hotwords", "rescore"])
 def test_frames_in_pieces_are_decoded_as_the_whole_clip(
     tmp_path: Path, tokenizer: Tokenizer, kind: str

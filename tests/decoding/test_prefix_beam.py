@@ -1,7 +1,6 @@
 """A beam without bounds finds what adding up all paths finds, whatever scores it adds."""
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import replace
 from math import inf
 
@@ -163,22 +162,6 @@ def test_a_bounded_beam_keeps_the_best_prefixes_of_each_frame(size: int) -> None
             expected, key=expected.__getitem__, reverse=True
         )
         assert [each.score for each in found] == pytest.approx(sorted(expected.values())[::-1])
-
-
-def test_frames_in_pieces_give_what_the_whole_clip_gives() -> None:
-    """However they are cut; and a state stays as it is when it is advanced."""
-    scorer, _ = all_at_once(CHARACTERS)
-    search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=4), scorer=scorer)
-    drawn = np.random.default_rng(1)
-    for log_probs in np.split(np.concatenate(random_matrices(350, seed=9)), 35):
-        places = np.sort(drawn.integers(0, len(log_probs) + 1, drawn.integers(0, 9)))
-        states = [search.start()]
-        for piece in np.split(log_probs, places):
-            states.append(search.advance(states[-1], piece))
-        assert search.finish(states[-1]) == search.decode(log_probs)
-        assert copy(states[-1]) == search.advance(search.start(), log_probs)
-        for place, state in zip(places, states[1:], strict=False):
-            assert search.finish(state) == search.decode(log_probs[:place])
 
 
 def test_tokens_below_the_threshold_are_not_appended_but_the_best_one_is() -> None:

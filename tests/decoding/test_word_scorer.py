@@ -53,22 +53,6 @@ def test_a_spelling_pays_for_the_unknown_word_when_it_leaves_the_lexicon() -> No
     assert added[2:4] == [0, 0]
 
 
-def test_a_word_costs_the_same_however_it_is_cut_into_pieces() -> None:
-    of_pieces = scorer_of(("<blank>", "▁", "a", "b", "▁a", "ab", "▁ab"))
-    cuts = ([6, 1, 3, 3], [4, 3, 1, 3, 3], [1, 5, 1, 3, 3], [1, 2, 3, 1, 3, 3])  # "ab bb"
-    totals = [sum(scores(of_pieces, cut)) for cut in cuts]
-    assert totals == pytest.approx([sum(scores(scorer_of(), [A, B, SPACE, B, B]))] * 4)
-
-
-def test_added_words_are_known_to_the_scorer_they_were_added_to_alone() -> None:
-    plain, added = scorer_of(), scorer_of(words=["abba", "ab"])
-    abba = [A, B, B, A]
-    lm = log_prob("<unk>") + MODEL.score(MODEL.score(MODEL.start, 0)[1], 2)[0]
-    assert sum(scores(added, abba)) == pytest.approx(lm + 0.25)
-    assert sum(scores(plain, abba)) == pytest.approx(lm + 0.25 - 7)
-    assert sum(scores(added, [A, B])) == pytest.approx(sum(scores(plain, [A, B])))
-
-
 def test_a_model_without_a_word_that_can_be_spelled_is_refused() -> None:
     with pytest.raises(SbkitError, match="must have words that the tokenizer can spell, but has"):
         make_lexicon(random_model(("xyz", "aé"), seed=0), spelling(CHARACTERS))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sbkit.base.errors import SbkitError
-from sbkit.distributed import device as device_file
 from sbkit.distributed.device import (
     Placement,
     check_precision,
@@ -20,7 +19,6 @@ NONSENSE: list[Any] = [
     *("cuda0", "gpu", "cuda:", "cuda:-1", "CPU", "", " cpu", "cuda:01", "cuda:²", "cuda\n", "meta"),
     *(None, 0, torch.device("meta")),
 ]
-OBJECTS = ["cpu", "cpu:0", "cuda", "cuda:1", "mps:0", "xpu:2"]
 
 
 @pytest.fixture
@@ -40,11 +38,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", GOOD)
 def test_a_string_of_an_allowed_form_is_a_device(text: str) -> None:
     assert parse_device(text) == torch.device(text)
-
-
-@pytest.mark.parametrize("text", OBJECTS)
-def test_a_torch_device_is_taken_as_it_is(text: str) -> None:
-    assert parse_device(torch.device(text)) == torch.device(text)
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
@@ -102,35 +95,6 @@ def test_all_processes_on_one_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(SbkitError, match="is cuda:2 where torch sees 2 devices"):
         resolve("cuda", "fp32")
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
-def test_a_place_that_is_no_number_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "abc")
-    with pytest.raises(SbkitError, match=f"{name} must be a whole number, but is 'abc'"):
-        resolve("cuda", "fp32")
-
-
-PLACEMENTS = [("cuda:1", "fp16", True), ("cuda:1", "bf16", False), ("cpu", "fp32", False)]
-
-
-@pytest.mark.parametrize(("text", "precision", "scales"), PLACEMENTS)
-def test_autocast_and_scaler_get_only_the_type(
-    monkeypatch: pytest.MonkeyPatch, text: str, precision: str, scales: bool
-) -> None:
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(torch, "autocast", lambda *args, **options: seen.append((args, options)))
-    monkeypatch.setattr(
-        device_file, "GradScaler", lambda *args, **options: seen.append((args, options))
-    )
-    placement = Placement(torch.device(text), precision)
-    placement.autocast()
-    placement.grad_scaler()
-    (autocast, enabled), (scaler, scaling) = seen
-    assert autocast[0] == scaler[0] == text.partition(":")[0]
-    assert enabled == {"enabled": precision != "fp32"}
-    assert scaling == {"enabled": scales}
 
 
 @pytest.mark.parametrize(

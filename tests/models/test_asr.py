@@ -1,7 +1,7 @@
 """One asr_model for sbkit's parts and SpeechBrain's, which owns nothing and checks everything."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import speechbrain.lobes.features as sb_features
@@ -132,23 +132,6 @@ def test_every_family_of_parts_trains(
     assert all(parameter.grad is not None for parameter in trained)
 
 
-@pytest.mark.parametrize(("family", "kind"), FAMILIES)
-def test_what_pads_the_labels_is_not_read(family: Callable[..., Parts], kind: str) -> None:
-    torch.manual_seed(0)
-    parts = family(kind, 1)
-    model = asr_model(parts)
-    model.model.eval()
-    audio, samples, tokens, _ = speech()
-    whole = model.run(audio, samples, tokens=tokens, return_intermediate=False)
-    part = model.run(audio[1:], samples[1:], tokens=tokens[1:, :2], return_intermediate=False)
-    logits, shorter = whole.logits, part.logits
-    assert logits is not None and shorter is not None
-    torch.testing.assert_close(logits[1:, :3], shorter, rtol=0.0, atol=1e-5)
-    assert shorter.shape == (1, 3, LABELS.size)
-    states, _ = model.encode(audio, samples)
-    torch.testing.assert_close(states, whole.states)
-
-
 def test_the_middle_of_the_encoder_is_read_by_the_same_head() -> None:
     torch.manual_seed(0)
     model = asr_model(ours("conformer", 0))
@@ -178,16 +161,6 @@ def test_a_transformer_without_a_middle_refuses_to_give_it() -> None:
     audio, samples, _, _ = speech()
     with pytest.raises(SbkitError, match="inter_ctc_weight"):
         model.run(audio, samples, tokens=None, return_intermediate=True)
-
-
-def test_the_decoder_starts_with_bos_and_reads_the_labels_after_it() -> None:
-    parts = ours()
-    audio, samples, tokens, _ = speech()
-    model = asr_model(parts)
-    out = model.run(audio, samples, tokens=tokens, return_intermediate=False)
-    read = torch.tensor([[LABELS.bos, 4, 5, 6, 6], [LABELS.bos, 7, 8, 0, 0]])
-    decoded = cast(Transformer, parts["Transformer"]).decode(read, out.states, out.frame_lengths)
-    torch.testing.assert_close(parts["seq_lin"](decoded), out.logits)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.normalize import GlobalNorm
@@ -40,13 +39,3 @@ def test_an_utterance_without_a_frame_passes() -> None:
     x, lengths = front_end()(torch.zeros(2, 9, 20), torch.tensor([9, 0]))
     assert lengths.tolist() == [3, 0]
     assert x.isfinite().all()
-
-
-def test_gradients_reach_every_parameter_and_no_statistic() -> None:
-    part = front_end()
-    out: Tensor = part(torch.randn(2, 30, 20), torch.tensor([30, 17]))[0]
-    (out * torch.randn_like(out)).sum().backward()
-    for name, parameter in part.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.any(), name
-    assert not any(name.startswith("normalize") for name, _ in part.named_parameters())

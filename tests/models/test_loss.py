@@ -35,18 +35,6 @@ def test_ctc_is_the_sum_over_all_alignments(labels: list[int]) -> None:
     assert loss.counts.tolist() == [len(labels)]
 
 
-def test_ctc_is_torchs_for_every_length_of_a_batch() -> None:
-    log_probs = scores(3, 20, 6)
-    frames, counts = torch.tensor([20, 13, 9]), torch.tensor([5, 2, 4])
-    tokens = torch.tensor([[1, 2, 2, 5, 4], [3, 3, 0, 0, 0], [4, 1, 4, 1, 0]])
-    loss = ctc(log_probs, frames, tokens, counts, BLANK)
-    for n in range(3):
-        alone = torch.nn.functional.ctc_loss(
-            log_probs[n, : frames[n]], tokens[n, : counts[n]], frames[n], counts[n], reduction="sum"
-        )
-        torch.testing.assert_close(loss.sums[n], alone)
-
-
 def test_the_frames_that_ctc_needs() -> None:
     tokens = torch.tensor([[1, 2, 3, 0], [1, 1, 1, 0], [2, 2, 1, 1], [5, 0, 0, 0], [0, 0, 0, 0]])
     counts = torch.tensor([3, 3, 4, 1, 0])

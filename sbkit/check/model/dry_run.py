@@ -4,24 +4,23 @@ It leaves gradients, buffers, modes and random numbers as they were.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.model.walk import differing, reached
-from sbkit.check.model.watch import UseWatch, tensors_in
+from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Keys
 from sbkit.data.batches.batch import TextCollate, UtteranceDataset
-from sbkit.models.frame_conv import FrameConv
-from sbkit.models.normalize import GlobalNorm
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.buffers import unchanged
 from sbkit.train.ddp import TRIES
@@ -30,14 +29,6 @@ from sbkit.train.step import as_loss, training_loss
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
 LONGER = 1.5  # times as long, where there is one
 NAME = "dry_run"
-
-
-class ShapeMismatchError(Exception):
-    """A module is given another size than it takes; giver: the module that gave it."""
-
-    def __init__(self, taker: Keys, takes: int, giver: Keys | None, gives: int) -> None:
-        super().__init__(f"{taker} takes {takes} and is given {gives} by {giver}")
-        self.taker, self.takes, self.giver, self.gives = taker, takes, giver, gives
 
 
 @dataclass(frozen=True)
@@ -53,20 +44,15 @@ class DryRun:
     """What a small step showed.
 
     ran: ids of the modules that were called; trained: ids of the parameters that got a gradient;
-    unmoved: ids of tensors that were used with others without being moved; foreign: parameters that
-    were used and are in no module of the Brain, each with the modules that were running, the
-    innermost last; on_cpu: likewise the functions that made tensors where no device was named, to
-    be used with others;
-    made: parts that were not there before; unsaved: what the step changed, on which an evaluation
-    depends, and which no checkpoint holds.
+    foreign: parameters that were used and are in no module of the Brain, each with the modules that
+    were running, the innermost last; made: parts that were not there before; unsaved: what the step
+    changed, on which an evaluation depends, and which no checkpoint holds.
     """
 
     broken: StepFailure | None
     ran: frozenset[int]
     trained: frozenset[int]
-    unmoved: frozenset[int]
     foreign: tuple[tuple[nn.Parameter, tuple[Keys, ...]], ...]
-    on_cpu: frozenset[tuple[str, tuple[Keys, ...]]]
     made: tuple[Keys, ...] = ()
     unsaved: tuple[Keys, ...] = ()
 
@@ -86,17 +72,16 @@ def dry_run(planned: PlannedRun) -> DryRun:
 
 def _dry_run(planned: PlannedRun) -> DryRun:
     brain, batch = planned.brain, small_batch(planned)
-    everything = reached(planned)
-    names = {id(each): keys for keys, each in everything if isinstance(each, nn.Module)}
-    still = (each for _, each in everything if isinstance(each, Tensor))
-    trace = StepTrace(names)
-    watch = UseWatch((each for each in still if each not in planned.moved), lambda: trace.inside)
+    trace = StepTrace(
+        {id(each): keys for keys, each in reached(planned) if isinstance(each, nn.Module)}
+    )
+    used = UsedParameters(trace.inside)
     stance: Any = torch.compiler.set_stance  # compiled parts fail beneath what watches them
     eager = stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     made: tuple[Keys, ...] = ()
     unsaved: tuple[Keys, ...] = ()
     with eager, unchanged(brain.modules, brain.device), trace.hooked():
-        broken = _train(brain, batch, trace, watch) or _evaluate(brain, batch, trace, watch)
+        broken = _train(brain, batch, trace, used) or _evaluate(brain, batch, trace, used)
         trained = {id(each) for each in brain.modules.parameters() if each.grad is not None}
         if not broken:
             made, unsaved = _not_in_a_checkpoint(planned, batch)
@@ -105,9 +90,7 @@ def _dry_run(planned: PlannedRun) -> DryRun:
         broken=broken,
         ran=frozenset(trace.ran),
         trained=frozenset(trained),
-        unmoved=frozenset(watch.unmoved),
-        foreign=tuple(each for key, each in watch.used.items() if key not in owned),
-        on_cpu=frozenset(each for key, each in watch.made.items() if key in watch.unmoved),
+        foreign=tuple(each for key, each in used.found.items() if key not in owned),
         made=made,
         unsaved=unsaved,
     )
@@ -118,7 +101,9 @@ def inactive(brain: Any) -> frozenset[int]:
     return frozenset(id(each) for part in brain.inactive for each in part.parameters())
 
 
-def _train(brain: Any, batch: Any, trace: "StepTrace", watch: UseWatch) -> StepFailure | None:
+def _train(
+    brain: Any, batch: Any, trace: "StepTrace", used: "UsedParameters"
+) -> StepFailure | None:
     """Take two steps, as the first may break the second, and more where layers were dropped."""
     off = inactive(brain)
     for number in range(TRIES):
@@ -129,7 +114,7 @@ def _train(brain: Any, batch: Any, trace: "StepTrace", watch: UseWatch) -> StepF
         brain.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         try:
-            with watch:
+            with used:
                 loss = training_loss(brain, batch)
             torch.autograd.backward(loss.sums.sum())
         except SbkitError:
@@ -140,12 +125,14 @@ def _train(brain: Any, batch: Any, trace: "StepTrace", watch: UseWatch) -> StepF
 
 
 @torch.no_grad()
-def _evaluate(brain: Any, batch: Any, trace: "StepTrace", watch: UseWatch) -> StepFailure | None:
+def _evaluate(
+    brain: Any, batch: Any, trace: "StepTrace", used: "UsedParameters"
+) -> StepFailure | None:
     """Evaluate the batch, for what only an evaluation uses."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
     try:
-        with watch:
+        with used:
             outputs = brain.compute_forward(batch, Stage.VALID)
             brain.compute_objectives(outputs, batch, Stage.VALID)
     except SbkitError:
@@ -162,18 +149,21 @@ def _not_in_a_checkpoint(
 
     Attributes count where the second one computes other losses.
     """
-    brain, (again, hparams) = planned.brain, planned.build_again()
-    state = brain.modules.state_dict()
-    lacking = again.modules.load_state_dict(state, strict=False).unexpected_keys
-    if lacking:
-        found, known = (dict(each.modules.named_modules()) for each in (brain, again))
-        places = {id(each): keys for keys, each in reached(planned)}
+    brain, again = planned.brain, planned.build_again()
+    lacking = again.modules.load_state_dict(brain.modules.state_dict(), strict=False)
+    found, known = (dict(each.modules.named_modules()) for each in (brain, again))
+    places = {id(each): keys for keys, each in reached(planned)}
+
+    def named(part: str, own: str) -> Keys:
+        return (*places.get(id(found[part]), ("model",)), own)
+
+    if lacking.unexpected_keys:
         made: dict[Keys, None] = {}
-        for name in lacking:
-            part, own = name, ""
+        for part in lacking.unexpected_keys:
+            own = ""
             while part not in known:
                 part, _, own = part.rpartition(".")
-            made[(*places.get(id(found[part]), ("model",)), own)] = None
+            made[named(part, own)] = None
         return tuple(made), ()
     again.modules.eval()
     again.on_stage_start(Stage.VALID, 1)
@@ -184,11 +174,21 @@ def _not_in_a_checkpoint(
         is_same = False
     if is_same:
         return (), ()
-    one, other = (
-        {key: each for key, each in all_.items() if isinstance(each, nn.Module)}
-        for all_ in (hparams, planned.hparams)
-    )
-    return (), tuple(differing(one, other))
+    changed = [
+        named(name, own)
+        for name, part in found.items()
+        for own in _changed_attributes(part, known[name])
+    ]
+    return (), tuple(changed or [("model",)])
+
+
+def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Yield the names of the numbers, arrays and tensors in which two modules differ."""
+    for name, value in vars(one).items():
+        if isinstance(value, Tensor | np.ndarray | int | float):
+            mine, theirs = (torch.as_tensor(vars(each).get(name, [])) for each in (one, other))
+            if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
+                yield name
 
 
 @torch.no_grad()
@@ -218,17 +218,29 @@ def small_batch(planned: PlannedRun) -> Any:
     return collate([shortest, *longer[:1]])
 
 
-class StepTrace:
-    """Follow a step from module to module: which ran, which is inside, and who gave what size.
+class UsedParameters(TorchFunctionMode):
+    """Note each parameter that a step uses, with the modules that are running."""
 
-    Raises ShapeMismatchError in a module that is given another size than it takes.
-    """
+    def __init__(self, inside: Sequence[Keys]) -> None:
+        super().__init__()
+        self._inside = inside
+        self.found: dict[int, tuple[nn.Parameter, tuple[Keys, ...]]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call, and note the parameters among the arguments."""
+        for each in tensors_in((*args, *(kwargs or {}).values())):
+            if isinstance(each, nn.Parameter) and id(each) not in self.found:
+                self.found[id(each)] = each, tuple(self._inside)
+        return func(*args, **(kwargs or {}))
+
+
+class StepTrace:
+    """Follow a step from module to module: which ran, and which are running."""
 
     def __init__(self, names: Mapping[int, Keys]) -> None:
         self._names = names
         self.inside: list[Keys] = []
         self.ran: set[int] = set()
-        self._given: list[tuple[Keys, set[int]]] = []
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -242,44 +254,17 @@ class StepTrace:
         return StepFailure(self.inside[-1] if self.inside else (), error)
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        name = self._names.get(id(module), (type(module).__name__,))
-        self.inside.append(name)
+        self.inside.append(self._names.get(id(module), (type(module).__name__,)))
         self.ran.add(id(module))
-        x, (axis, takes) = next(tensors_in(inputs), None), taken(module)
-        if takes and x is not None and x.ndim >= -axis and x.shape[axis] != takes:
-            gives = x.shape[axis]
-            raise ShapeMismatchError(name, takes, self._giver(gives, name), gives)
 
     def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        name = self.inside.pop()
-        made = [x.shape for x in tensors_in(output) if x.ndim]
-        sizes = {size for shape in made for size in (shape[-1], shape[2:].numel())}
-        # A part that returns what it is given, as SpecAugment does, sets no size.
-        passed = {x.shape[-1] for x in tensors_in(inputs) if x.ndim} if len(name) == 1 else set()
-        self._given.append((name, sizes - passed))
-
-    def _giver(self, size: int, taker: Keys) -> Keys | None:
-        """Find who last gave this size, another part before a module of the same part."""
-        named = [name for name, sizes in reversed(self._given) if size in sizes]
-        others = [name for name in named if name[0] != taker[0]]
-        return next(iter((*others, *named)), None)
+        self.inside.pop()
 
 
-def taken(module: nn.Module) -> tuple[int, int]:
-    """Return the axis of a module's input that has a fixed size, and the size; 0: none."""
-    match module:
-        case nn.Linear():
-            return -1, module.in_features
-        case FrameConv():
-            return -1, module.in_channels
-        case nn.LayerNorm():
-            return -1, module.normalized_shape[-1]
-        case nn.Conv1d():
-            return -2, module.in_channels
-        case nn.Conv2d():
-            return -3, module.in_channels
-        case nn.RNNBase():
-            return -1, module.input_size
-        case GlobalNorm():
-            return -1, len(module.mean)
-    return -1, 0
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield a tensor, or those in lists and tuples, also nested ones."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)

@@ -1,4 +1,4 @@
-"""Ownership: whatever holds parameters, buffers or constants is inside the one ModuleList.
+"""Ownership: whatever holds parameters is inside the one ModuleList.
 
 What is outside it stays on the CPU, in no optimizer and in no checkpoint (SpeechBrain #2804). What
 is inside is in one group of the optimizer, in DDP, and in checkpoints.
@@ -28,12 +28,10 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find what the ModuleList does not own, and what it owns twice."""
     if "model" in planned.faults:  # nothing is owned, for this one cause
         return
-    for holder, tensors in _unowned_tensors(planned).items():
-        learned = any(isinstance(each, nn.Parameter) for _, each in tensors)
-        yield (_unowned if learned else _left_on_cpu)(planned, holder, tensors)
+    for holder, parameters in _unowned_parameters(planned).items():
+        yield _unowned(planned, holder, parameters)
     with suppress(MissingPartError):
         yield from _foreign(planned, dry_run(planned))
-        yield from _made_on_cpu(planned, dry_run(planned))
     yield from _twice(planned)
 
 
@@ -47,36 +45,22 @@ def _owned_modules(hparams: dict[str, Any]) -> Iterator[nn.Module]:
                 yield from each.modules() if isinstance(each, nn.Module) else ()
 
 
-def _unowned_tensors(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
-    """Collect the tensors outside the list, by the largest module around them.
-
-    Parameters always. Buffers and plain tensors are constants to a recipe that moves them itself,
-    when it is made or when it uses them: they are reported when it does not.
-    """
+def _unowned_parameters(planned: PlannedRun) -> dict[Keys, list[tuple[Keys, Tensor]]]:
+    """Collect the parameters outside the list, by the largest module around them."""
     inside: set[int] = set()
     for part in _owned_modules(planned.hparams):
-        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        inside |= {id(part), *map(id, own)}
+        inside |= {id(part), *map(id, part.parameters(recurse=False))}
     owned = {keys for keys, each in reached(planned) if id(each) in inside}
     modules = {keys for keys, each in reached(planned) if isinstance(each, nn.Module)} - owned
     unowned: dict[Keys, list[tuple[Keys, Tensor]]] = {}
     for keys, each in reached(planned):
-        if id(each) not in inside and isinstance(each, Tensor) and _is_unowned(planned, each):
+        if id(each) not in inside and isinstance(each, nn.Parameter):
             above = [keys[:depth] for depth in range(1, len(keys))]
             parts = [each for each in above if each in owned]
             hidden = keys[: len(parts[-1]) + 1] if parts else None  # what a part of `model` holds
             holder = hidden or next((each for each in above if each in modules), keys)
             unowned.setdefault(holder, []).append((keys, each))
     return unowned
-
-
-def _is_unowned(planned: PlannedRun, tensor: Tensor) -> bool:
-    if isinstance(tensor, nn.Parameter):
-        return True
-    try:
-        return tensor not in planned.moved and id(tensor) in dry_run(planned).unmoved
-    except MissingPartError:  # where no step can be taken, nothing shows what a constant is for
-        return False
 
 
 def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
@@ -100,17 +84,6 @@ def _unowned(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor
     )
 
 
-def _left_on_cpu(planned: PlannedRun, holder: Keys, tensors: list[tuple[Keys, Tensor]]) -> Finding:
-    return planned.finding(
-        CHECK,
-        *_place(planned, holder),
-        declared="every constant that a step uses must be moved to the device",
-        effect=f"nothing moves `{dotted(holder)}` ({_named(tensors)}), which stays on the CPU",
-        fix=f"Make it a buffer of a module in `model`, or move it where `{dotted(holder)}` is "
-        "used.",
-    )
-
-
 def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
     """Find parameters that a step used and nothing reachable holds, such as those in a cache."""
     known = {id(each) for _, each in reached(planned)}
@@ -127,22 +100,6 @@ def _foreign(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
             f"{plural(sum(each.numel() for each in parameters), 'parameter')} that no part of it "
             f"holds (the first: {list(parameters[0].shape)}), in no optimizer and in no checkpoint",
             fix=f"Make them in `__init__`, as attributes of a module of `{dotted(user)}`.",
-        )
-
-
-def _made_on_cpu(planned: PlannedRun, seen: DryRun) -> Iterator[Finding]:
-    """Find what a step makes on the CPU and uses with what lies on the device."""
-    for user, function in sorted(
-        {(_running(planned, inside), made) for made, inside in seen.on_cpu}
-    ):
-        yield planned.finding(
-            CHECK,
-            *user,
-            declared="a tensor that a step makes must be on the device of the others",
-            effect=f"`{dotted(user)}` makes one by `{function}` without naming a device, so that "
-            "it is on the CPU",
-            fix="Write `device=x.device` there, or make it a buffer of a module in `model`.",
-            stops=planned.placement.device.type != "cpu",
         )
 
 

@@ -4,21 +4,17 @@ Sizes are compared in a small step on the CPU, not on `meta`: SpeechBrain's enco
 value of the longest length, which a meta tensor does not have.
 """
 
-import operator
 from collections.abc import Iterator
-from itertools import takewhile
 
 import torch
-from ruamel.yaml.comments import CommentedMap
 from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.check.finding import Finding, cause_of, words_of
-from sbkit.check.model.dry_run import ShapeMismatchError, StepFailure, dry_run
+from sbkit.check.model.dry_run import StepFailure, dry_run
 from sbkit.check.planned_run import PlannedRun
-from sbkit.config.document import Document, Keys, dotted, walk
-from sbkit.config.references import Scope
+from sbkit.config.document import dotted
 from sbkit.models.encoder import AcousticModel, Encoder, copy_encoder, encoder_parts
 
 CHECK = "shapes"
@@ -77,53 +73,10 @@ def _is_acoustic(planned: PlannedRun) -> bool:
 
 
 def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
-    """Find where a part is given another size than it takes, or a step fails otherwise."""
+    """Find the part in which a step fails, as where it is given another size than it takes."""
     broken = dry_run(planned).broken
-    if broken is not None and isinstance(broken.error, ShapeMismatchError):
-        yield _mismatch(planned, broken.error)
-    elif broken is not None:
+    if broken is not None:
         yield _broken(planned, broken)
-
-
-def _mismatch(planned: PlannedRun, error: ShapeMismatchError) -> Finding:
-    """Name the keys that set the two sizes."""
-    taker = _key(planned, error.taker, error.takes)
-    giver = _key(planned, error.giver, error.gives, taker[-1]) if error.giver else ()
-    given = f"`{dotted(giver)}` {error.gives}" if giver else f"its input, {error.gives}"
-    by = f" by `{dotted(error.giver)}`" if error.giver else ""
-    return planned.finding(
-        CHECK,
-        *taker,
-        declared=f"`{dotted(taker)}` must fit {given}",
-        effect=f"is {error.takes}: `{dotted(error.taker)}` takes {error.takes} and is given "
-        f"{error.gives}{by}",
-        fix="Make them the same, best by a `!ref` to one knob.",
-    )
-
-
-def _key(planned: PlannedRun, module: Keys, size: int, like: str | int = "") -> Keys:
-    """Find the argument of this value nearest to a module, of a like name; else its part."""
-    document = planned.overridden
-    part = document.root.get(module[0])
-    if not isinstance(part, CommentedMap):
-        return module[:1]
-    found = [
-        (module[0], *below)
-        for below, node in walk(part)
-        if below and _value(document, node) == size
-    ]
-    near = {keys: (_shared(keys, module), keys[-1] == like) for keys in found}
-    return max(found, key=near.__getitem__, default=module[:1])
-
-
-def _shared(one: Keys, other: Keys) -> int:
-    """Count the keys that two paths begin with together."""
-    return len(list(takewhile(bool, map(operator.eq, one, other))))
-
-
-def _value(document: Document, node: object) -> object:
-    value = Scope(document).evaluate(node)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _broken(planned: PlannedRun, broken: StepFailure) -> Finding:

@@ -316,7 +316,7 @@ def _finish(
 
 @contextmanager
 def _writing(storage: Storage) -> Iterator[None]:
-    """Say in one sentence that the disk is full, or not to be written to."""
+    """Raise one SbkitError where the disk is full or read-only."""
     try:
         yield
     except OSError as error:

@@ -20,8 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
-from sbkit.decoding.pool import raise_errors
+from sbkit.decoding.ctc_decoder import DecoderInput, Recognized, raise_errors
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio

@@ -34,7 +34,7 @@ def planned(
 def test_a_healthy_step_trains_everything(planned: PlannedRun) -> None:
     seen = dry_run(planned)
     assert seen.trained == {id(each) for each in planned.model.parameters()}
-    assert (seen.broken, seen.unmoved, seen.unsaved) == (None, frozenset(), ())
+    assert (seen.broken, seen.foreign, seen.unsaved) == (None, (), ())
     assert dry_run(planned) is seen
 
 

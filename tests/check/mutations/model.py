@@ -35,87 +35,10 @@ class Scorer:
         return scored
 
 
-class Scorers:
-    __slots__ = ("full",)
-
-    def __init__(self, full: list[Any]) -> None:
-        self.full = full
-
-
 class HiddenInList(AsrBrain):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.extra = [(nn.Linear(3, 3),)]
-
-
-class HiddenInClosure(AsrBrain):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        layer = nn.Linear(3, 3)
-        self.spare_head = lambda x: layer(x)
-
-
-class HiddenInMethod(AsrBrain):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.spare_head = Scorer(3).score
-
-
-class HiddenInClass(AsrBrain):
-    scorer = Scorer(3)
-
-
-class OwnBuffer(AsrBrain):
-    """A module of constants that nobody moves."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.weigh = nn.Module()
-        self.weigh.register_buffer("weights", torch.ones(1, 1))
-
-    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
-        predictions = super().compute_forward(batch, stage)
-        return replace(predictions, log_probs=predictions.log_probs * self.weigh.weights)
-
-
-class OwnTensor(AsrBrain):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.prior = torch.zeros(1, 1)
-
-    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
-        predictions = super().compute_forward(batch, stage)
-        return replace(predictions, log_probs=predictions.log_probs - self.prior.abs())
-
-
-class PriorOfTheTest(AsrBrain):
-    """A constant that only an evaluation uses."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.prior = torch.zeros(1, 1)
-
-    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
-        predictions = super().compute_forward(batch, stage)
-        if stage is Stage.TRAIN:
-            return predictions
-        return replace(predictions, log_probs=predictions.log_probs - self.prior.abs())
-
-
-class MovedTensors(AsrBrain):
-    """What is moved, when the Brain is made or in the step, is where it must be."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.made = torch.zeros(1, 1).to(self.device)
-        self.placed = torch.zeros(1, 1, device=self.device)
-        self.later = torch.zeros(1, 1)
-
-    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
-        predictions = super().compute_forward(batch, stage)
-        later = self.later.abs().to(self.device)
-        moved = predictions.log_probs + self.made + self.placed + later
-        return replace(predictions, log_probs=moved)
 
 
 class TwoGroups(AsrBrain):
@@ -166,19 +89,6 @@ class Frozen(AsrBrain):
         self.hparams.CNN.requires_grad_(False)
 
 
-class ForgottenTensor(AsrBrain):
-    """A constant that `.to()` forgets, as it is no buffer."""
-
-    def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
-        hparams["ctc_lin"].prior = torch.zeros(1)
-        super().__init__(hparams=hparams, **options)
-
-    def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
-        predictions = super().compute_forward(batch, stage)
-        moved = predictions.log_probs + self.hparams.ctc_lin.prior
-        return replace(predictions, log_probs=moved)
-
-
 class LayersInList(AsrBrain):
     def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
         hparams["Transformer"].layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
@@ -223,22 +133,6 @@ OWNERSHIP = [
         ),
     ),
     Mutation(
-        name="a layer in slots and lists",
-        text=(
-            (
-                "spec_augment: ",
-                f"scorer: {HERE}.Scorers\n"
-                "    full: [{ngram: !new:torch.nn.Linear [2, 2]}]\nspec_augment: ",
-            ),
-        ),
-        expected=(
-            Expected(
-                "ownership", "scorer.full.0.ngram", ("`scorer.full.0.ngram` holds 6 parameters",)
-            ),
-            Expected("unused", "scorer"),
-        ),
-    ),
-    Mutation(
         name="a layer in a partial",
         text=(
             (
@@ -252,18 +146,10 @@ OWNERSHIP = [
             Expected("unused", "spare_head"),
         ),
     ),
-    *(
-        Mutation(
-            name=f"a layer of the Brain: {kind.__name__}",
-            recipe=brain(kind),
-            expected=(Expected("ownership", "model", (path, "12 parameters")),),
-        )
-        for kind, path in (
-            (HiddenInList, "`brain.extra.0.0` holds"),
-            (HiddenInClosure, "`brain.spare_head.layer` holds"),
-            (HiddenInMethod, "`brain.spare_head.__self__.lin` holds"),
-            (HiddenInClass, "`brain.__class__.scorer.lin` holds"),
-        )
+    Mutation(
+        name="a layer of the Brain",
+        recipe=brain(HiddenInList),
+        expected=(Expected("ownership", "model", ("`brain.extra.0.0` holds", "12 parameters")),),
     ),
     Mutation(
         name="layers in a Python list",
@@ -275,26 +161,6 @@ OWNERSHIP = [
                 ("`Transformer.layers` holds 36 parameters", "Use torch.nn.ModuleList instead"),
             ),
         ),
-    ),
-    Mutation(
-        name="a buffer that nobody moves",
-        recipe=brain(OwnBuffer),
-        expected=(Expected("ownership", "model", ("`brain.weigh`", "nothing moves")),),
-    ),
-    Mutation(
-        name="a tensor that nobody moves",
-        recipe=brain(OwnTensor),
-        expected=(Expected("ownership", "model", ("`brain.prior`", "nothing moves")),),
-    ),
-    Mutation(
-        name="a tensor that nobody moves, of the evaluation alone",
-        recipe=brain(PriorOfTheTest),
-        expected=(Expected("ownership", "model", ("`brain.prior`", "nothing moves")),),
-    ),
-    Mutation(
-        name="a tensor that a module forgets to move",
-        recipe=brain(ForgottenTensor),
-        expected=(Expected("ownership", "ctc_lin", ("nothing moves `ctc_lin.prior`", "a buffer")),),
     ),
     Mutation(
         name="a layer twice in the list",
@@ -347,69 +213,29 @@ OWNERSHIP = [
         recipe=brain(TrainsAnother),
         expected=(Expected("ownership", "opt_class", ("outside the YAML", "DDP")),),
     ),
-    Mutation(name="healthy tensors", recipe=brain(MovedTensors), expected=()),
 ]
 
 SHAPES = [
     Mutation(
         name="the CNN is wider than the Transformer",
         options=("--CNN.d_model=48",),
-        expected=(Expected("shapes", "Transformer.d_model", ("is 32", "`CNN.d_model` 48")),),
-    ),
-    Mutation(
-        name="the Transformer is wider than all others",
-        options=("--Transformer.d_model=48",),
-        expected=(
-            Expected(
-                "shapes",
-                "Transformer.d_model",
-                ("is 48", "`CNN.d_model` 32"),
-            ),
-        ),
+        expected=(Expected("shapes", "Transformer", ("fails in `Transformer", "RuntimeError")),),
     ),
     Mutation(
         name="a head of a width typed by hand",
         options=("--ctc_lin.in_features=31",),
-        expected=(
-            Expected("shapes", "ctc_lin.in_features", ("is 31", "`Transformer.d_model` 32")),
-        ),
+        expected=(Expected("shapes", "ctc_lin", ("fails in `ctc_lin`", "32 and 31")),),
     ),
     Mutation(
         name="features of another size than the CNN's",
         options=("--compute_features.n_mels=40",),
-        expected=(
-            Expected("shapes", "CNN.normalize.n_mels", ("is 80", "`compute_features.n_mels` 40")),
-        ),
-    ),
-    Mutation(
-        name="a normalization of another size",
-        options=("--CNN.normalize.n_mels=64",),
-        expected=(
-            Expected("shapes", "CNN.normalize.n_mels", ("is 64", "`compute_features.n_mels` 80")),
-        ),
-    ),
-    Mutation(
-        name="two mismatches, of which the step reaches one",
-        options=("--compute_features.n_mels=40", "--ctc_lin.in_features=31"),
-        expected=(Expected("shapes", "CNN.normalize.n_mels", ("`compute_features.n_mels` 40",)),),
+        expected=(Expected("shapes", "CNN.normalize", ("fails in `CNN.normalize`", "(80)")),),
     ),
     Mutation(
         name="lobes: a Transformer of another input than the front-end's output",
         yaml=LOBES,
         text=(("!ref <n_mels> // 4 * <cnn_channels>", "641"),),
-        expected=(Expected("shapes", "Transformer.input_size", ("is 641", "`CNN`", "640")),),
-    ),
-    Mutation(
-        name="lobes: a Transformer wider than the heads",
-        yaml=LOBES,
-        options=("--Transformer.d_model=48",),
-        expected=(
-            Expected(
-                "shapes",
-                "seq_lin.input_size",
-                ("is 32", "`Transformer.d_model` 48"),
-            ),
-        ),
+        expected=(Expected("shapes", "Transformer", ("641",)),),
     ),
 ]
 

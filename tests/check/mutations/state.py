@@ -22,25 +22,9 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        name="statistics in an object, a mapping and an array",
-        text=front_end("HoldingFrontEnd"),
-        expected=(
-            Expected("state", "CNN", ("`CNN.held`", "`CNN.table`", "`CNN.array`", "are changed")),
-            UNLISTED,
-        ),
-    ),
-    Mutation(
         name="a statistic in a closure",
         text=front_end("ClosingFrontEnd"),
-        expected=(Expected("state", "CNN", ("`CNN.centred` is changed",)), UNLISTED),
-    ),
-    Mutation(
-        name="a tensor that a step makes on the CPU",
-        text=front_end("PlacedFrontEnd"),
-        expected=(
-            Expected("ownership", "CNN", ("by `arange` without naming a device",), stops=False),
-            UNLISTED,
-        ),
+        expected=(Expected("state", "model", ("`model` is changed",)), UNLISTED),
     ),
     Mutation(
         name="a buffer that keeps the graph of a step",
@@ -83,6 +67,7 @@ MUTATIONS = [
         text=front_end("CachingFrontEnd"),
         expected=(
             Expected("ownership", "CNN", ("in `CNN` uses 6,480 parameters that no part",)),
+            Expected("state", "model", ("`model` is changed",)),
             UNLISTED,
         ),
     ),

@@ -1,6 +1,5 @@
 """Many clips are decoded by several processes, with the words and times of one."""
 
-import errno
 import os
 import pickle
 import signal
@@ -12,11 +11,10 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.decoding import pool
-from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, Recognized
+from sbkit.decoding import ctc_decoder
+from sbkit.decoding.ctc_decoder import CtcDecoder, DecoderInput, DecoderPool, Recognized
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import LanguageModels, LanguageModelSpec, ensure_language_models
-from sbkit.decoding.pool import DecoderPool
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -53,7 +51,7 @@ def clips_of(decoder: CtcDecoder) -> list[DecoderInput]:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MANY_FRAMES", 0)
+    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 0)
 
 
 def test_processes_read_what_one_reads(
@@ -66,7 +64,7 @@ def test_processes_read_what_one_reads(
     assert many._processes is not None
     assert many.decode(clips[:2], times=True) == found[:2]
     many.close()
-    monkeypatch.setattr(pool, "MANY_FRAMES", 1 << 30)
+    monkeypatch.setattr(ctc_decoder, "MANY_FRAMES", 1 << 30)
     one = DecoderPool(decoder, processes=2)
     assert one.decode(clips, times=True) == found
     assert one._processes is None
@@ -86,27 +84,15 @@ def test_a_process_that_is_killed_is_said(decoder: CtcDecoder, several: None) ->
     many.close()
 
 
-def test_one_process_reads_where_there_is_no_shared_memory(
-    decoder: CtcDecoder, several: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOENT, "no /dev/shm")
-
-    monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
-    many = DecoderPool(decoder, processes=2)
-    assert len(many.decode(clips_of(decoder), times=True)) == len(TEXTS)
-    many.close()
-
-
 NEVER_CLOSED = """
 import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import pool
-pool.MANY_FRAMES = 0
+from sbkit.decoding import ctc_decoder
+ctc_decoder.MANY_FRAMES = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
-many = builtins.many = pool.DecoderPool(decoder, processes=2)  # there until the very end
+many = builtins.many = ctc_decoder.DecoderPool(decoder, processes=2)  # there until the very end
 print(len(many.decode(clips, times=False)))
 """
 
