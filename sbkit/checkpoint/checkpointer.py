@@ -213,13 +213,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def ranked_by(self) -> dict[str, str]:
         """Return the metric that the checkpoints were saved with as `max_key` or `min_key`."""
-        metas = [each.meta for each in self.list_checkpoints()]
-        for named in (meta.get(RANKED_BY) for meta in metas):
-            found = named if isinstance(named, dict) else {}
-            for direction in ("min_key", "max_key"):
-                if isinstance(found.get(direction), str):
-                    return {direction: found[direction]}
-        return {}
+        ranked = (each.meta.get(RANKED_BY) for each in self.list_checkpoints())
+        key: dict[str, str | None] = next(filter(None, ranked), {})
+        return {direction: name for direction, name in key.items() if name}
 
     def _load_mean(self, best: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():

@@ -112,10 +112,11 @@ class Declaration:
         before = read_declaration(folder)
         differences = list(self.differences(before))
         if differences:
+            count = plural(len(differences), "thing differs", "things differ")
             raise SbkitError(
-                f"The run in {folder} must go on as it was declared when it began, but "
-                f"{in_words(differences)}. Give the values that it began with, or choose another "
-                "--output_folder for a new run."
+                f"The run in {folder} must go on as it was declared when it began, but {count} "
+                f"({listed(differences, most=SHOWN, by='; ')}). Give the values "
+                "that it began with, or choose another --output_folder for a new run."
             )
         changes = [
             each
@@ -223,12 +224,6 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Diff
         old, new = before.get(name, ABSENT), now.get(name, ABSENT)
         if old != new:
             yield Difference(name, old, new)
-
-
-def in_words(differences: list[Difference]) -> str:
-    """Count the differences and name the first ones with both values."""
-    count = plural(len(differences), "thing differs", "things differ")
-    return f"{count} ({listed(differences, most=SHOWN, by='; ')})"
 
 
 def _short(value: Any) -> str:

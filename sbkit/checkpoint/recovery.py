@@ -29,29 +29,18 @@ NAMES = {"params", "param_names"}
 Group = Mapping[str, Any]
 
 
-def needed_of(checkpointer: Checkpointer) -> list[str]:
-    """Name the recoverables that a checkpoint must hold, as SpeechBrain has it."""
-    if checkpointer.allow_partial_load:
-        return []
-    optional = checkpointer.optional_recoverables
-    return [
-        name
-        for name in checkpointer.recoverables
-        if not optional.get(name, False) and "dataloader" not in name
-    ]
-
-
 def recover(checkpointer: Checkpointer, checkpoint: Checkpoint) -> list[str]:
     """Load every recoverable from its file; return messages for the user.
 
     Raises SbkitError when a file is missing, cannot be read, or is of another optimizer.
     """
     messages = []
+    may_lack, optional = checkpointer.allow_partial_load, checkpointer.optional_recoverables
     for name, recoverable in checkpointer.recoverables.items():
         if name in checkpoint.paramfiles:
             hook = checkpointer.custom_load_hooks.get(name)
             messages += _load(name, recoverable, checkpoint, hook)
-        elif name in needed_of(checkpointer):
+        elif not (may_lack or "dataloader" in name or optional.get(name)):
             raise SbkitError(
                 f"{checkpoint.path} must hold every recoverable, but has no `{name}`. Use the YAML "
                 "that it was trained with, or move it away to go on from the one before."

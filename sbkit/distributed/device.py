@@ -44,7 +44,7 @@ class Placement:
 
 
 def describe_products(device: torch.device) -> str:
-    """Say what of float32 is rounded to TF32: PyTorch does it, and SpeechBrain when imported."""
+    """Return which float32 products are rounded to TF32, as PyTorch and SpeechBrain set it."""
     if device.type != "cuda":
         return ""
     torchs: Any = torch.backends

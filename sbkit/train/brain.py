@@ -85,7 +85,6 @@ class Brain(StepBrain):
         )
         self.signals = self.between.signals
         self.watchdog = NullWatchdog()
-        self._said_unwatched = False
         folder = self._run_folder
         profiles = folder is not None and rank() == 0 and self._declared("profile", False)
         self._profile = Profile(folder, self.device) if folder and profiles else None
@@ -343,12 +342,6 @@ class Brain(StepBrain):
 
     def _watchdog(self) -> NullWatchdog:
         seconds, folder = self._declared("stall_seconds", STALL_SECONDS), self._run_folder
-        if folder is None and seconds and not self._said_unwatched:
-            self._said_unwatched = True
-            log(
-                "note: there is no `output_folder`, in which ranks write where they are, so that "
-                "nothing ends this run where one hangs."
-            )
         if folder is None or not seconds:
             return NullWatchdog()
         return Watchdog(folder, stall_seconds=seconds)

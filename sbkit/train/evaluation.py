@@ -140,7 +140,7 @@ def report_test(brain: Any, results: Results) -> None:
         run_log.write(FinalFigures(epoch=epochs, step=step, split=name, metrics=metrics))
     run_log.close()
     entries = {
-        name: {**values[name], **brain.reported(name, each, folder)}
+        name: {**values[name], **(brain.report(name, each, folder) or {})}
         for name, each in results.items()
     }
     if report_by := getattr(brain.hparams, "report_by", []):

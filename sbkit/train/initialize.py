@@ -133,18 +133,11 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
 def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     with _reading(source):
-        parts = _read_config(source)["model"]
-        if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
-            raise TypeError("`model` is no list of names")
+        parts = json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG))["model"]
         content = _read(source / BUNDLE_WEIGHTS, LARGEST_WEIGHTS)
         sums = _read(source / CHECKSUMS, LARGEST_CONFIG)
         check_unchanged({BUNDLE_WEIGHTS: content}, sums, of=source)
         return load_safetensors(content), parts
-
-
-def _read_config(source: Path) -> dict[str, Any]:
-    with _reading(source):
-        return dict(json.loads(_read(source / BUNDLE_CONFIG, LARGEST_CONFIG)).items())
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:

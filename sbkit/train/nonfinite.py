@@ -163,7 +163,7 @@ def _make_room(folder: Path) -> None:
     """Remove all but the newest of this rank's models, so that there are `KEPT` with the next."""
     models = folder.glob(f"step-*-rank-{rank()}.pt")
     old = sorted(models, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]
-    for file in (*old, *folder.glob(f".step-*-rank-{rank()}.pt.*.tmp")):  # of killed processes
+    for file in old:
         file.unlink()
 
 

@@ -1,7 +1,7 @@
 """Where a run stands: the micro-batches of its epoch, and what is saved of its counters."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, pairwise
 from pathlib import Path
@@ -57,17 +57,13 @@ def write_counters(brain: Any, file: Path) -> None:
 
 def read_counters(brain: Any, file: Path) -> None:
     """Set a Brain to where a run stood; ``resume_rng`` takes effect when training goes on."""
-    state: Mapping[str, Any] = yaml_or_json(file.read_text())
+    text = file.read_text()  # a run that began under SpeechBrain left YAML, with fewer counters
+    state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
     for name in COUNTERS:
         setattr(brain, name, int(state.get(name, getattr(brain, name))))
     brain._training_metrics.restore(state)
     brain.resume_rng = state.get("random")
     brain.saved_accumulation = state.get("accumulation")
-
-
-def yaml_or_json(text: str) -> Any:
-    """Read a Brain's state: a run that began under SpeechBrain left YAML, with fewer counters."""
-    return json.loads(text) if text.startswith("{") else yaml.safe_load(text)
 
 
 @contextmanager

@@ -20,19 +20,17 @@ def check_schedule(hparams: Mapping[str, Any]) -> None:
     if not (counts and rate and _gives_factor(schedule)):
         raise SbkitError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
-            "the number `lr`, of at least 0 and the same for each call, beside an `epoch_counter`, "
-            f"but is a {type(schedule).__name__}. Take sbkit.train.schedule.WarmupCosine, or call "
+            "the number `lr`, of at least 0, beside an `epoch_counter`, but is a "
+            f" {type(schedule).__name__}. Take sbkit.train.schedule.WarmupCosine, or call "
             "a scheduler that the recipe steps by another name, such as `lr_annealing`."
         )
 
 
 def _gives_factor(schedule: Any) -> bool:
     try:
-        once, again = ([schedule(part / 8) for part in range(8)] for _ in range(2))
+        return bool(0 <= schedule(0.5) < math.inf)
     except Exception:  # a scheduler takes its optimizer, and fails on a number in any way
         return False
-    are_factors = all(isinstance(each, int | float) and 0 <= each < math.inf for each in once)
-    return are_factors and once == again
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY, TASK
 from sbkit.logs.log import own_fields
-from sbkit.logs.metric import LOSS, Metric, Metrics, as_words
+from sbkit.logs.metric import LOSS, Metrics, as_words
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
 OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer"}  # in their meta file
@@ -39,14 +38,7 @@ class Scoring:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         taken = own_fields() | OF_CHECKPOINTS | OF_REPORTS
-        metrics: Any = type(self).metrics
-        if not (isinstance(metrics, Mapping) and all(type(e) is Metric for e in metrics.values())):
-            raise SbkitError(
-                "`metrics` must name each figure with its Metric, the best checkpoint's first, but "
-                f"{type(self).__name__} has {metrics!r}. Write `metrics = {{'WER': Metric()}}`, "
-                "from sbkit.logs.metric."
-            )
-        for name in metrics:
+        for name in type(self).metrics:
             if name in taken or "/" in name or not name.isprintable():
                 raise SbkitError(
                     "A metric must have a name that neither log, checkpoints nor reports use, "
@@ -73,16 +65,10 @@ class Scoring:
         return {"loss": sums / counts if counts else math.nan}
 
     def measured(self, results: Sequence[Any]) -> dict[str, float]:
-        """Return what `measure` computes; raises SbkitError for what are no numbers."""
-        values, best = self.measure(results), next(iter(metrics_of(type(self))))
-        try:
-            numbers = {name: float(value) for name, value in values.items()}
-            return {best: numbers[best], **numbers}
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise SbkitError(
-                f"`measure` of {type(self).__name__} must return a number for {best} and for each "
-                f"other metric that it names, but returned {values!r:.200}. Correct it."
-            ) from error
+        """Return what `measure` computes, the metric that chooses the best checkpoint first."""
+        numbers = {name: float(value) for name, value in self.measure(results).items()}
+        best = next(iter(metrics_of(type(self))))
+        return {best: numbers[best], **numbers}
 
     def measure_slice(self, results: Sequence[Any]) -> Mapping[str, Any]:
         """Return the figures of a part of a test set; a recipe may add counts and intervals."""
@@ -91,18 +77,6 @@ class Scoring:
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)
-
-    def reported(self, split: str, results: Sequence[Any], folder: Path) -> dict[str, Any]:
-        """Return the figures of `report`, if any; raises SbkitError for what is no JSON."""
-        figures = self.report(split, results, folder)
-        try:
-            to_json(entry := dict(figures or {}))
-        except (TypeError, ValueError) as error:
-            raise SbkitError(
-                f"`report` of {type(self).__name__} must return numbers, texts and lists by name, "
-                f"or nothing, but returned {figures!r:.200} ({error}). Correct it."
-            ) from error
-        return entry
 
     def describe(self, results: Sequence[Any]) -> str:
         """Write the metrics of a test set for the screen; a recipe may add the counts."""

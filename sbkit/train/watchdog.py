@@ -5,12 +5,12 @@ phase, the utterances it works on. Ranks wait for one another, so when one hangs
 the first to notice writes a note for the others, each prints its state and stack, and the job ends.
 """
 
-import faulthandler
 import json
 import os
-import tempfile
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
@@ -127,17 +127,9 @@ class Watchdog(NullWatchdog):
 
 
 def stacks() -> str:
-    """Return the stack of every thread.
-
-    By way of a file: faulthandler writes word by word, and several ranks share a screen.
-    """
-    try:
-        with tempfile.TemporaryFile("w+") as file:
-            faulthandler.dump_traceback(file=file, all_threads=True)
-            file.seek(0)
-            return file.read()
-    except OSError as error:  # the job has to end all the same
-        return f"its stacks could not be written ({error})\n"
+    """Return the stack of every thread."""
+    frames = sys._current_frames().values()
+    return "\n".join("".join(traceback.format_stack(frame)) for frame in frames)
 
 
 def words_of_ranks(folder: Path) -> list[str]:

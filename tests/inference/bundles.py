@@ -13,7 +13,7 @@ from sbkit.config.hparams import load_hparams, save_resolved
 from sbkit.inference.bundle.export import export_run
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalize import table_to_store
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, object] = {
@@ -81,10 +81,3 @@ def edit_weights(bundle: Path, change: Callable[[dict[str, torch.Tensor]], Any])
     changed = change(weights)
     file.write_bytes(save(weights if changed is None else changed))
     write_checksums(bundle)
-
-
-def edit_tokenizer(bundle: Path, content: bytes) -> None:
-    """Put another tokenizer there, with its tokens in config.json and its checksum."""
-    file = bundle / "tokenizer.model"
-    file.write_bytes(content)
-    edit_config(bundle, lambda config: config.update(labels=Tokenizer(model_file=file).pieces()))

@@ -98,11 +98,6 @@ def test_a_restored_model_is_left_as_it_is() -> None:
     assert not norm.mean.any()
 
 
-def test_a_model_without_such_statistics_reads_nothing() -> None:
-    _, asr_model, _ = model()
-    measure_features(nn.Linear(1, 1), compute(asr_model), iter(()), CPU)
-
-
 def test_an_empty_training_set_is_said() -> None:
     owned, asr_model, _ = model()
     with pytest.raises(SbkitError, match="at least one frame"):

@@ -18,7 +18,6 @@ from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
 from sbkit.text.labels import ensure_labels
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.initialize import initialize_from
-from tests.checkpoint.saves import flip
 
 ORDER = ("CNN", "ctc_lin")
 
@@ -97,10 +96,6 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float
     ("name", "text"),
     [
         ("config.json", "{"),
-        ("config.json", "[]"),
-        ("config.json", "{}"),
-        ("config.json", '{"model": 3}'),
-        ("config.json", "[" * 9999),
         ("model.safetensors", "no numbers"),
     ],
 )
@@ -109,13 +104,6 @@ def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) 
     (source / name).write_text(text)
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be a run folder or a bundle for `init_from`"):
-        initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
-
-
-def test_a_bundle_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
-    source = write_bundle(tmp_path / "source", parts(7.0))
-    flip(source / "model.safetensors")
-    with pytest.raises(SbkitError, match="model.safetensors is not what was written"):
         initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
 
 

@@ -13,7 +13,6 @@ import torch
 from speechbrain import Stage
 from speechbrain.utils.checkpoints import Checkpointer
 from speechbrain.utils.epoch_loop import EpochCounter
-from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
@@ -21,24 +20,6 @@ from sbkit.checkpoint.checkpointer import Checkpointer as OwnCheckpointer
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from tests import processes
-
-OPTIONS = {  # what becomes of each
-    **dict.fromkeys(("test_only", "debug", "debug_batches", "debug_epochs"), "kept"),
-    **dict.fromkeys(("debug_persistently", "device", "precision", "eval_precision"), "kept"),
-    **dict.fromkeys(("auto_mix_prec", "bfloat16_mix_prec", "grad_accumulation_factor"), "kept"),
-    **dict.fromkeys(("max_grad_norm", "skip_nonfinite_grads", "nonfinite_patience"), "kept"),
-    **dict.fromkeys(("ckpt_interval_minutes", "ckpt_interval_steps", "noprogressbar"), "kept"),
-    **dict.fromkeys(("optimizer_step_limit", "remove_vector_weight_decay"), "kept"),
-    **dict.fromkeys(("compile", "compile_module_keys"), "kept"),
-    **dict.fromkeys(("jit", "jit_module_keys", "compile_mode"), "refused"),
-    **dict.fromkeys(("compile_using_fullgraph", "compile_using_dynamic_shape_tracing"), "refused"),
-    **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), "refused"),
-    **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "refused"),
-    **dict.fromkeys(("distributed_backend", "distributed_launch"), "the launcher's"),
-    "find_unused_parameters": "kept",
-    **dict.fromkeys(("log_config", "param_file", "overridden_args"), "the caller's"),
-    **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "of tqdm, which is not used"),
-}
 
 
 class MeanBrain(Brain):
@@ -331,11 +312,6 @@ def test_a_loss_that_is_not_finite_is_counted_and_then_stops_the_run() -> None:
     brain.fit([1, 2, 3], batches(2))
     with pytest.raises(ValueError, match="patience"):
         brain.fit([4], batches(3))
-
-
-def test_every_option_of_speechbrain_takes_effect_or_is_refused() -> None:
-    """A new SpeechBrain with a new option is to be noticed here, not by a user."""
-    assert {*OPTIONS} == set(RunOptions().as_dict())
 
 
 TWO_RANKS = """

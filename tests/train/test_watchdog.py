@@ -95,8 +95,7 @@ def test_a_rank_that_never_gave_a_sign_of_life_is_named(tmp_path: Path) -> None:
     """One that was stopped early may be the one that hangs; one that is not in the job is not."""
     for number in (0, 2, 7):
         write_beat(tmp_path, number)
-    for other, content in enumerate(("[]", "{}", '{"rank": 1, "place": 3}', '{"rank": []}')):
-        (tmp_path / f"rank-1{other}.json").write_text(content)
+    (tmp_path / "rank-1.json").write_text("{")  # just being replaced
     with patch("sbkit.train.watchdog.world_size", lambda: 3):
         first, second, third = words_of_ranks(tmp_path)
     assert first.startswith("  rank 0 in step after step 5 on clip7, for")

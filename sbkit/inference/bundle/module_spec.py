@@ -13,8 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.allowed import find, refusal
-from sbkit.config.document import tag_of
-from sbkit.config.tuples import TUPLE, read_tuple
+from sbkit.config.document import TUPLE, read_tuple, tag_of
 from sbkit.inference.bundle.config import Plain
 
 ATTRIBUTE = "!apply:getattr"  # what HyperPyYAML makes of `!ref <tokenizer.vocab_size>`

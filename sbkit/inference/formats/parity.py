@@ -183,7 +183,7 @@ class Comparison:
             return None
 
     def reasons(self) -> list[str]:
-        """Say which limits are missed."""
+        """Return the limits that are missed, a sentence each."""
         if self.failure:
             return [self.failure]
         limits, found = self.candidate.limits, []
