@@ -72,7 +72,7 @@ class OnnxModel:
                 runtime.preload_dlls()  # of CUDA's wheels, which by itself only torch finds
         try:
             self._session = runtime.InferenceSession(
-                content, options, providers=[(asked, which)], enable_fallback=0
+                content, options, providers=[(asked, which)], enable_fallback=0  # after errors, too
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise SbkitError(
@@ -84,7 +84,6 @@ class OnnxModel:
         _require_placement(asked, nodes)
         self.device = _read_device(self._session.get_provider_options(), asked)
         self.precision = _read_precision(nodes)
-        self._providers = self._session.get_providers()
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         self._min_samples = int(self.metadata.get("min_samples", 0))
 
@@ -122,12 +121,6 @@ class OnnxModel:
         inputs = (padded.astype(np.float32) / np.float32(scale), lengths.astype(np.int64))
         names = (each.name for each in self._session.get_inputs())
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
-        if self._session.get_providers() != self._providers:  # it may move after an error
-            raise SbkitError(
-                f"An ONNX model must run where it was loaded ({self._providers[0]}), but over an "
-                f"error onnxruntime has moved it to {self._session.get_providers()[0]}. Check the "
-                "driver and the memory of the GPU, or choose the provider cpu."
-            )
         return LogProbs(found[0], found[1])
 
 

@@ -37,9 +37,6 @@ class StandInSession:
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         return {self.asked: {"device_id": self.gpu or self.options.get("device_id", "0")}}
 
-    def get_providers(self) -> list[str]:
-        return [self.asked]
-
     def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
         nodes = [SimpleNamespace(op_type=kind) for kind in self.kinds]
         return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
