@@ -148,8 +148,7 @@ def test_training_is_limited_by_length() -> None:
     seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     dataset = make_store(rows)
-    limited = within_limits(dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000)
-    kept, left_out = limited.kept, limited.excluded
+    kept, _, left_out = within_limits(dataset, min_seconds=0.3, max_seconds=15, sample_rate=16_000)
     assert kept["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("train", "0.2", "shorter than 0.3 s", "0.20 s"),
