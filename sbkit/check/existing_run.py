@@ -19,8 +19,7 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, Declaration
-from sbkit.checkpoint.integrity import checksum
+from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.listing import newest_described
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.allowed import refusal
@@ -33,8 +32,7 @@ from sbkit.tasks.task import load_task
 from sbkit.train.initialize import initialize_from
 
 RUN_FOLDER, EXPORT = "run_folder", "export"  # the names of the two checks
-TOKENIZER = "tokenizer.model"
-OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", TOKENIZER)
+OF_A_RUN = (RESOLVED, CHECKPOINTS, "check", "left_out.tsv", "tokenizer.model")
 
 
 def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
@@ -52,16 +50,12 @@ def check_run_folder(planned: PlannedRun) -> Iterator[Finding]:
             fix="Choose another --output_folder.",
         )
         return
-    if not folder.exists():
-        return
-    yield from _find_foreign(planned, folder)
-    newest = newest_checkpoint(folder)
-    others = [] if newest is None else list(_find_other_tokenizer(planned, folder, newest))
-    yield from others
-    if newest is not None and not others:
-        data = planned.splits.fingerprints
-        Declaration.of(planned.yaml_file, planned.overrides, data=data).check_continues(folder)
-        check_weights(planned.hparams["checkpointer"], newest)
+    if folder.exists():
+        yield from _find_foreign(planned, folder)
+        if (newest := newest_checkpoint(folder)) is not None:
+            _ = planned.labels  # whose file is compared, too
+            planned.run.declare().check_continues(folder)
+            check_weights(planned.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(planned: PlannedRun) -> tuple[Finding, ...]:
@@ -105,22 +99,6 @@ def _find_foreign(planned: PlannedRun, folder: Path) -> Iterator[Finding]:
             effect=f"it is no run but holds {listed(there)}: a run would be mixed into it",
             fix="Choose another --output_folder.",
             stops=False,
-        )
-
-
-def _find_other_tokenizer(
-    planned: PlannedRun, folder: Path, newest: Checkpoint
-) -> Iterator[Finding]:
-    expected = newest.meta.get("tokenizer")
-    file = folder / TOKENIZER
-    if expected is not None and (not file.is_file() or checksum(file) != expected):
-        yield planned.finding(
-            RUN_FOLDER,
-            "tokenizer",
-            declared=f"the tokenizer that {newest.path.name} was trained with",
-            effect=f"{file} is {'another one' if file.is_file() else 'not there'}: what the model "
-            "writes would be read as other letters",
-            fix="Put the file back, or choose another --output_folder.",
         )
 
 

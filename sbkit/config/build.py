@@ -14,8 +14,17 @@ from ruamel.yaml.loader import Loader, SafeLoader
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.document import BUILDER_TAGS, Document, Keys, did_you_mean, dotted, tag_of, walk
-from sbkit.config.tuples import TUPLE, read_tuple
+from sbkit.config.document import (
+    BUILDER_TAGS,
+    TUPLE,
+    Document,
+    Keys,
+    did_you_mean,
+    dotted,
+    read_tuple,
+    tag_of,
+    walk,
+)
 
 
 class _BuildError(Exception):

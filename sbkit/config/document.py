@@ -1,10 +1,12 @@
 """A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
@@ -17,6 +19,7 @@ REFERENCE_TAGS = ("!ref", "!copy")
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 INCLUDE_TAG = "!include:"
+TUPLE = re.compile(r"\(.*\)")
 SPELLING, SIMILAR = 0.75, 0.6  # share of letters that two words have in common, in order
 
 
@@ -73,12 +76,11 @@ def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
 
 @dataclass(frozen=True)
 class Document:
-    """One file, and the files that include it."""
+    """One file."""
 
     path: Path
     text: str
     root: CommentedMap
-    includers: tuple[Path, ...] = ()
 
     def place(self, keys: Keys) -> str:
         """Return the file and the line of a key, as far down as the file goes."""
@@ -86,7 +88,7 @@ class Document:
         line = 0
         for depth, key in enumerate(keys):
             if tag_of(node).startswith(INCLUDE_TAG):
-                return self.included(keys[:depth], node).place(keys[depth:])
+                return self.included(node).place(keys[depth:])
             if not isinstance(node, CommentedMap | CommentedSeq):
                 break
             line = (node.lc.data or {}).get(key, [line])[0]
@@ -96,23 +98,17 @@ class Document:
                 break
         return f"{self.path}:{line + 1}"
 
-    def included(self, keys: Keys, node: object) -> "Document":
+    def included(self, node: object) -> "Document":
         """Read the file that an ``!include:`` names."""
         path = self.path.parent / tag_of(node).removeprefix(INCLUDE_TAG)
-        includers = (*self.includers, self.path.resolve())
-        if path.resolve() in includers:
-            raise SbkitError(
-                f"`{dotted(keys)}` ({self.path}) must include another file, but {path} "
-                "includes itself. Take one of the two `!include:` away."
-            )
-        return read_document(path, includers)
+        return read_document(path)
 
     def family(self, keys: Keys = ()) -> Iterator[tuple[Keys, "Document"]]:
         """Visit this file and every file it includes, each with the key it stands under."""
         yield keys, self
         for below, node in walk(self.root):
             if tag_of(node).startswith(INCLUDE_TAG):
-                yield from self.included(below, node).family((*keys, *below))
+                yield from self.included(node).family((*keys, *below))
 
 
 class _Reader(RoundTripConstructor):
@@ -122,13 +118,13 @@ class _Reader(RoundTripConstructor):
 _Reader.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
+def read_document(path: Path) -> Document:
     """Read one file into a tree; raises SbkitError with the line of what is wrong."""
     text = read_yaml_text(path)
     try:
-        yaml = YAML()
-        yaml.Constructor = _Reader
-        root = yaml.load(text)
+        reader = YAML()
+        reader.Constructor = _Reader
+        root = reader.load(text)
     except Exception as error:  # ruamel.yaml raises errors of many kinds for bad YAML
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         place = f"{path}:{mark.line + 1}" if mark else path
@@ -141,10 +137,7 @@ def read_document(path: Path, includers: tuple[Path, ...] = ()) -> Document:
             f"{path} must consist of `key: value` lines, but at its root there is {what}. "
             "Put every part, an `!include:` too, under a key of its own."
         )
-    for key in root:
-        if not isinstance(key, str):
-            raise SbkitError(f"{path} must have names as its keys, but has {key!r}. Rename it.")
-    return Document(path, text, root, includers)
+    return Document(path, text, root)
 
 
 def read_yaml_text(path: Path) -> str:
@@ -160,3 +153,37 @@ def read_yaml_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise SbkitError(f"{path} must be UTF-8 text, but is not. Save it as UTF-8.") from error
+
+
+# -- HyperPyYAML's tuples, ``(1, 2)`` --------------------------------------------------------------
+# It hands the inside to another YAML: one that would build objects named there, and that reads
+# ``1e-3`` as text. Both are refused here.
+
+
+def read_tuple(text: str) -> tuple[object, ...]:
+    """Read ``(1, 2)``.
+
+    Raises ValueError: something in it is neither a plain value nor read as the number it looks
+    like.
+    """
+    try:
+        values = tuple(yaml.safe_load(f"[{text[1:-1]}]"))
+    except yaml.YAMLError as error:
+        raise ValueError("holds something else") from error
+    for value in values:
+        if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", value):
+            raise ValueError(f"{value} would be read as text: write a dot and a sign, as in 1.0e-3")
+    return values
+
+
+def check_tuples(document: Document) -> None:
+    """Raise SbkitError for a text in parentheses that is not a tuple of plain values."""
+    for keys, node in walk(document.root):
+        if isinstance(node, str) and TUPLE.fullmatch(node):
+            try:
+                read_tuple(node)
+            except ValueError as error:
+                raise SbkitError(
+                    f"`{dotted(keys)}: {node}` ({document.place(keys)}) must be a tuple of plain "
+                    f"values, because of its parentheses, but {error}."
+                ) from error

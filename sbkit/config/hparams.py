@@ -10,7 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from hyperpyyaml import resolve_references
 from ruamel.yaml import YAML
@@ -20,12 +21,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
-from sbkit.config.document import Document, read_document, read_yaml_text
-from sbkit.config.knobs import Knobs
+from sbkit.config.document import Document, check_tuples, read_document, read_yaml_text
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import refuse_out_of_range
 from sbkit.config.references import check_references
-from sbkit.config.tuples import check_tuples
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
@@ -46,6 +45,30 @@ Trains what FILE.yaml declares. Every key of the file can be overridden:
   --check=False            do not check the run before its first step
 
 `sbkit check FILE.yaml [--key=value ...]` checks a run without starting it."""
+
+
+class MissingKnobError(SbkitError, AttributeError):
+    """Code reads a key that the YAML does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"`{name}` must be in the YAML, since this run reads it, but is not. Add it, or "
+            "correct the key that is meant."
+        )
+
+
+class Knobs(dict[str, Any]):
+    """Values by their keys; `get` has a default, and `[]` raises MissingKnobError."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise MissingKnobError(name)
+
+
+class KnobAttributes(SimpleNamespace):
+    """Values as the attributes of a Brain's `hparams`; raises MissingKnobError."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MissingKnobError(name)
 
 
 @dataclass(frozen=True)

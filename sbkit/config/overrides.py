@@ -14,6 +14,7 @@ from sbkit.config.document import (
     INCLUDE_TAG,
     PLACEHOLDER_TAG,
     REFERENCE_TAGS,
+    TUPLE,
     Document,
     Keys,
     dotted,
@@ -22,7 +23,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.references import BUILT, Scope, check_arithmetic, text_of
-from sbkit.config.tuples import TUPLE
 
 OBJECT = "an object"
 AUTO = {"batch_seconds": "auto"}  # a word that a number may give way to, and the other way round
@@ -43,7 +43,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object], above: 
         if tag_of(node).startswith(INCLUDE_TAG):
             beside = node if isinstance(node, CommentedMap) else {}
             plain = {key: _plain(document, value) for key, value in beside.items()}
-            apply_overrides(document.included(keys, node), plain, (*above, *keys))
+            apply_overrides(document.included(node), plain, (*above, *keys))
 
 
 def _expand_home(node: object) -> None:
@@ -89,8 +89,6 @@ def kind(value: object) -> str:
         Sequence: "a list",
         date: "a date",
     }
-    if type(value).__name__ == "ScalarBoolean":  # ruamel's, an int, where a bool has an anchor
-        return "true or false"
     return next((name for each, name in kinds.items() if isinstance(value, each)), OBJECT)
 
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.rng import seed_step, torch_state
-from sbkit.config.knobs import KnobAttributes
+from sbkit.config.hparams import KnobAttributes
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     building,
@@ -80,17 +79,6 @@ def test_a_folder_that_cannot_be_finished_is_named(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_file_is_complete_on_disk_before_it_takes_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.txt"
-    seen: list[tuple[bool, int]] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: seen.append((path.exists(), os.fstat(fd).st_size)))
-    write_text_atomically(path, "12345")
-    assert seen == [(False, 5)]
-    assert path.read_text() == "12345"
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -118,15 +106,6 @@ def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
         (slow / "file").write_text("slow")
     assert (folder / "file").read_text() == "quick"
     assert list(folder.parent.iterdir()) == [folder]
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(SbkitError, match="must be a folder to write to"),
-        building(tmp_path / "file" / "store"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("place", ["file/scores", "/proc/scores"])
@@ -219,10 +198,3 @@ def test_what_is_no_file_is_not_read(make: Callable[[Path], Any], tmp_path: Path
         list(read_lines(tmp_path / "a.txt", what="A text"))
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
         read_regular(tmp_path / "a.txt", largest=9, what="A file")
-
-
-def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 10)
-    (tmp_path / "a.txt").write_bytes(b"x" * 8 + b"\n" + bytes(99))
-    with pytest.raises(SbkitError, match="must have lines of less than 10 bytes"):
-        list(read_lines(tmp_path / "a.txt", what="A text"))

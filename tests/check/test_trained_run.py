@@ -70,7 +70,7 @@ def test_a_replaced_tokenizer_is_found(
     swap[first], swap[second] = swap[second], swap[first]  # the same letters under other ids
     (run / "tokenizer.model").write_bytes(swap)
     [finding] = check(workplace, monkeypatch, run)
-    assert "is another one" in finding.effect
+    assert "the file of labels: " in finding.effect
     assert finding.stops
     before = {file: file.read_bytes() for file in run.glob("lm.*")}
     models = ("--check=False", "--word_lm_order=2", "--token_lm_order=2")

@@ -4,16 +4,12 @@ The functions are those by which a run refuses a device or a precision.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
-
-from torch.amp.grad_scaler import GradScaler
+from collections.abc import Iterator
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import plural
 from sbkit.check.finding import Finding, words_of
-from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
@@ -24,11 +20,10 @@ MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of the
 
 
 def check_placement(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a device, a precision or a GradScaler that would not take effect as declared."""
+    """Find a device or a precision that would not take effect as declared."""
     yield from _find_refused(planned)
     yield from _find_old_names(planned)
     yield from _find_idle_devices(planned)
-    yield from _find_idle_scalers(planned)
 
 
 def check_shares(planned: PlannedRun) -> Iterator[Finding]:
@@ -103,27 +98,6 @@ def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:
             fix=f"Write --device={meant}, so that each process takes its own.",
             stops=False,
         )
-
-
-def _find_idle_scalers(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a GradScaler in another precision than fp16, where it only costs its checks."""
-    precision = planned.placement.precision
-    if precision == "fp16":
-        return
-    holders: dict[str, Mapping[str, Any]] = {"": planned.hparams}
-    with suppress(MissingPartError):
-        holders["brain."] = vars(planned.brain)
-    for keys, holder in holders.items():
-        for name, value in holder.items():
-            if isinstance(value, GradScaler) and value.is_enabled():
-                yield planned.finding(
-                    PLACEMENT,
-                    name if name in planned.document.root else "precision",
-                    declared="a GradScaler must be on for fp16 only",
-                    effect=f"`{keys}{name}` is on for {precision}, and would scale the loss and "
-                    "check every gradient for nothing",
-                    fix="Take it away: sbkit makes one where the precision is fp16.",
-                )
 
 
 def count_processes(planned: PlannedRun) -> int:

@@ -15,11 +15,6 @@ def undeclared(run: Path) -> None:
         torch.save({"0.conv1.bias": torch.zeros(5)}, folder / "model.ckpt")
 
 
-def without_its_tokenizer(run: Path) -> None:
-    with checkpoint(run) as folder, (folder / "CKPT.yaml").open("a") as meta:
-        meta.write(f"tokenizer: {'0' * 64}\n")
-
-
 def cut_short(run: Path) -> None:
     with checkpoint(run) as folder:
         (folder / "model.ckpt").write_bytes(bytes(100))
@@ -59,11 +54,6 @@ MUTATIONS = [
         expected=(Expected("run_folder", ".yaml:1", ("declaration.json must be", "Put it back")),),
     ),
     Mutation(
-        name="a run folder without its tokenizer",
-        run=without_its_tokenizer,
-        expected=(Expected("run_folder", "tokenizer", ("not there", "Put the file back")),),
-    ),
-    Mutation(
         name="a run folder of another thing",
         run=another_thing,
         expected=(Expected("run_folder", "output_folder", ("holiday.jpg",), stops=False),),
@@ -77,13 +67,6 @@ MUTATIONS = [
         name="a run folder that is a file",
         run=a_file,
         expected=(Expected("run_folder", "output_folder", ("no folder to write to",)),),
-    ),
-    Mutation(
-        name="a run folder below a file",
-        options=("--output_folder=/dev/null/run",),
-        expected=(
-            Expected("run_folder", "output_folder", ("/dev/null is no folder to write to",)),
-        ),
     ),
     Mutation(
         name="a size that only running code could tell",
