@@ -92,7 +92,8 @@ def ensure_language_models(
             "letters of train."
         )
     save(models, file, metadata=about)
-    return said + _describe_unspelled(_count_words(sentences), tokenizer)
+    words = Counter(chain.from_iterable(map(str.split, sentences)))
+    return said + _describe_unspelled(words, tokenizer)
 
 
 def _words_of(model: NgramModel) -> Sequence[str]:
@@ -101,10 +102,6 @@ def _words_of(model: NgramModel) -> Sequence[str]:
 
 def _count_spelled(model: NgramModel, spelling: Spelling) -> int:
     return sum(bool(spelling.letters(word)) for word in _words_of(model))
-
-
-def _count_words(sentences: Iterable[str]) -> Counter[str]:
-    return Counter(chain.from_iterable(map(str.split, sentences)))
 
 
 def _describe_unspelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
