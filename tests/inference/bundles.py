@@ -58,6 +58,13 @@ def make_bundle(folder: Path, **knobs: object) -> Path:
     return folder / "bundle"
 
 
+def certificate(bundle: Path, name: str) -> dict[str, Any]:
+    """Read what was found of a format."""
+    content = json.loads((bundle / name / "parity.json").read_text())
+    found: dict[str, Any] = content["compared_with_the_trained_model"]
+    return found
+
+
 def edit_config(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change config.json, and its checksum with it."""
     file = bundle / "config.json"

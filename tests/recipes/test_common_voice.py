@@ -122,12 +122,6 @@ def test_what_is_no_language_writes_no_store(tmp_path: Path, language: str) -> N
     assert not (tmp_path / "cache").exists()
 
 
-def remove_manifests(folder: Path) -> None:
-    """Take all manifests away."""
-    for file in folder.glob("*.tsv"):
-        file.unlink()
-
-
 def remove_clips(folder: Path) -> None:
     """Take a release's clips folder away, with what is in it."""
     for file in (folder / "clips").iterdir():
@@ -136,10 +130,6 @@ def remove_clips(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "without manifests": (
-        remove_manifests,
-        r"no train\.tsv, dev\.tsv, test\.tsv\. Pass --data_folder",
-    ),
     "without one": (lambda folder: (folder / "dev.tsv").unlink(), r"has no dev\.tsv\. Pass"),
     "without clips": (remove_clips, r"has no clips/\. Pass --data_folder"),
 }

@@ -48,20 +48,6 @@ def test_a_provider_that_is_not_here_is_refused() -> None:
         OnnxModel(content(), device="cuda")
 
 
-class FallenBack(onnxruntime.InferenceSession):  # type: ignore[misc]
-    """The GPU package on a machine without CUDA: it is listed, and all runs on the CPU."""
-
-    def __init__(self, content: bytes, options: object, **more: object) -> None:
-        super().__init__(content, options, providers=[CPU])
-
-
-def test_a_silent_fallback_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
-    with pytest.raises(SbkitError, match=r"of 1 it has 0 \(1 by CPUExecutionProvider\)"):
-        OnnxModel(content(), device="cuda")
-
-
 def test_a_gpu_is_given_its_libraries_and_multiplies_float32_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
