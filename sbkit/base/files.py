@@ -110,14 +110,6 @@ def _finite(value: Any) -> object:
     return value
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of a JSON object's pairs; raises ValueError where a key is there twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
-
-
 def fsync_tree(folder: Path) -> None:
     """Wait until all that a folder holds, and the folder itself, is on the disk."""
     for path in [*folder.rglob("*"), folder]:

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
@@ -64,7 +65,7 @@ class Progress:
     def _join(self, words: list[str], figures: Figures) -> str:
         head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
         seconds = self._seconds_left()
-        tail = [] if seconds is None else [f"{format_clock(seconds)} left"]
+        tail = [] if seconds is None else [f"{timedelta(seconds=round(seconds))} left"]
         return " ".join([head, *words, *tail])
 
     def _seconds_left(self) -> float | None:
@@ -74,13 +75,6 @@ class Progress:
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
         return seconds_per_step * max(self._total_steps - step, 0)
-
-
-def format_clock(seconds: float) -> str:
-    """Format a duration as M:SS, or H:MM:SS from an hour on."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _step_words(figures: StepFigures) -> list[str]:

@@ -10,8 +10,10 @@ from sbkit.logs.log import EpochFigures, StepFigures
 from sbkit.logs.metric import Metric
 from sbkit.logs.progress import Progress
 
-LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:20 left"
-EPOCH = "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
+LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:00:20 left"
+EPOCH = (
+    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:00:20 left\n"
+)
 
 
 class Terminal(io.StringIO):

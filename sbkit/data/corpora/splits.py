@@ -53,19 +53,10 @@ class Splits:
         return {**self.valid, **self.test}
 
 
-@dataclass(frozen=True)
-class Limited:
-    """Utterances of a length to train on, the others, and the list of those."""
-
-    kept: datasets.Dataset
-    outside: datasets.Dataset
-    excluded: list[Excluded]
-
-
 def within_limits(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
-) -> Limited:
-    """Keep the utterances from ``min_seconds`` to ``max_seconds``, and list the others.
+) -> tuple[datasets.Dataset, datasets.Dataset, list[Excluded]]:
+    """Return the utterances from ``min_seconds`` to ``max_seconds``, the others, and their list.
 
     Raises:
         SbkitError: none is left.
@@ -91,7 +82,7 @@ def within_limits(
             "Widen them."
         )
     outside = np.flatnonzero(too_short | too_long)
-    return Limited(train.select(kept), train.select(outside), out_of_range)
+    return train.select(kept), train.select(outside), out_of_range
 
 
 def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
