@@ -72,7 +72,10 @@ class OnnxModel:
                 runtime.preload_dlls()  # of CUDA's wheels, which by itself only torch finds
         try:
             self._session = runtime.InferenceSession(
-                content, options, providers=[(asked, which)], enable_fallback=0  # after errors, too
+                content,
+                options,
+                providers=[(asked, which)],
+                enable_fallback=0,  # after errors, too
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise SbkitError(
