@@ -165,19 +165,19 @@ def _assemble(knobs: Knobs, prepared: Mapping[str, Mapping[str, PreparedSplit]])
     train = concatenate_datasets([each.dataset for each in prepared["train"].values()])
     if not len(train):
         raise _nothing_to_train_on(knobs, list(prepared["train"].values()))
-    limited = within_limits(
+    kept, unused, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
         max_seconds=knobs["max_seconds"],
         sample_rate=knobs["sample_rate"],
     )
     return Splits(
-        limited.kept,
+        kept,
         {name: each.dataset for name, each in prepared["valid"].items()},
         {name: each.dataset for name, each in prepared["test"].items()},
         excluded=[item for each in every for item in each.excluded],
-        out_of_range=limited.excluded,
-        unused=limited.outside,
+        out_of_range=out_of_range,
+        unused=unused,
         fingerprints={
             name: each.fingerprint for role in prepared.values() for name, each in role.items()
         },

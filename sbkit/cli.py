@@ -83,7 +83,9 @@ def _add_data(add: Any) -> None:
     prepare.add_argument(
         "--shards", metavar="DIR|URL", help="write the data there as shards, and nothing else"
     )
-    prepare.add_argument("--shard-size", metavar="SIZE", help="of audio (default: 1GB)")
+    prepare.add_argument(
+        "--shard-size", metavar="SIZE", default="1GB", help="of audio (default: 1GB)"
+    )
 
     replay = add("replay", _replay, "run a batch that was not finite again, and name the module")
     replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
@@ -220,20 +222,16 @@ def _check(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from sbkit.train.prepare import prepare_data, prepare_shards
 
+    arguments = [str(options.yaml), *options.overrides]
     if options.shards is not None:
         if options.report is not None:
             raise SbkitError(
                 "A report must be of data as training takes it, but --shards only writes it. Call "
                 f"again with --report, without --shards and with --data_folder={options.shards}."
             )
-        size = options.shard_size or "1GB"
-        prepare_shards([str(options.yaml), *options.overrides], options.shards, size)
+        prepare_shards(arguments, options.shards, options.shard_size)
         return 0
-    if options.shard_size is not None:
-        raise SbkitError(
-            "`--shard-size` must come with --shards, but there is none. Add --shards DIR."
-        )
-    prepare_data([str(options.yaml), *options.overrides], options.report)
+    prepare_data(arguments, options.report)
     return 0
 
 

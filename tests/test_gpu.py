@@ -22,7 +22,7 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
-from sbkit.inference.runtime.compiled import Compilation, ShapeTable
+from sbkit.inference.runtime.compiled import Compilation
 from sbkit.inference.runtime.model import ModelThread
 from sbkit.logs.log import read_log
 from tests.inference.bundles import make_bundle
@@ -154,8 +154,8 @@ def test_a_bundle_hears_there_what_it_hears_on_the_cpu(
     bundle = make_bundle(tmp_path, num_encoder_layers=3)
     read, random = read_bundle(bundle, WEIGHTS), np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
-    table = ShapeTable(clips=(1,), seconds=(1.0,))
-    compilation = None if mode is None else Compilation(mode=mode, table=table)
+    shape: dict[str, Any] = {"clips": (1,), "seconds": (1.0,)}
+    compilation = None if mode is None else Compilation(mode=mode, **shape)
     placement = resolve(DEVICE, precision)
     make = partial(load_torch, read, bundle, placement=placement, compilation=compilation)
     there, here = ModelThread(make), load_torch(read, bundle)

@@ -178,7 +178,7 @@ def test_own_parts_are_checked_trained_exported_and_transcribe(
     ("name", "words"),
     [
         ("null", "must name the recipe to run, but is None"),
-        ("nothing.there.X", "must name something importable, but nothing.there.X is not"),
+        ("nothing.there.X", "must name something importable, but nothing.there raised ModuleNotF"),
         (
             "raising_recipe_of_a_test.X",
             "raising_recipe_of_a_test raised ZeroDivisionError (division",

@@ -7,7 +7,7 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.release import find_release, read_releases, split_names
-from sbkit.data.corpora.roles import resolve_splits
+from sbkit.data.corpora.splits import resolve_splits
 from sbkit.text.languages import language_tags
 
 ROLES = {"train": ("train",), "valid": ("dev",), "test": ("test",)}

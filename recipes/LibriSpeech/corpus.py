@@ -13,8 +13,8 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.manifest import BadRow, Manifest, Row, collect
-from sbkit.data.corpora.roles import resolve_splits
+from sbkit.data.corpora.manifest import BadRow, Manifest, collect
+from sbkit.data.corpora.splits import resolve_splits
 from sbkit.data.corpora.tables import check_no_columns
 from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import spoken_language
@@ -100,7 +100,7 @@ def _read_genders(file: Path) -> dict[str, str]:
     return {row[0].strip(): SEXES.get(row[1].strip(), "") for row in rows}
 
 
-def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iterator[Row | BadRow]:
+def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iterator[Clip | BadRow]:
     for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTERS))):
         speaker = (chapter if chapter.parent == folder else chapter.parent).name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}
@@ -109,7 +109,7 @@ def _read_split(folder: Path, language: str, genders: Mapping[str, str]) -> Iter
         yield from _read_chapter(chapter, columns)
 
 
-def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
+def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | BadRow]:
     """Pair the lines of the transcripts with the audio files; name those without a partner."""
     audio = {
         file.stem: file for file in sorted(chapter.iterdir()) if file.suffix.lower() in SUFFIXES
@@ -129,7 +129,7 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Row | B
                 detail = f"there is no {utterance}.flac beside {file.name}"
                 yield BadRow(where, "no audio file", detail)
             else:
-                yield Row(where, Clip(utterance, audio[utterance], words.strip(), columns))
+                yield Clip(utterance, audio[utterance], words.strip(), columns)
     for utterance in sorted(audio.keys() - named):
         detail = f"no line of {chapter.parent.name}/{chapter.name}/*.trans.txt has its id"
         yield BadRow(audio[utterance].name, "no transcript", detail)

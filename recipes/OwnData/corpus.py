@@ -12,8 +12,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.kaldi import is_kaldi
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import read_manifests
-from sbkit.data.corpora.roles import ROLES, require_split_name, resolve_splits
 from sbkit.data.corpora.saved_dataset import is_saved_dataset
+from sbkit.data.corpora.splits import ROLES, require_split_name, resolve_splits
 from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
 from sbkit.data.corpora.tables import check_no_columns
 from sbkit.text.languages import spoken_language

@@ -17,7 +17,6 @@ from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.mel_products import FEWEST, MelProducts
-from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
 
@@ -39,15 +38,11 @@ class Fbank(nn.Module):
 
     RANGES: ClassVar = {
         "n_mels": Range(low=3, whole=True, advice="80 is usual."),
+        "sample_rate": Range(low=SLOWEST, whole=True, advice="Write it in hertz, such as 16000."),
     }
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
-        if sample_rate < SLOWEST:
-            raise SbkitError(
-                f"`sample_rate` of Fbank must be at least {SLOWEST} samples per second, but is "
-                f"{sample_rate}. Write it in hertz, such as 16000."
-            )
         self.n_mels = n_mels
         self.sample_rate = sample_rate
 

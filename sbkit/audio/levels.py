@@ -3,8 +3,6 @@
 Legend: S samples, W windows of 20 ms.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,13 +14,6 @@ SPEECH, NOISE = 95, 5  # percentiles of the levels of windows
 Levels = npt.NDArray[np.float32]
 
 
-class Range(NamedTuple):
-    """The levels of noise and of speech, in dB."""
-
-    noise: float
-    speech: float
-
-
 def window_levels(samples: Samples, window: int) -> Levels:
     """Compute the level of each window, (S,) -> (W,), in dB above one step of int16."""
     count = len(samples) // window
@@ -31,10 +22,13 @@ def window_levels(samples: Samples, window: int) -> Levels:
     return levels
 
 
-def level_range(levels: Levels) -> Range:
-    """Return what a twentieth of the windows stays below, and what a twentieth rises above."""
+def level_range(levels: Levels) -> tuple[float, float]:
+    """Return the levels of noise and of speech, in dB.
+
+    A twentieth of the windows stays below the one, and a twentieth rises above the other.
+    """
     noise, speech = np.percentile(levels, (NOISE, SPEECH)).tolist()
-    return Range(noise, speech)
+    return noise, speech
 
 
 def estimate_snr(samples: Samples, sample_rate: int) -> float | None:

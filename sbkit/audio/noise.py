@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from sbkit.audio.io import SUFFIXES, audio_below, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.config.ranges import SHARE
 
 LONGEST_TOTAL = 3600  # seconds kept on a device, 115 MB of noise; each file gives an equal part
 LONGEST_IMPULSE = 2  # seconds of a room's impulse response
@@ -55,13 +57,10 @@ class FromFolder(nn.Module):
         files: those that are taken, of as many as were ``found``.
     """
 
+    RANGES: ClassVar = {"prob": SHARE}
+
     def __init__(self, *, folder: str, prob: float, sample_rate: int) -> None:
         super().__init__()
-        if not 0.0 <= prob <= 1.0:
-            raise SbkitError(
-                f"`prob` of {type(self).__name__} must be from 0 to 1, but is {prob}. Try a chance "
-                "such as 0.5."
-            )
         found = audio_files(folder)
         self.files, self.found = take_evenly(found), len(found)
         self.prob, self.sample_rate = prob, sample_rate

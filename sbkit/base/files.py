@@ -21,7 +21,6 @@ from uuid import uuid4
 from sbkit.base.errors import SbkitError
 
 LONGEST_START = 200  # bytes of a name of at most 255, to which something is added
-LONGEST_LINE = 1 << 24  # bytes of a line of a text
 
 
 @contextmanager
@@ -109,14 +108,6 @@ def _finite(value: Any) -> object:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of a JSON object's pairs; raises ValueError where a key is there twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is there twice")
-    return values
 
 
 def fsync_tree(folder: Path) -> None:
@@ -275,18 +266,11 @@ def read_text(path: Path, *, largest: int, what: str) -> list[str]:
 def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
     """Yield the lines of a file, or of what a link leads to, and no pipe or device.
 
-    ``what`` begins the sentence of an error. Raises SbkitError when it cannot be read, or has a
-    line of more than LONGEST_LINE bytes, as a file of zeros has.
+    ``what`` begins the sentence of an error. Raises SbkitError when it cannot be read.
     """
     try:
         with _opened(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE:
-                    raise SbkitError(
-                        f"{what} must have lines of less than {LONGEST_LINE} bytes, but {path} has "
-                        "a longer one. Cut it into lines."
-                    )
-                yield line
+            yield from file
     except (OSError, ValueError) as error:
         raise _unreadable(what, path, error) from error
 

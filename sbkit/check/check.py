@@ -12,17 +12,14 @@ from sbkit.check.data.labels import check_labels
 from sbkit.check.data.speech import check_noises, check_speech
 from sbkit.check.existing_run import check_export, check_initial_weights, check_run_folder
 from sbkit.check.finding import Finding, cause_of, words_of, write_listings
-from sbkit.check.model.causality import check_causality
-from sbkit.check.model.features import check_features
+from sbkit.check.knobs import check_ranges, check_unread
+from sbkit.check.model.dependence import check_causality, check_features, check_padding
 from sbkit.check.model.ownership import check_groups, check_ownership
-from sbkit.check.model.padding import check_padding
 from sbkit.check.model.placement import check_placement, check_shares
 from sbkit.check.model.shapes import check_encoder, check_shapes
 from sbkit.check.model.state import check_state
 from sbkit.check.model.unused import check_unused
 from sbkit.check.planned_run import PARTS, MissingPartError, PlannedRun
-from sbkit.check.yaml.ranges import check_ranges
-from sbkit.check.yaml.unread import check_unread
 from sbkit.config.document import walk
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.log import log

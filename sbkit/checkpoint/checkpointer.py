@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, METAFNAME, Checkpoint, ckpt_recency
+from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, METAFNAME, Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
@@ -106,29 +106,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         SpeechBrain's appends to its own default list, so every save takes longer than the last.
         """
         super().save_and_keep_only(*arguments, importance_keys=[*importance_keys], **options)
-
-    def delete_checkpoints(
-        self,
-        *,
-        num_to_keep: int = 1,
-        importance_keys: Sequence[Any] = (ckpt_recency,),
-        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
-        **options: Any,
-    ) -> None:
-        """Delete what is not to be kept, but never the newest, however few are to be kept."""
-        newest = self.find_checkpoint()
-        is_ranked = ckpt_recency in importance_keys
-
-        def may_go(each: Checkpoint) -> bool:
-            is_spared = not is_ranked and each.path == newest.path
-            return not is_spared and (ckpt_predicate is None or ckpt_predicate(each))
-
-        super().delete_checkpoints(
-            num_to_keep=max(1, num_to_keep),
-            importance_keys=importance_keys,
-            ckpt_predicate=may_go,
-            **options,
-        )
 
     # -- recovering ---------------------------------------------------------------------------
 

@@ -137,19 +137,11 @@ class WordOffsets:
 
     @classmethod
     def of(cls, value: Any) -> "WordOffsets":
-        """Read offsets from plain data; raise SbkitError for anything but two numbers in range."""
-        if (
-            not isinstance(value, dict)
-            or set(value) != {"start", "end"}
-            or not all(type(each) in (int, float) for each in value.values())
-            or not all(abs(each) <= LARGEST_OFFSET for each in value.values())
-        ):
-            raise SbkitError(
-                f"`word_offsets` must have a start and an end of at most {LARGEST_OFFSET:g} "
-                f"frames, but is {str(value)[:60]!r}. Fit it: python -m tools.bench_times BUNDLE "
-                "DATA --fit"
-            )
-        return cls(**value)
+        """Read offsets from plain data; raise ValueError or TypeError for what is none."""
+        offsets = cls(**value)
+        if not all(abs(each) <= LARGEST_OFFSET for each in (offsets.start, offsets.end)):
+            raise ValueError(f"an offset is beyond {LARGEST_OFFSET:g} frames")
+        return offsets
 
     def place(
         self, words: Sequence[TimedWord], *, samples: int, step: int

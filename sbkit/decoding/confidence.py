@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import TimedWord
 from sbkit.decoding.frames import LogProbs
 from sbkit.evaluate.calibration import Calibration, measure_calibration
@@ -52,16 +51,17 @@ class Confidence:
     weights: Mapping[str, float]
 
     @classmethod
-    def of(cls, values: object) -> Self:
-        """Read it from plain data, {bias: ..., FEATURE: ...}; raise SbkitError otherwise."""
-        given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {}
-        if BIAS not in given or not all(map(_is_weight, given, given.values())):
-            raise SbkitError(
-                f"A confidence must be numbers named {BIAS}, {', '.join(FEATURES)}, but is "
-                f"{str(values)[:100]}. Fit it again: sbkit tune RUN"
-            )
-        weights = {name: float(value) for name, value in given.items() if name != BIAS}
-        return cls(float(given[BIAS]), weights)
+    def of(cls, values: Mapping[str, float]) -> Self:
+        """Read it from plain data, {bias: ..., FEATURE: ...}.
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
+        weights = dict(values)
+        if not weights.keys() <= {BIAS, *FEATURES} or not all(
+            abs(weight) <= LARGEST_WEIGHT for weight in weights.values()
+        ):
+            raise ValueError(f"a weight is unknown or beyond {LARGEST_WEIGHT:g}")
+        return cls(weights.pop(BIAS), weights)
 
     def plain(self) -> dict[str, float]:
         """Return it as plain data."""
@@ -75,15 +75,6 @@ class Confidence:
         clipped = np.broadcast_to(probabilities.clip(LEAST, 1 - LEAST), words)
         rounded: list[float] = clipped.round(3).tolist()
         return rounded
-
-
-def _is_weight(name: object, value: object) -> bool:
-    return (
-        name in (BIAS, *FEATURES)
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= LARGEST_WEIGHT
-    )
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,6 @@ class BeamDecoder:
                     pieces=self.tokenizer.pieces(),
                     lm_weight=weights.token,
                     token_bonus=weights.token_bonus,
-                    special=tuple(self._spelling.special),
                 )
             )
         return scorers

@@ -25,14 +25,6 @@ LARGEST_LIST = 1 << 24  # bytes
 SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # of no phrase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormalizedHotwords:
-    """Phrases that the tokens of a recognizer can spell, and those that they cannot."""
-
-    phrases: tuple[str, ...]
-    refused: tuple[str, ...]
-
-
 def read_hotwords(named: str) -> list[str]:
     """Return the phrases of a file, one on each line, or of a list with commas.
 
@@ -58,8 +50,8 @@ def _is_there(named: str) -> bool:
 
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
-) -> NormalizedHotwords:
-    """Normalize phrases as transcripts; those without tokens are refused unchanged."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Normalize phrases as transcripts, and return them and, unchanged, those without tokens."""
     phrases, refused = dict[str, None](), dict[str, None]()
     for text in texts:
         phrase = normalize(text)
@@ -67,7 +59,7 @@ def normalize_hotwords(
             phrases[phrase] = None
         elif text.strip():
             refused[text.strip()] = None
-    return NormalizedHotwords(phrases=tuple(phrases), refused=tuple(refused))
+    return tuple(phrases), tuple(refused)
 
 
 @dataclass(eq=False, slots=True)

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_lines, require_writable
-from sbkit.decoding.scorer import require_pieces
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.arpa import is_start, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
-from sbkit.lm.ngram import SPECIAL, NgramModel
+from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
 from sbkit.lm.storage import load, parse, save
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
 PREAMBLE = 1000  # lines at most that stand above an ARPA file's data, such as IRSTLM's
+KNOWN_SHARE = 0.5  # of the pieces; a model of words knows few of them
 SPELLED_SHARE = 0.5  # of the words of an ARPA file; that of another spelling has hardly any
 
 
@@ -84,7 +84,7 @@ def ensure_language_models(
             models[name] = trained.model
             said.append(describe_model(name, order, trained))
     if TOKENS in models:  # both are checked before those that the run has are replaced
-        require_pieces(models[TOKENS], spelling.pieces, spelling.special)
+        _require_pieces(models[TOKENS], spelling)
     if WORDS in models and not _count_spelled(models[WORDS], spelling):
         raise SbkitError(
             "A language model must have words that the recognizer's tokens spell, but of its "
@@ -92,7 +92,20 @@ def ensure_language_models(
             "letters of train."
         )
     save(models, file, metadata=about)
-    return said + _describe_unspelled(_count_words(sentences), tokenizer)
+    words = Counter(chain.from_iterable(map(str.split, sentences)))
+    return said + _describe_unspelled(words, tokenizer)
+
+
+def _require_pieces(lm: NgramModel, spelling: Spelling) -> None:
+    """Refuse a model that knows less than half of a tokenizer's pieces: it is another's."""
+    pieces = enumerate(spelling.pieces)
+    spoken = [piece for token, piece in pieces if token not in spelling.special]
+    known = sum(lm.id_of(piece) != UNKNOWN for piece in spoken)
+    if known < KNOWN_SHARE * len(spoken):
+        raise SbkitError(
+            "The language model must be of the tokenizer's pieces, but knows "
+            f"{known} of {len(spoken)}. Train it on more text, in the letters of train."
+        )
 
 
 def _words_of(model: NgramModel) -> Sequence[str]:
@@ -101,10 +114,6 @@ def _words_of(model: NgramModel) -> Sequence[str]:
 
 def _count_spelled(model: NgramModel, spelling: Spelling) -> int:
     return sum(bool(spelling.letters(word)) for word in _words_of(model))
-
-
-def _count_words(sentences: Iterable[str]) -> Counter[str]:
-    return Counter(chain.from_iterable(map(str.split, sentences)))
 
 
 def _describe_unspelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
@@ -252,8 +261,7 @@ def train_texts(
     trained = train(sentences(), order=order)
     said = [describe_model(WORDS if spell is None else TOKENS, order, trained)]
     if spell is not None:
-        spelling = Spelling.of(spell)
-        require_pieces(trained.model, spelling.pieces, spelling.special)
+        _require_pieces(trained.model, Spelling.of(spell))
         said += _describe_unspelled(words, spell)
     write_arpa(trained.model, out)
     return "\n".join(said)

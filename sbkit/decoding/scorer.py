@@ -4,14 +4,12 @@ A scorer is a deterministic weighted automaton over tokens. A beam search needs 
 and again, so `LazyAutomaton` keeps them.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-from sbkit.base.errors import SbkitError
-from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, NgramModel
 
 REMEMBERED = 1 << 17  # states, of 1 to 4 kB each with their arcs; with fewer, decoding is slower
-KNOWN_SHARE = 0.5  # of the pieces; a model of words knows few of them
 
 
 class Scorer(Protocol):
@@ -109,7 +107,6 @@ class TokenScorer:
     """Add lm_weight * ln P(tokens `</s>`) + token_bonus * (number of tokens).
 
     lm: its words are pieces of the tokenizer, `▁` included; pieces: by token id.
-    Raises SbkitError where the model is another's (`require_pieces`).
     """
 
     def __init__(
@@ -119,11 +116,9 @@ class TokenScorer:
         pieces: Sequence[str],
         lm_weight: float = 0.5,
         token_bonus: float = 0.0,
-        special: Collection[int] = (0, 1, 2, 3),
     ) -> None:
         self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
         self._ids = [lm.id_of(piece) for piece in pieces]
-        require_pieces(lm, pieces, special)
 
     def start(self) -> Hashable:
         """Return the state after `<s>`."""
@@ -137,14 +132,3 @@ class TokenScorer:
     def end(self, state: int) -> float:
         """Return the weighted log-probability of `</s>`."""
         return self._lm_weight * self._lm.score(state, END)[0]
-
-
-def require_pieces(lm: NgramModel, pieces: Sequence[str], special: Collection[int]) -> None:
-    """Refuse a model that knows less than half of a tokenizer's pieces: it is another's."""
-    spoken = [piece for token, piece in enumerate(pieces) if token not in special]
-    known = sum(lm.id_of(piece) != UNKNOWN for piece in spoken)
-    if known < KNOWN_SHARE * len(spoken):
-        raise SbkitError(
-            "The language model must be of the tokenizer's pieces, but knows "
-            f"{known} of {len(spoken)}. Train it on more text, in the letters of train."
-        )

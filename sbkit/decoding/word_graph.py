@@ -61,7 +61,7 @@ def make_graph(
     scale: factor of the model's log-probabilities; word_bonus: for each word; unknown: for each
     that it does not know, besides what its tokens cost.
 
-    Raises SbkitError where no word can be spelled, kaldifst is missing, or the graph is too large.
+    Raises SbkitError where kaldifst is missing, or the graph is too large.
     """
     fst = require_package("kaldifst", extra="graph")
     if len(spelling.pieces) > MOST_TOKENS:
@@ -144,11 +144,6 @@ class LexiconArcs:
             for word, tokens in enumerate(spelled.values(), start=len(SPECIAL)):
                 self._add_word(begin, tokens, word + 1)
             self.tokens.update(*spelled.values())
-            if not self.tokens:
-                raise SbkitError(
-                    "The language model must have words that the tokenizer can spell, but has none "
-                    f"among {len(known)}. Train it on text normalized as the recognizer's."
-                )
             self._add_unknown(begin, [each for each in spelled.values() if each])
 
     def _spell(self, word: str, *, later: bool) -> list[int]:

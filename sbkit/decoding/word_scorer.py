@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from sbkit.base.errors import SbkitError
 from sbkit.decoding.spelling import SPACE, Spelling
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 
@@ -73,21 +72,13 @@ def _copy(node: LexiconNode) -> LexiconNode:
 
 
 def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
-    """Return the words of a language model that the recognizer can spell, as a tree.
-
-    Raises SbkitError where it can spell none.
-    """
+    """Return the words of a language model that the recognizer can spell, as a tree."""
     spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         Entry(letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spelled
         if letters and SPACE not in letters
     ]
-    if not entries:
-        raise SbkitError(
-            "The language model must have words that the tokenizer can spell, but has none among "
-            f"{len(lm.words) - END - 1}. Train it on text normalized as the recognizer's."
-        )
     return extend_lexicon(LexiconNode(), entries)
 
 

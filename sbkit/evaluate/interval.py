@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.evaluate.wer import ErrorCounts, Scored
+from sbkit.evaluate.wer import ErrorCounts
 
 DRAWS = 10_000
 CHUNK = 1 << 20  # units drawn at a time, 8 MB; all draws of 20,000 clips would be 1.6 GB
@@ -61,23 +61,6 @@ class Interval:
     def plain(self) -> dict[str, Any]:
         """Return it as plain data; without one its ends are null and there is a reason."""
         return {name: value for name, value in asdict(self).items() if value != ""}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateIntervals:
-    """The intervals of the word and of the character error rate."""
-
-    wer: Interval
-    cer: Interval
-
-
-def rate_intervals(scored: Sequence[Scored]) -> RateIntervals:
-    """Compute both over the speakers of the utterances where they are known, else the clips."""
-    units = units_of([each.id for each in scored], [each.speaker for each in scored])
-    return RateIntervals(
-        wer=interval_of([each.scores.words for each in scored], units),
-        cer=interval_of([each.scores.characters for each in scored], units),
-    )
 
 
 def interval_of(counts: Sequence[ErrorCounts], units: Units) -> Interval:

@@ -4,31 +4,25 @@ results -> for each test set the chosen utterances, frequent errors, slices -> a
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import write_text_atomically
+import numpy as np
+
+from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import Bin, reliability_bins
-from sbkit.evaluate.report_rows import (
-    Compared,
-    Confusion,
-    UnknownWord,
-    choose,
-    compare_utterances,
-    confusions,
-    row,
-    row_sizes,
-    unknown_words,
-)
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import have_words
+from sbkit.evaluate.wer import Scored, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
 from sbkit.logs.curves import encode_panel, overlay, run_panels
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
+from sbkit.text.word import Word
 
 REPORT = "report.html"
 CLIPS = 200  # that can be played
@@ -48,6 +42,53 @@ class Known:
 
     words: Container[str]
     source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """An utterance as each run recognized it; pairs: its aligned words, for each run.
+
+    Of a language that writes no spaces between words, these are its characters.
+    """
+
+    runs: tuple[Scored, ...]
+    pairs: tuple[WordPairs, ...]
+
+    @property
+    def id(self) -> str:
+        """Return its id, which is the same for all."""
+        return self.runs[0].id
+
+    @property
+    def errors(self) -> int:
+        """Count the errors of all runs."""
+        return sum(each.errors.errors for each in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """A word, what was recognized instead, and how often by each run.
+
+    One of the two is "": of a word that was inserted, or deleted.
+    """
+
+    reference: str
+    hypothesis: str
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownWord:
+    """A word of the references that the recognizer has never seen written.
+
+    count: of its occurrences; right: of those recognized; instead: words recognized in its place,
+    the most frequent first.
+    """
+
+    word: str
+    count: int
+    right: int
+    instead: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +187,7 @@ def _section(
     """Return what is shown of a test set, and its rows, in a ``share``-th of the page's bytes."""
     utterances = compare_utterances([each.utterances[name] for each in runs])
     ordered = choose(utterances)
-    sizes = row_sizes(ordered)
+    sizes = [*accumulate(len(to_json(row(each, {})).encode()) for each in ordered)]
     chosen = ordered[: bisect_right(sizes, ROW_BYTES // share)]
     left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
     found = clips(name, [each.id for each in chosen[: CLIPS // share]], left)
@@ -156,16 +197,12 @@ def _section(
         shown=len(chosen),
         played=len(found),
         errors=confusions([[each.pairs[run] for each in utterances] for run in range(len(runs))]),
-        unknown=_unknown(utterances, known),
+        unknown=unknown_words([each.pairs[0] for each in utterances], known.words)
+        if known
+        else None,
         reliability=tuple(reliability_bins(*judge_words(each.utterances[name])) for each in runs),
     )
     return section, [row(each, found) for each in sorted(chosen, key=lambda each: each.id)]
-
-
-def _unknown(utterances: Sequence[Compared], known: Known | None) -> tuple[UnknownWord, ...] | None:
-    if known is None:
-        return None
-    return unknown_words([each.pairs[0] for each in utterances], known.words)
 
 
 def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[tuple[str, str]]:
@@ -191,3 +228,95 @@ def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Slices]:
         rows = [(value, [each[column][value] for each in reported]) for value in sorted(largest)]
         if rows:
             yield Slices(column=column, values=len(shared), rows=rows)
+
+
+def compare_utterances(runs: Sequence[Iterable[Scored]]) -> list[Compared]:
+    """Put the same utterances of each run together, in the order of their ids."""
+    ordered = [sorted(each, key=lambda one: (one.id, one.reference)) for each in runs]
+    return [
+        Compared(runs=same, pairs=tuple(each.pairs for each in same))
+        for same in zip(*ordered, strict=True)
+    ]
+
+
+def choose(utterances: Sequence[Compared]) -> list[Compared]:
+    """Return them in the order of their use for a report: in turn the worst left, and one drawn.
+
+    The same utterances give the same order.
+    """
+    worst_first = sorted(utterances, key=lambda each: (-each.errors, each.id))
+    drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
+    by_turns = (place for pair in zip(count(), drawn, strict=False) for place in pair)
+    return [worst_first[place] for place in dict.fromkeys(by_turns)]
+
+
+def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
+    """Return an utterance as plain data; ``clips`` are MP3 in base64, by id."""
+    first = utterance.runs[0]
+    sides = zip(utterance.runs, utterance.pairs, strict=True)
+    return {
+        "id": first.id,
+        "reference": first.reference,
+        "words": first.scores.words.total,
+        "characters": first.scores.characters.total,
+        "seconds": first.seconds,
+        "speaker": first.speaker,
+        "clip": clips.get(first.id),
+        "runs": [_side(scored, pairs) for scored, pairs in sides],
+    }
+
+
+def _side(scored: Scored, pairs: WordPairs) -> dict[str, Any]:
+    """Return a hypothesis; ``marks`` has S, D, I or, of a right word, = for each pair of words."""
+    timed = [each.text for each in scored.words] == scored.hypothesis.split()
+    return {
+        "hypothesis": scored.hypothesis,
+        "marks": "".join(mark_pair(*pair) or "=" for pair in pairs),
+        "errors": scored.errors.errors,
+        "character_errors": scored.scores.characters.errors,
+        "heard": [_time(each) for each in scored.words] if timed else None,
+    }
+
+
+def _time(word: Word) -> list[float | None]:
+    confidence = None if word.confidence is None else round(word.confidence, 3)
+    return [round(word.start, 3), round(word.end, 3), confidence]
+
+
+def confusions(runs: Sequence[Iterable[WordPairs]]) -> tuple[Confusion, ...]:
+    """Return the errors of one run or several, the most frequent first."""
+    counted = [
+        Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
+        for utterances in runs
+    ]
+    together = sum(counted, Counter[tuple[str, str]]())
+    ranked = sorted(together, key=lambda pair: (-together[pair], pair))
+    return tuple(
+        Confusion(
+            reference=reference,
+            hypothesis=hypothesis,
+            counts=tuple(each[reference, hypothesis] for each in counted),
+        )
+        for reference, hypothesis in ranked
+    )
+
+
+def unknown_words(
+    utterances: Iterable[WordPairs], known: Container[str]
+) -> tuple[UnknownWord, ...]:
+    """Return the words of the references that are not known, the most frequent first."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for pairs in utterances:
+        for word, recognized in pairs:
+            if word and word not in known:
+                found[word][recognized] += 1
+    words = (
+        UnknownWord(
+            word=word,
+            count=counts.total(),
+            right=counts[word],
+            instead=tuple(other for other, _ in counts.most_common() if other not in (word, "")),
+        )
+        for word, counts in found.items()
+    )
+    return tuple(sorted(words, key=lambda each: (-each.count, each.word)))

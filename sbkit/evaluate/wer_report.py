@@ -1,13 +1,13 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.files import write_text_atomically
 from sbkit.base.text import printable
 from sbkit.evaluate.calibration import measure_calibration
-from sbkit.evaluate.interval import rate_intervals
+from sbkit.evaluate.interval import Interval, interval_of, units_of
 from sbkit.evaluate.utterances import edits, hash_references, utterances_file, write_utterances
 from sbkit.evaluate.wer import (
     ErrorCounts,
@@ -78,15 +78,23 @@ def _percent(rate: float) -> str:
 
 def _describe_rates(scored: Sequence[Scored]) -> str:
     """Write both rates with their counts and 95 % intervals, in one line."""
-    test, intervals, by_words = total_scores(scored), rate_intervals(scored), have_words(scored)
+    test, intervals = total_scores(scored), _intervals(scored)
+    rates = (("CER", test.characters, "characters"), ("WER", test.words, "words"))
     return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; {interval})"
-        for name, counts, unit, interval in (
-            ("CER", test.characters, "characters", intervals.cer),
-            ("WER", test.words, "words", intervals.wer),
-        )
-        if by_words or name != "WER"
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
+        f"{intervals[name]})"
+        for name, counts, unit in rates
+        if name in intervals
     )
+
+
+def _intervals(scored: Sequence[Scored]) -> dict[str, Interval]:
+    """Compute those of both rates over the speakers where they are known, else the clips."""
+    units = units_of([each.id for each in scored], [each.speaker for each in scored])
+    rates = {"CER": [each.scores.characters for each in scored]}
+    if have_words(scored):
+        rates["WER"] = [each.scores.words for each in scored]
+    return {name: interval_of(counts, units) for name, counts in rates.items()}
 
 
 def describe_results(scored: Sequence[Scored]) -> str:
@@ -155,30 +163,17 @@ def error_figures(test: Scores, *, by_words: bool = True) -> dict[str, Any]:
         "word_errors": edits(test.words),
         "character_errors": edits(test.characters),
     }
-    return figures if by_words else _without_words(figures)
+    if by_words:
+        return figures
+    return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}
 
 
 def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
     """Return the rates of a part of a test set with their counts and 95 % intervals."""
-    total = total_scores(scored)
-    figures = {
-        "CER": total.cer,
-        "WER": total.wer,
-        "words": total.words.total,
-        "characters": total.characters.total,
-        **_interval_figures(scored),
-    }
-    return figures if have_words(scored) else _without_words(figures)
+    figures = error_figures(total_scores(scored), by_words=have_words(scored))
+    chosen = (name for name in ("CER", "WER", "words", "characters") if name in figures)
+    return {**{name: figures[name] for name in chosen}, **_interval_figures(scored)}
 
 
 def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
-    intervals = rate_intervals(scored)
-    figures = {
-        "CER_interval": intervals.cer.plain(),
-        "WER_interval": intervals.wer.plain(),
-    }
-    return figures if have_words(scored) else _without_words(figures)
-
-
-def _without_words(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in figures.items() if not name.startswith(("WER", "word"))}
+    return {f"{name}_interval": each.plain() for name, each in _intervals(scored).items()}

@@ -32,9 +32,8 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
 from sbkit.inference.bundle.export import export_run
-from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
-from sbkit.inference.transcribe.whole_clips import read_whole_clips
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
@@ -40,12 +41,12 @@ class Progress:
             redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays where it was sent
         )
         self._total_epochs, self._metrics = total_epochs, metrics or {}
-        self._time_left = TimeLeft(total_steps=total_steps)
-        self._clock = clock
+        self._total_steps, self._clock = total_steps, clock
+        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds
 
     def step(self, figures: StepFigures) -> None:
         """Update the live line."""
-        self._time_left.update(step=figures.step, now=self._clock())
+        self._points.append((figures.step, self._clock()))
         self._live.start()
         line = Text(self._join(_step_words(figures), figures), no_wrap=True, overflow="ellipsis")
         self._live.update(line, refresh=True)
@@ -63,37 +64,17 @@ class Progress:
 
     def _join(self, words: list[str], figures: Figures) -> str:
         head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
-        seconds = self._time_left.seconds()
-        tail = [] if seconds is None else [f"{format_clock(seconds)} left"]
+        seconds = self._seconds_left()
+        tail = [] if seconds is None else [f"{timedelta(seconds=round(seconds))} left"]
         return " ".join([head, *words, *tail])
 
-
-class TimeLeft:
-    """Estimate how long the remaining steps take at the pace of the last 50 logged points."""
-
-    def __init__(self, *, total_steps: int) -> None:
-        """Start without a pace."""
-        self._total_steps = total_steps
-        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds
-
-    def update(self, *, step: int, now: float) -> None:
-        """Note that ``step`` was reached at ``now``, in seconds."""
-        self._points.append((step, now))
-
-    def seconds(self) -> float | None:
-        """Return the seconds left, None before there are two points."""
+    def _seconds_left(self) -> float | None:
+        """Estimate the time left at the pace of the last 50 points, None before there are two."""
         if len(self._points) < 2:
             return None
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
         return seconds_per_step * max(self._total_steps - step, 0)
-
-
-def format_clock(seconds: float) -> str:
-    """Format a duration as M:SS, or H:MM:SS from an hour on."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _step_words(figures: StepFigures) -> list[str]:

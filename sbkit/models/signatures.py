@@ -89,7 +89,7 @@ def lengths_argument(
         called = getattr(method, "__name__", "forward")
         refuse(part, signatures, f"its {called} takes ({', '.join(parameters)})")
     name = next((name for name in FORMS if name in names), "")
-    if name == "lengths" and is_speechbrains(method):
+    if name == "lengths" and method.__module__.startswith("speechbrain."):
         return LengthsArgument(name, "relative")
     return LengthsArgument(name, FORMS.get(name, "none"))
 
@@ -128,8 +128,3 @@ def refuse_time_first(part: nn.Module, name: str) -> None:
             f"`{name}` must take the batch first, (B, U, D), but {type(part).__name__} takes time "
             "first. Add `batch_first: True` to it."
         )
-
-
-def is_speechbrains(method: Callable[..., Any]) -> bool:
-    """Return whether SpeechBrain's own code defines a method."""
-    return str(getattr(method, "__module__", "")).partition(".")[0] == "speechbrain"

@@ -329,13 +329,13 @@ def _check_sizes(d_model: int, nhead: int, encoder_module: str, kernel_size: int
             f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
             "Choose one of the two."
         )
-    if min(d_model, nhead) < 1 or d_model % (2 * nhead):
+    if d_model % (2 * nhead):
         raise SbkitError(
             f"`d_model` must be a multiple of twice `nhead` (rotary positions turn pairs), but "
             f"they are {d_model} and {nhead}. Change one of them."
         )
-    if kernel_size < 1 or kernel_size % 2 == 0:
+    if kernel_size % 2 == 0:
         raise SbkitError(
-            "`kernel_size` must be odd and positive, so that a frame sits in its middle, but is "
+            "`kernel_size` must be odd, so that a frame sits in its middle, but is "
             f"{kernel_size}. Add or take one."
         )

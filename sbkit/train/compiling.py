@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import listed
 from sbkit.logs.log import log
 
 OPTIONS = {"fallback_random": True}
@@ -66,14 +65,6 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         _leave_attention_uncompiled()
     for block in blocks:
         block.compile(dynamic=True, options=OPTIONS)
-    left = sorted(
-        {type(each).__name__ for each in blocks if _is_torchs(each) and [*each.children()]}
-    )
-    if left:
-        log(
-            f"note: {listed(left)} of torch must be in a module of yours to be compiled, but stand "
-            "alone in `model`, and run uncompiled. Call them in the `forward` of one."
-        )
     return Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
 
 

@@ -112,7 +112,12 @@ class DdpStep:
         unused = self._freeze_unused(batch)
         known = {id(each) for part in inactive for each in part.parameters()}
         parameters = dict(self._graph.parts.named_parameters())
-        _report_unused([name for name in unused if id(parameters[name]) not in known])
+        if names := [name for name in unused if id(parameters[name]) not in known]:
+            log(
+                f"note: {len(names)} of the model's parameters ({listed(names)}) get no gradient "
+                "and stay as made. For a part in later steps only, declare "
+                "find_unused_parameters: True."
+            )
         for _, each in self._graph.trainable():
             gradient = torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
             each.grad = sum_over_ranks(gradient.mul_(1 / world_size()))  # as DDP averages
@@ -197,15 +202,6 @@ def reach_all(objective: Any, step: ForwardLoss) -> Any:
     if isinstance(objective, Loss):
         return Loss(apply(objective.sums, *trainable), objective.counts)
     return apply(objective, *trainable)
-
-
-def _report_unused(names: list[str]) -> None:
-    if names:
-        verb = "gets no gradient and stays" if len(names) == 1 else "get no gradient and stay"
-        log(
-            f"note: {len(names)} of the model's parameters ({listed(names)}) {verb} as made. For "
-            "a part in later steps only, declare find_unused_parameters: True."
-        )
 
 
 @torch.no_grad()

@@ -66,16 +66,11 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise SbkitError(
-            f"`recipe` in {yaml_file} must name something importable, but {name} is not "
-            f"({error}). Correct the name, put its file beside the YAML, or add its folder to "
-            "PYTHONPATH."
-        ) from error
     except Exception as error:  # a module of the user's may fail in any way
         raise SbkitError(
-            f"`recipe` in {yaml_file} must name a module that can be imported, but {module} raised "
-            f"{type(error).__name__} ({error}). Correct it there."
+            f"`recipe` in {yaml_file} must name something importable, but {module} raised "
+            f"{type(error).__name__} ({error}). Correct the name or the module, put its file "
+            "beside the YAML, or add its folder to PYTHONPATH."
         ) from error
     if not isinstance(found, Recipe):
         raise SbkitError(

@@ -16,14 +16,7 @@ from sbkit.base.text import printable
 ESCAPE = "\x1b[2J\x1b[H"
 # Audit events of Python that reading data has no reason to raise.
 EXECUTED = (
-    *(
-        "os.system",
-        "os.exec",
-        "os.posix_spawn",
-        "subprocess.Popen",
-        "pty.spawn",
-        "pickle.find_class",
-    ),
+    *("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"),
     *("socket.connect", "socket.getaddrinfo", "urllib.Request", "webbrowser.open"),
 )
 _events: list[str] | None = None

@@ -1,7 +1,6 @@
 """A bundle is what people exchange: whatever it holds, to load it runs no code of its own."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ from sbkit.cli import run
 from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import KINDS, refused
-from tests.inference.bundles import edit_config, edit_tokenizer, edit_weights, make_bundle
+from tests.inference.bundles import edit_config, edit_weights, make_bundle
 
 MISSING = object()
 CALLED = ["touch CANARY"]  # arguments of whatever is named: a command that leaves a trace
@@ -51,18 +50,14 @@ def transcription_refused(bundle: Path, *options: str) -> str:
 
 # -- config.json ----------------------------------------------------------------------------------
 
-NAMES = (
-    *("torch.hub.load", "torch.load", "torch.jit.load", "torch.ops.load_library"),
-    *("torch.nn.modules.linear.Linear.__init__", "torch.nn.Linear.__subclasses__"),
-    *("torch.nn.ModuleList", "torch.nn.utils.stateless.functional_call", "torch.nn"),
-    *("speechbrain.core.os.system", "speechbrain.inference.interfaces.foreign_class"),
+NAMES = (  # more of them: tests/inference/bundle/test_module_spec.py
+    *("torch.hub.load", "torch.nn.Linear.__subclasses__", "torch.nn"),
     *(
-        "speechbrain.processing.features.torch.load",
-        "speechbrain.processing.PLDA_LDA.StatObject_SB",
+        "speechbrain.inference.interfaces.foreign_class",
+        "sbkit.cli.run",
+        "functools.partial",
+        "a..b",
     ),
-    *("sbkit.cli.run", "sbkit.base.files.write_text_atomically", "sbkit.models.asr.torch.load"),
-    *("os.system", "subprocess.run", "builtins.eval", "eval", "pydoc.locate", "pickle.loads"),
-    *("functools.partial", "runpy.run_path", "shutil.rmtree", "no.such.thing", "a..b", "torch."),
 )
 CODE = {  # the chain of classes that once ran a command
     "new": "torch.fx.graph_module._CodeOnlyModule",
@@ -80,10 +75,6 @@ CODE = {  # the chain of classes that once ran a command
 CHAINS: dict[str, Any] = {
     "code": CODE,
     "code in a Sequential": {"new": "torch.nn.Sequential", "arguments": [CODE]},
-    "a call in a Sequential": {
-        "new": "torch.nn.Sequential",
-        "arguments": [{"name": "os.system", "arguments": CALLED}],
-    },
     "code in a mapping": {"new": "torch.nn.ModuleDict", "arguments": [{"a": CODE}]},
     "a list": [CODE],
     "a tuple": {"tuple": [CODE]},
@@ -170,12 +161,8 @@ def test_something_else_in_the_place_of_a_file_is_refused(
 
 Weights = dict[str, torch.Tensor]
 WEIGHTS: dict[str, Callable[[Weights], Any]] = {
-    "one NaN": lambda all_: all_["3.weight"].view(-1)[:1].fill_(torch.nan) and None,
-    "one infinite": lambda all_: all_["3.weight"].view(-1)[:1].fill_(torch.inf) and None,
-    "int32": lambda all_: {name: each.to(torch.int32) for name, each in all_.items()},
     "complex": lambda all_: {name: each.to(torch.complex64) for name, each in all_.items()},
     "none": lambda all_: {},
-    "one more": lambda all_: all_.update(more=torch.zeros(1)),
     "one less": lambda all_: {name: each for name, each in all_.items() if name != "3.weight"},
     "another shape": lambda all_: all_.update({"3.weight": all_["3.weight"][:1].clone()}),
     "another name": lambda all_: all_.update({"\x1b[2J": all_.pop("3.weight")}),
@@ -219,22 +206,6 @@ def test_what_are_no_weights_is_refused(content: bytes, bundle: Path) -> None:
     transcription_refused(bundle)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        os.urandom(500),
-        b"",
-        b"\n\xff\xff\xff\xff\x7f" + b"a" * 100,
-        b"\n\x0b\n\x02\xff\xfe\x15\x00\x00\x80\xbf" * 40,
-    ],
-    ids=["random", "empty", "a field without end", "no UTF-8"],
-)
-def test_what_is_no_tokenizer_is_refused(content: bytes, bundle: Path) -> None:
-    refused(partial(edit_tokenizer, bundle, content), bundle.parent / "canary")
-    edit_config(bundle, lambda config: None)
-    transcription_refused(bundle)
-
-
 # -- decoder, language models and confidence ------------------------------------------------------
 
 GOOD: dict[str, Any] = {"beam_size": 4, "weights": {"word": 0.5, "token": 0.3}}
@@ -270,17 +241,8 @@ def test_a_decoder_that_cannot_be_is_refused(decoder: Any, decoding: Path) -> No
     transcription_refused(decoding)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_something_else_than_language_models_is_refused(
-    kind: Callable[[Path], Any], decoding: Path
-) -> None:
-    kind(decoding / "lm.safetensors")
-    transcription_refused(decoding)
-
-
-@pytest.mark.parametrize("content", [PICKLE, os.urandom(5000)], ids=["pickle", "random"])
-def test_what_are_no_language_models_is_refused(content: bytes, decoding: Path) -> None:
-    (decoding / "lm.safetensors").write_bytes(content)
+def test_what_are_no_language_models_is_refused(decoding: Path) -> None:
+    (decoding / "lm.safetensors").write_bytes(PICKLE)
     write_checksums(decoding)
     transcription_refused(decoding)
 

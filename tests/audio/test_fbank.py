@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
 
 from sbkit.audio.fbank import AT_ONCE, EPSILON, Fbank, frame_counts, mel_filters, povey_window
-from sbkit.base.errors import SbkitError
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
@@ -83,11 +82,6 @@ def test_other_sample_rates_are_as_kaldi_has_them(rate: int) -> None:
     )
     assert frames.tolist() == [len(expected)]
     torch.testing.assert_close(features[0], expected, **CLOSE)
-
-
-def test_a_rate_in_kilohertz_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`sample_rate` of Fbank .* but is 16"):
-        Fbank(sample_rate=16)
 
 
 def test_int16_and_float_audio_give_the_same_values(prompts: list[Tensor]) -> None:

@@ -55,11 +55,6 @@ def test_the_tightest_quota_of_all_groups_above_counts(
     assert cgroup_quota(tmp_path, membership) == cores
 
 
-def test_a_quota_below_one_core_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbkit.base.machine.cgroup_quota", lambda *_: 0.5)
-    assert usable_cores() == 1
-
-
 GROUP = {
     "memory.max": "1000\n",
     "memory.current": "700\n",

@@ -34,14 +34,6 @@ class UndividedFrontEnd(ConvFrontEnd):
         return super().forward(x, lengths)[0], lengths
 
 
-class TransposedFrontEnd(ConvFrontEnd):
-    """Returns (B, D, U), as convolutions do."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        lengths = torch.full((len(x),), x.shape[1])
-        return super().forward(x, lengths)[0].transpose(1, 2)
-
-
 class SeeingTransformer(Transformer):
     """Lets the decoder look at the tokens to come."""
 

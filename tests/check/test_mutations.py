@@ -46,8 +46,3 @@ def test_check_names_what_is_broken(
 ) -> None:
     findings = findings_of(mutation, workplace, tmp_path)
     assert_found(mutation, findings, tmp_path / "mutated.yaml")
-
-
-def test_the_table_is_long_enough() -> None:
-    assert len(MUTATIONS) >= 40
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)

@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
@@ -92,18 +91,6 @@ def test_a_clock_that_goes_back_loses_nothing(
     assert sorted(each.meta["CER"] for each in keeper.list_checkpoints()) == [0.1, 0.6]
 
 
-@pytest.mark.parametrize(
-    "declared",
-    [{"num_to_keep": 0}, {"num_to_keep": 1, "min_keys": ["CER"], "keep_recent": False}],
-)
-def test_what_was_just_saved_is_kept_whatever_is_declared(
-    tmp_path: Path, declared: dict[str, Any]
-) -> None:
-    for value in (0.1, 0.2, 0.3):
-        checkpointer(tmp_path, line(value)).save_and_keep_only(meta={"CER": value}, **declared)
-        assert recovered(tmp_path) == pytest.approx(value)
-
-
 def test_a_kill_while_saving_leaves_the_one_before_and_nothing_else(tmp_path: Path) -> None:
     done = processes.run(["-c", KILLED_WHILE_SAVING, tmp_path / "saves"], timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -142,14 +129,13 @@ def tokenizer_of(file: Path, text: str) -> Tokenizer:
     return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
 
 
-@pytest.mark.parametrize("end_of_epoch", [True, False])
-def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_epoch: bool) -> None:
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
     assert ours.vocab_size == others.vocab_size
     folder = tmp_path / "saves"
     for value in (1.0, 2.0):
         keeper = checkpointer(folder, line(value), tokenizer=ours)
-        keeper.save_checkpoint(meta={"CER": value}, end_of_epoch=end_of_epoch)
+        keeper.save_checkpoint(meta={"CER": value})
     checkpointer(folder, line(0.0), tokenizer=ours).check_same_model()
     assert len(best_checkpoints(folder)) == 1
 
@@ -161,12 +147,3 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, end_of_ep
     ):
         with pytest.raises(SbkitError, match=f"tokenizer of .* {others.model_file} is another"):
             use()
-
-
-def test_checkpoints_of_two_tokenizers_are_not_averaged(tmp_path: Path) -> None:
-    ours, others = (tokenizer_of(tmp_path / name, name) for name in ("abc", "xyz"))
-    for value, tokenizer in ((2.0, others), (1.0, ours)):
-        keeper = checkpointer(tmp_path / "saves", line(value), tokenizer=tokenizer)
-        keeper.save_checkpoint(meta={"CER": value})
-    with pytest.raises(SbkitError, match="is another"):
-        checkpointer(tmp_path / "saves", line(0.0), tokenizer=ours).load_average(2, min_key="CER")

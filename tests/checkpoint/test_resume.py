@@ -75,22 +75,6 @@ def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
     assert said not in capsys.readouterr().out
 
 
-def test_other_groups_of_the_optimizer_are_refused(
-    begun: Path, workplace: Workplace, capsys: Captured
-) -> None:
-    assert train(workplace, begun, "--remove_vector_weight_decay=False") == BAD_INPUT
-    error = capsys.readouterr().err
-    assert "remove_vector_weight_decay: true when it began, false now" in error
-    assert len(error.splitlines()) == 1
-
-
-def test_another_weight_decay_takes_effect(
-    begun: Path, workplace: Workplace, capsys: Captured
-) -> None:
-    assert train(workplace, begun, "--number_of_epochs=2", "--weight_decay=0.5") == 0
-    assert "(weight_decay: 0.5, 0.01 when it was saved)" in capsys.readouterr().out
-
-
 def test_what_speechbrain_saved_goes_on(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -35,15 +35,6 @@ def test_the_best_checkpoints_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(model.weight, torch.full((2, 3), 0.3))
 
 
-def test_complex_weights_are_averaged(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1, dtype=torch.complex64)
-    for weight in (1 + 2j, 3 + 6j):
-        nn.init.constant_(model.weight, weight)
-        checkpointer(tmp_path, model).save_checkpoint()
-    checkpointer(tmp_path, model).load_average(2)
-    assert model.weight == 2 + 4j
-
-
 def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(2)
     for count in (3, 8):
@@ -52,12 +43,6 @@ def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
     checkpointer(tmp_path, norm).load_average(2)
     assert norm.num_batches_tracked == 8
     assert norm.num_batches_tracked.dtype == torch.int64
-
-
-def test_without_a_checkpoint_nothing_is_averaged(tmp_path: Path) -> None:
-    model = line(3.0)
-    checkpointer(tmp_path, model).load_average(2)
-    assert model.bias[0] == 3.0
 
 
 def test_checkpoints_of_two_models_are_not_averaged(tmp_path: Path) -> None:

@@ -19,12 +19,8 @@ REFUSED: list[tuple[str, object, str]] = [
     ("grad_accumulation_factor", 10**9, "a whole number from 1 to 65536, but is 1000000000."),
     ("max_grad_norm", math.nan, "a number, but is nan."),
     ("log_every", 0, "a whole number of at least 1, but is 0."),
-    ("log_every", 2.5, "a whole number of at least 1, but is 2.5."),
     ("log_every", True, "a whole number of at least 1, but is True."),
-    ("stall_seconds", -1, "a number from 0 to 86400, but is -1."),
     ("stall_seconds", "120 s", "a number from 0 to 86400, but is '120 s'."),
-    ("num_workers", -1, "a whole number from 0 to 1024, but is -1."),
-    ("seed", -1, "a whole number from 0 to 9.22337e+18, but is -1."),
 ]
 
 
@@ -52,12 +48,10 @@ def test_what_the_yaml_declares_is_in_range() -> None:
     ("line", "said"),
     [
         ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
-        ("max_seconds: .inf", "`max_seconds` must be a number from 0 to 86400, but is inf"),
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
         ("data_folder: 2024", "`data_folder` must be null or text, but is 2024. Write a number as"),
-        ("path_column: 3", "`path_column` must be null or text, but is 3"),
         ("text_column: true", "`text_column` must be false, null or text, but is True"),
     ],
 )

@@ -44,15 +44,15 @@ def make_splits(folder: Path) -> Splits:
     train = [("a", "One two", "ann", 1.0), ("b", "two", "bob", 2.5), ("c", HOSTILE, "ann", 2.5)]
     train += [("d", "é", "", 1.5), (f"long{HOSTILE}", "four", "ann", 9.0)]
     limits = {"min_seconds": 0.1, "max_seconds": 5.0, "sample_rate": 16_000}
-    limited = within_limits(prepared("train", train), **limits)
+    kept, unused, outside = within_limits(prepared("train", train), **limits)
     test = prepared("test", [("x", "One two", "eve", 1.0), ("y", "new", "bob", 1.0)])
     return Splits(
-        limited.kept,
+        kept,
         {},
         {"test": test},
         excluded=[Excluded("train", "bad", "unreadable audio", "it is empty")],
-        out_of_range=limited.excluded,
-        unused=limited.outside,
+        out_of_range=outside,
+        unused=unused,
     )
 
 

@@ -109,8 +109,8 @@ def test_words_follow_each_other_whatever_the_offsets() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{"start": 1}, {"start": "1", "end": 2}, {"start": 0, "end": 99}, {"start": 0, "end": np.nan}],
+    [{"first": 1}, {"start": "1", "end": 2}, {"start": 0, "end": 99}, {"start": 0, "end": np.nan}],
 )
 def test_what_is_no_pair_of_offsets_is_refused(value: object) -> None:
-    with pytest.raises(SbkitError, match="`word_offsets` must have a start and an end"):
+    with pytest.raises((TypeError, ValueError)):
         WordOffsets.of(value)

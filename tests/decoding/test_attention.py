@@ -64,9 +64,7 @@ def test_a_joint_beam_without_bounds_is_enumeration_and_with_16_nearly(
     model = random_model(CHARACTERS[1:], seed=1)
     scorer: Scorer = NOTHING
     if has_lm:
-        scorer = TokenScorer(
-            lm=model, pieces=CHARACTERS, lm_weight=0.7, token_bonus=0.4, special=(0,)
-        )
+        scorer = TokenScorer(lm=model, pieces=CHARACTERS, lm_weight=0.7, token_bonus=0.4)
     exact, bounded = (
         JointBeamSearch(settings=each, weight=0.6, eos=0, scorer=scorer)
         for each in (SETTINGS, BEAM_OF_16)

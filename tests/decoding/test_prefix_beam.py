@@ -39,7 +39,7 @@ def nothing(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
 
 def token_model(pieces: tuple[str, ...]) -> tuple[Scorer, Definition]:
     model = random_model(pieces[1:], seed=1)
-    scorer = TokenScorer(lm=model, pieces=pieces, lm_weight=0.7, token_bonus=0.4, special=(0,))
+    scorer = TokenScorer(lm=model, pieces=pieces, lm_weight=0.7, token_bonus=0.4)
 
     def definition(tokens: Sequence[int]) -> float:
         spoken = [pieces[token] for token in tokens]

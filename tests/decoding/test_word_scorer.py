@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from sbkit.base.errors import SbkitError
-from sbkit.decoding.scorer import TokenScorer
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
 from tests.decoding.by_definition import CHARACTERS, random_model, spelling
 
@@ -51,13 +49,3 @@ def test_a_spelling_pays_for_the_unknown_word_when_it_leaves_the_lexicon() -> No
     added = scores(scorer_of(), [B, A, A, SPACE])  # no word begins with "ba"
     assert added[0] + added[1] == pytest.approx(log_prob("<unk>") + 0.25 - 7)
     assert added[2:4] == [0, 0]
-
-
-def test_a_model_without_a_word_that_can_be_spelled_is_refused() -> None:
-    with pytest.raises(SbkitError, match="must have words that the tokenizer can spell, but has"):
-        make_lexicon(random_model(("xyz", "aé"), seed=0), spelling(CHARACTERS))
-
-
-def test_a_model_of_other_tokens_is_refused() -> None:
-    with pytest.raises(SbkitError, match="must be of the tokenizer's pieces, but knows 1 of 3"):
-        TokenScorer(lm=random_model(("a", "the"), seed=0), pieces=CHARACTERS, special=(0,))

@@ -29,16 +29,6 @@ def test_probabilities_that_are_so_are_calibrated() -> None:
     assert calibration.right == sum(right)
 
 
-def test_the_same_order_with_other_numbers_is_not() -> None:
-    """Who says "certain" of everything has negative information, whatever the order is worth."""
-    said, right = draw()
-    overconfident = measured([0.9 + each / 10.1 for each in said], right)
-    assert overconfident.AUC == measured(said, right).AUC
-    assert overconfident.NCE is not None
-    assert overconfident.NCE < -0.5
-    assert pytest.approx(0.45, abs=0.02) == overconfident.ECE
-
-
 def test_figures_of_four_words_by_hand() -> None:
     """H is 4 bits, of which what is said of the words is subtracted."""
     calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
@@ -49,12 +39,8 @@ def test_figures_of_four_words_by_hand() -> None:
     assert str(calibration) == "AUC 0.38, NCE -0.43, ECE 0.45 (2 right / 4 words)"
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_words_that_are_all_alike_cannot_be_told_apart(right: bool) -> None:
-    calibration = measured([0.9, 0.7], [right, right])
+def test_words_that_are_all_alike_cannot_be_told_apart() -> None:
+    calibration = measured([0.9, 0.7], [False, False])
     assert (calibration.AUC, calibration.NCE) == (None, None)
-    assert pytest.approx(0.2 if right else 0.8) == calibration.ECE
-
-
-def test_no_words_have_no_figures() -> None:
+    assert pytest.approx(0.8) == calibration.ECE
     assert measure_calibration([], []) is None

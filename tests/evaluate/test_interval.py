@@ -1,16 +1,12 @@
 """Intervals that hold the true rate as often as they say."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from sbkit.evaluate.accuracy_report import Answer, accuracy_figures, describe_accuracy
 from sbkit.evaluate.interval import Interval, Units, rate_interval, units_of
-from sbkit.evaluate.utterances import hash_references
 from sbkit.evaluate.wer import score
-from sbkit.evaluate.wer_report import describe_results, report_errors
+from sbkit.evaluate.wer_report import describe_results
 
 SPEAKERS = Units(name="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
 
@@ -115,18 +111,6 @@ def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
     assert describe_results(SET[:1]).endswith(
         "(0 / 2 words; no interval: there must be at least two to draw from, but there is 1 clip)"
     )
-
-
-def test_the_summary_has_the_interval_and_what_it_belongs_to(tmp_path: Path) -> None:
-    figures = report_errors(tmp_path, "test", SET)
-    assert figures["WER_interval"] == {"low": 0.0, "high": 0.5, "unit": "speaker", "unit_count": 2}
-    assert figures["CER_interval"]["high"] == pytest.approx(1 / 3)
-    assert figures["references"] == hash_references(SET)
-    assert figures["word_errors"] == {"substitutions": 10, "deletions": 0, "insertions": 0}
-    assert report_errors(tmp_path, "test", SET[::-1]) == figures
-    assert (tmp_path / "wer_test.txt").read_text().startswith("WER 25.00 % (10 errors / 40 words")
-    assert len((tmp_path / "utterances_test.jsonl").read_text().splitlines()) == 20
-    json.dumps(figures, allow_nan=False)
 
 
 def test_an_accuracy_has_its_interval() -> None:

@@ -1,7 +1,6 @@
 """The matched-pair sentence-segment word error test, beside NIST's sc_stats."""
 
 import csv
-import random
 from pathlib import Path
 
 import pytest
@@ -29,36 +28,6 @@ def test_it_says_what_sc_stats_says(printed: dict[str, str]) -> None:
     swapped = mapsswe(references, b, a)
     assert found.z is not None
     assert (swapped.z, swapped.p) == (pytest.approx(-found.z), pytest.approx(found.p))
-
-
-def mishear(seed: int, rate: float) -> list[str]:
-    """Change, drop or double some words of every sentence."""
-    draw = random.Random(seed)
-    heard = []
-    for sentence in SENTENCES:
-        words = []
-        for word in sentence.split():
-            kind = draw.random() / rate
-            words += [word] if kind > 1 else [[f"{word}s"], [], [word, "uh"]][int(kind * 3)]
-        heard.append(" ".join(words))
-    return heard
-
-
-# Printed by sc_stats as those of `data/mapsswe`: seeds and rates of both; segments, mean and Z.
-@pytest.mark.parametrize(
-    ("a", "b", "segments", "mean", "z"),
-    [
-        ((1, 0.1), (2, 0.25), 60, "-0.717", "-4.062"),
-        ((3, 0.3), (4, 0.3), 71, "-0.099", "-0.546"),
-        ((5, 0.05), (6, 0.15), 44, "-0.818", "-4.651"),
-        ((7, 0.5), (8, 0.4), 67, "0.522", "2.740"),
-    ],
-)
-def test_it_says_so_of_real_sentences(
-    a: tuple[int, float], b: tuple[int, float], segments: int, mean: str, z: str
-) -> None:
-    found = mapsswe(SENTENCES, mishear(*a), mishear(*b))
-    assert (found.segment_count, f"{found.mean:.3f}", f"{found.z:.3f}") == (segments, mean, z)
 
 
 @pytest.mark.parametrize(

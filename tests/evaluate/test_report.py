@@ -10,8 +10,13 @@ import pytest
 
 from sbkit.evaluate import report
 from sbkit.evaluate.accuracy_report import ACCURACY
-from sbkit.evaluate.report import write_report
-from sbkit.evaluate.report_rows import choose, compare_utterances, confusions, unknown_words
+from sbkit.evaluate.report import (
+    choose,
+    compare_utterances,
+    confusions,
+    unknown_words,
+    write_report,
+)
 from sbkit.evaluate.run_results import RunResults, read_clips
 from sbkit.evaluate.wer import pair_words, score
 from sbkit.evaluate.wer_report import slice_error_rates

@@ -1,7 +1,6 @@
 """The utterances of a test set as lines that programs read."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -49,17 +48,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"{", "Expecting property name"),
-        (b'{"id": "a", "words": []}', "'reference'"),
-        (b"\xff", "decode byte 0xff"),
-    ],
-)
-def test_what_is_no_utterance_is_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
-    (tmp_path / "broken.jsonl").write_bytes(content)
-    with pytest.raises(SbkitError, match=rf"broken.jsonl must have .*{re.escape(says)}"):
+def test_what_is_no_utterance_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"id": "a", "words": []}')
+    with pytest.raises(SbkitError, match=r"broken.jsonl must have .*'reference'"):
         read_utterances(tmp_path / "broken.jsonl")
 
 

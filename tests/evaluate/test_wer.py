@@ -6,7 +6,6 @@ from dataclasses import astuple
 import pytest
 
 from sbkit.evaluate.wer import (
-    ErrorCounts,
     align,
     count_errors,
     right_words,
@@ -66,19 +65,6 @@ def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
     assert total.cer == 1 / 18
     assert total.utterances == 2
     assert total.wer != sum(one.scores.wer for one in split) / 2
-
-
-@pytest.mark.parametrize(
-    ("counts", "rate"),
-    [
-        (ErrorCounts(), 0.0),
-        (ErrorCounts(insertions=3), 3.0),
-        (ErrorCounts(insertions=3, total=2), 1.5),
-        (ErrorCounts(substitutions=1, deletions=1, total=8), 0.25),
-    ],
-)
-def test_rate(counts: ErrorCounts, rate: float) -> None:
-    assert counts.rate == rate
 
 
 @pytest.mark.parametrize(

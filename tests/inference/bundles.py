@@ -13,7 +13,7 @@ from sbkit.config.hparams import load_hparams, save_resolved
 from sbkit.inference.bundle.export import export_run
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalize import table_to_store
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, object] = {
@@ -58,6 +58,13 @@ def make_bundle(folder: Path, **knobs: object) -> Path:
     return folder / "bundle"
 
 
+def certificate(bundle: Path, name: str) -> dict[str, Any]:
+    """Read what was found of a format."""
+    content = json.loads((bundle / name / "parity.json").read_text())
+    found: dict[str, Any] = content["compared_with_the_trained_model"]
+    return found
+
+
 def edit_config(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change config.json, and its checksum with it."""
     file = bundle / "config.json"
@@ -74,10 +81,3 @@ def edit_weights(bundle: Path, change: Callable[[dict[str, torch.Tensor]], Any])
     changed = change(weights)
     file.write_bytes(save(weights if changed is None else changed))
     write_checksums(bundle)
-
-
-def edit_tokenizer(bundle: Path, content: bytes) -> None:
-    """Put another tokenizer there, with its tokens in config.json and its checksum."""
-    file = bundle / "tokenizer.model"
-    file.write_bytes(content)
-    edit_config(bundle, lambda config: config.update(labels=Tokenizer(model_file=file).pieces()))

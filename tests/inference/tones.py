@@ -75,6 +75,12 @@ def silence(seconds: float) -> Samples:
 
 def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
     """Make a Transcriber of that model."""
+    bundle, tokenizer, model = tone_bundle(folder)
+    return Transcriber(bundle=bundle), tokenizer, model
+
+
+def tone_bundle(folder: Path) -> tuple[Bundle, Tokenizer, ToneModel]:
+    """Make a bundle of that model."""
     file = folder / "tokenizer.model"
     words = ["the quick brown fox jumps over a lazy dog"]
     ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: words)
@@ -87,5 +93,8 @@ def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
         parts={},
         word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
-    bundle = Bundle(config, SPEECH_RECOGNITION, tokenizer, ModelThread(lambda: model))
-    return Transcriber(bundle=bundle), tokenizer, model
+    return (
+        Bundle(config, SPEECH_RECOGNITION, tokenizer, ModelThread(lambda: model)),
+        tokenizer,
+        model,
+    )

@@ -8,10 +8,12 @@ import pytest
 
 from sbkit.logs.log import EpochFigures, StepFigures
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Progress, TimeLeft
+from sbkit.logs.progress import Progress
 
-LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:20 left"
-EPOCH = "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:20 left\n"
+LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % 0:00:20 left"
+EPOCH = (
+    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:00:20 left\n"
+)
 
 
 class Terminal(io.StringIO):
@@ -79,23 +81,3 @@ def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     show_an_epoch()
     assert terminal.getvalue() == "saved\n"
-
-
-def test_an_epoch_without_validation_has_no_dev_figures(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Progress(total_epochs=3, total_steps=9).epoch(
-        EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
-    )
-    assert capsys.readouterr().out == "epoch 1/3 step 3 loss 2.000 100 RTFx\n"
-
-
-def test_time_left_follows_the_last_fifty_points() -> None:
-    time_left = TimeLeft(total_steps=1000)
-    assert time_left.seconds() is None
-    for step in range(100):  # slow: 10 s a step
-        time_left.update(step=step, now=10.0 * step)
-    assert time_left.seconds() == 10.0 * (1000 - 99)
-    for step in range(100, 150):  # then fast: 1 s a step
-        time_left.update(step=step, now=990.0 + step - 99)
-    assert time_left.seconds() == 1000 - 149

@@ -82,11 +82,7 @@ def test_frames_are_those_that_the_parts_give(
 
 
 def test_nothing_is_left_of_almost_no_audio() -> None:
-    assert measure(Fbank(), ours()).count(np.array([0, 399, 400])).tolist() == [
-        0,
-        0,
-        1,
-    ]
+    assert measure(Fbank(), ours()).count(np.array([0, 399, 400])).tolist() == [0, 0, 1]
 
 
 def test_what_cannot_be_counted_is_refused() -> None:

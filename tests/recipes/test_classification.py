@@ -13,14 +13,13 @@ import soundfile
 from matplotlib.figure import Figure
 
 from recipes.classification import confusion
-from recipes.classification.confusion import count, draw, write_table
+from recipes.classification.confusion import draw
 from recipes.prepare import prepare_labelled
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.evaluate.accuracy_report import Answer
 from sbkit.logs.log import read_log
 from tests import runs
-from tests.runs import ROOT, prompts, read_json
+from tests.runs import prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
 SMALL = (
@@ -222,14 +221,6 @@ def test_a_label_that_only_a_test_set_has_is_refused_before_training(tmp_path: P
         prepare_labelled(knobs)
 
 
-def test_confusions_are_counted(tmp_path: Path) -> None:
-    results = [Answer("1", "a", "a"), Answer("2", "a", "b"), Answer("3", "b", "b")]
-    counts = count(results, ["a", "b"])
-    assert counts.tolist() == [[1, 1], [0, 1]]
-    write_table(tmp_path / "table.tsv", counts, ["a", "b"])
-    assert (tmp_path / "table.tsv").read_text() == "right / found\ta\tb\na\t1\t1\nb\t0\t1\n"
-
-
 def test_of_many_classes_those_with_most_errors_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,9 +232,3 @@ def test_of_many_classes_those_with_most_errors_are_drawn(
     (axes,) = saved.call_args.args[0].axes
     assert [each.get_text() for each in axes.get_yticklabels()] == ["a", "b", "f", "i"]
     assert [each.get_text() for each in axes.texts[-4:]] == ["0", "0", "1", "3"]
-
-
-def test_the_library_does_not_know_the_recipe() -> None:
-    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "sbkit").rglob("*.py")]
-    assert not [text for text in sources if "recipes.classification" in text]
-    assert not [text for text in sources if "language_id" in text]

@@ -72,19 +72,6 @@ def test_sbkit_brain_is_this_brain() -> None:
     assert issubclass(Brain, sb.Brain)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"device": "gpu"}, ["cuda:N", "'gpu'"]),
-        ({"device": "cpu", "precision": "fp16"}, ["cpu", "fp16", "bf16"]),
-    ],
-)
-def test_an_unsupported_pair_is_refused_by_name(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(SbkitError) as error:
-        LineBrain(modules={"model": line()}, run_opts=options)
-    assert all(word in str(error.value) for word in words)
-
-
 @pytest.mark.parametrize("name", ["loss", "best_epoch", "utterances", "a/b"])
 def test_a_metric_may_not_be_called_as_what_is_written_beside_it(name: str) -> None:
     class Odd(LineBrain):
@@ -92,13 +79,6 @@ def test_a_metric_may_not_be_called_as_what_is_written_beside_it(name: str) -> N
 
     with pytest.raises(SbkitError, match=re.escape(f"but Odd calls one {name!r}")):
         Odd(modules={"model": line()}, run_opts={"device": "cpu"})
-
-
-def test_autocast_and_scaler_get_the_type_of_the_device() -> None:
-    brain = LineBrain(modules={"model": line()}, run_opts={"device": "cpu", "precision": "bf16"})
-    with brain.training_ctx:
-        assert brain.modules["model"](torch.randn(1, 3)).dtype is torch.bfloat16
-    assert not brain.scaler.is_enabled()
 
 
 @pytest.mark.parametrize(("size", "accumulation"), [(2, 2), (1, 4), (3, 1), (2, 6)])

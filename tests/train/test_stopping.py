@@ -66,12 +66,6 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
     assert process.returncode == 75
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
-    with StopSignals(), pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_alone_a_wish_is_granted_at_once() -> None:
     consensus = RankConsensus()
     assert consensus.ask(stop=False, save=False) == NEITHER

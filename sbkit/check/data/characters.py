@@ -1,4 +1,4 @@
-"""Characters of the transcripts: unseen in training, rare there, or of another script."""
+"""Characters of the transcripts: unseen in training, or of another script."""
 
 import unicodedata
 from collections import Counter
@@ -7,14 +7,12 @@ from functools import cache
 
 import numpy as np
 
-from sbkit.base.text import listed, plural
+from sbkit.base.text import listed
 from sbkit.check.data.utterances import TEXT, TRAIN, notice, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.corpora.columns import count_characters, read_texts
 
-RARE = 2  # times in train, up to which a character is rare
-ENOUGH_TEXT = 5000  # characters of train, below which most letters are rare
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "BOPOMOFO")
 NO_SCRIPT = ("MODIFIER", "FULLWIDTH", "HALFWIDTH", "FEMININE", "MASCULINE", "MICRO")
 SHOWN = 12  # characters in a sentence
@@ -35,7 +33,7 @@ def check_unseen(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_characters(planned: PlannedRun) -> Iterator[Finding]:
-    """Find characters that train shows too seldom to be learned, and letters of another script."""
+    """Find letters of another script than most of train."""
     alphabets = {name: each.alphabet for name, each in transcripts_of(planned).items()}
     counts = count_characters(read_texts(planned.splits.train))
     scripts: Counter[str] = Counter()
@@ -53,18 +51,6 @@ def check_characters(planned: PlannedRun) -> Iterator[Finding]:
             f"({most / scripts.total():.0%} of its letters)",
             effect="hold letters of another",
             fix="Take these rows out, or correct `language` and `data_folder`.",
-        )
-    rare = {each for each, count in counts.items() if count <= RARE and script(each) != "CJK"}
-    if counts.total() >= ENOUGH_TEXT:
-        yield from _holding(
-            planned,
-            {TRAIN: rare},
-            "rare character",
-            declared=f"a character must occur more than {plural(RARE, 'time')} in train to be "
-            "learned",
-            effect=f"hold {plural(len(rare), 'character')} that "
-            f"{'does' if len(rare) == 1 else 'do'} not",
-            fix="Correct the transcripts, or normalize these characters.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Clips that are twice in a split: by their id, or by their audio."""
+"""Clips that are twice in a split, by their audio."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from itertools import islice
 import datasets
 import numpy as np
 
-from sbkit.check.data.utterances import TEXT, Rows, notice
+from sbkit.check.data.utterances import TEXT, notice
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.corpora.columns import take_columns
@@ -17,16 +17,8 @@ COMPARED = 2000  # clips of a split whose audio is compared; about 300 MB are re
 
 
 def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
-    """Find repeated ids and copied clips."""
+    """Find copied clips."""
     splits = planned.splits.named()
-    yield from notice(
-        planned,
-        found={name: _repeated_ids(split) for name, split in splits.items()},
-        reason="repeated id",
-        declared="every row must have an id (the clip's name without its ending) of its own",
-        effect="repeat the id of a row before",
-        fix="Take the repeated rows out, or rename the clips.",
-    )
     copies = {name: _copies(split) for name, split in splits.items()}
     yield from notice(
         planned,
@@ -37,12 +29,6 @@ def check_duplicates(planned: PlannedRun) -> Iterator[Finding]:
         effect="are equal, sample for sample, to another clip of the same split",
         fix="Take the copies out: a clip that is there twice counts twice.",
     )
-
-
-def _repeated_ids(split: datasets.Dataset) -> Rows:
-    ids = np.asarray(split["id"][:])
-    first = np.unique(ids, return_index=True)[1]
-    return np.setdiff1d(np.arange(len(ids)), first)
 
 
 def _copies(dataset: datasets.Dataset) -> dict[int, str]:

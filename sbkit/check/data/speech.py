@@ -11,7 +11,6 @@ from torch import nn
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.noise import FromFolder
 from sbkit.base.text import listed, plural
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.data.alignment import impossible_rows
 from sbkit.check.data.characters import check_characters
 from sbkit.check.data.duplicates import check_duplicates
@@ -82,7 +81,7 @@ def _check_report(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
-    """Find limits that leave out much of train, and what is beyond them in the other splits."""
+    """Find limits that leave out much of train."""
     shortest, longest = (planned.knobs.get(name) for name in ("min_seconds", "max_seconds"))
     if shortest is None or longest is None:
         return
@@ -96,20 +95,6 @@ def _check_limits(planned: PlannedRun) -> Iterator[Finding]:
             effect="are not, and are left out of it",
             fix="Widen `min_seconds` and `max_seconds`, or cut the clips.",
         )
-    samples = {name: sample_counts(each) for name, each in planned.splits.evaluated().items()}
-    rate = planned.knobs["sample_rate"]
-    limit = seconds_to_samples(longest, rate)
-    beyond = {name: np.flatnonzero(each > limit) for name, each in samples.items()}
-    yield from notice(
-        planned,
-        "max_seconds",
-        found=beyond,
-        reason="longer than what training takes",
-        detail=lambda split, row: f"{samples_to_seconds(int(samples[split][row]), rate):.2f} s",
-        declared=f"an utterance should be no longer than those of train ({longest:g} s)",
-        effect="are longer, and scored all the same",
-        fix="Raise `max_seconds`, or cut the clips.",
-    )
 
 
 def _check_durations(planned: PlannedRun) -> Iterator[Finding]:

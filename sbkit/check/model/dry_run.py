@@ -191,6 +191,15 @@ def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
                 yield name
 
 
+@contextmanager
+def evaluating(brain: Any) -> Iterator[None]:
+    """Let a Brain evaluate; afterwards it is as it was."""
+    with unchanged(brain.modules, brain.device):
+        brain.modules.eval()
+        brain.on_stage_start(Stage.VALID, 1)
+        yield
+
+
 @torch.no_grad()
 def losses_of(brain: Any, batch: Any) -> Tensor:
     """Compute the losses of an evaluation, with the same random numbers each time."""
@@ -200,14 +209,14 @@ def losses_of(brain: Any, batch: Any) -> Tensor:
 
 
 def small_batch(planned: PlannedRun) -> Any:
-    """Collate two short utterances of the training data, by the recipe's loader if there is one.
+    """Collate two short utterances of the training data, by the recipe's loader if it can be made.
 
     One is longer, so that there is padding.
     """
     try:
         loader = planned.loaders.train
         data, collate = loader.dataset, loader.collate_fn
-    except MissingPartError:
+    except MissingPartError:  # as over SpeechBrain's InputNormalization, which is not trained yet
         if not isinstance(planned.labels, Tokenizer):
             raise
         data, collate = UtteranceDataset(planned.splits.train), TextCollate(planned.labels)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.manifest import BadRow, Row
+from sbkit.data.corpora.manifest import BadRow
 
 LARGEST = 1 << 31  # bytes
 COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
@@ -20,7 +20,7 @@ def is_kaldi(source: Path) -> bool:
     return (source / "wav.scp").is_file()
 
 
-def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadRow]:
+def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Clip | BadRow]:
     """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
 
     Raises:
@@ -51,7 +51,7 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Row | BadR
             yield BadRow(where, "no transcript", f"text has no line for {utterance}")
         else:
             kept = {column: values.get(utterance, "") for column, values in columns.items()}
-            yield Row(where, Clip(utterance, folder / name, sentences.get(utterance, ""), kept))
+            yield Clip(utterance, folder / name, sentences.get(utterance, ""), kept)
     for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
         yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")
 

@@ -42,15 +42,7 @@ class Manifest:
     stored: pa.Table | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One usable row as it was read: its clip, and where it stands, as in ``line 3``."""
-
-    where: str
-    clip: Clip
-
-
-def collect(rows: Iterable[Row | BadRow], *bases: Path) -> Manifest:
+def collect(rows: Iterable[Clip | BadRow], *bases: Path) -> Manifest:
     """Return the manifest of the rows read, in which every clip and every id comes once.
 
     A clip that is listed again is a bad row. Clips of different files that share an id are called
@@ -61,19 +53,19 @@ def collect(rows: Iterable[Row | BadRow], *bases: Path) -> Manifest:
     return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
 
 
-def _once(rows: Iterable[Row | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
+def _once(rows: Iterable[Clip | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
     """Yield the clips of the rows, each once, and note the bad rows."""
-    first: dict[str, str] = {}
+    seen = set[str]()
     for row in rows:
         if isinstance(row, BadRow):
             bad.append(row)
-            continue
-        path = str(row.clip.path)
-        if first.setdefault(path, row.where) is not row.where:
-            detail = f"{row.clip.path.name} is in {first[path]} already"
-            bad.append(BadRow(row.where, "clip listed twice", detail))
+        elif (path := str(row.path)) in seen:
+            bad.append(
+                BadRow(row.id, "clip listed twice", f"a row before it names {row.path.name}")
+            )
         else:
-            yield row.clip
+            seen.add(path)
+            yield row
 
 
 def _unique_ids(clips: Clips, bases: Sequence[Path]) -> list[str]:
@@ -93,17 +85,17 @@ def _by_path(path: Path, bases: Sequence[Path]) -> str:
 
 
 def require_transcripts(
-    rows: Iterable[Row | BadRow], source: Path, column: str
-) -> Iterator[Row | BadRow]:
+    rows: Iterable[Clip | BadRow], source: Path, column: str
+) -> Iterator[Clip | BadRow]:
     """Yield the rows of a source; raises SbkitError where there are clips, and none has a sentence.
 
     The error comes after the last row.
     """
     clips, spoken = 0, False
     for row in rows:
-        if isinstance(row, Row):
+        if isinstance(row, Clip):
             clips += 1
-            spoken = spoken or bool(row.clip.sentence.strip())
+            spoken = spoken or bool(row.sentence.strip())
         yield row
     if clips and not spoken:
         raise SbkitError(

@@ -12,7 +12,6 @@ from sbkit.data.corpora.kaldi import is_kaldi, read_kaldi
 from sbkit.data.corpora.manifest import (
     BadRow,
     Manifest,
-    Row,
     collect,
     open_columns,
     require_transcripts,
@@ -63,7 +62,7 @@ def _read_source(
     text_column: str | Literal[False] | None,
     *,
     several: bool,
-) -> Iterator[Row | BadRow]:
+) -> Iterator[Clip | BadRow]:
     if is_kaldi(source):
         rows, column = read_kaldi(source, transcripts=text_column is not False), "text"
     else:
@@ -75,18 +74,16 @@ def _read_source(
     return (in_file(row, source.name) for row in rows) if several else rows
 
 
-def in_file(row: Row | BadRow, file: str) -> Row | BadRow:
-    """Return a row that says which file it is from."""
-    if isinstance(row, BadRow):
-        return replace(row, id=f"{file} {row.id}")
-    return replace(row, where=f"{file} {row.where}")
+def in_file(row: Clip | BadRow, file: str) -> Clip | BadRow:
+    """Return a row; a bad one says which file it is from."""
+    return replace(row, id=f"{file} {row.id}") if isinstance(row, BadRow) else row
 
 
-def with_language(row: Row | BadRow, language: str) -> Row | BadRow:
+def with_language(row: Clip | BadRow, language: str) -> Clip | BadRow:
     """Return a row with the column ``language``, which it may have already."""
-    if isinstance(row, BadRow) or "language" in row.clip.columns:
+    if isinstance(row, BadRow) or "language" in row.columns:
         return row
-    return replace(row, clip=replace(row.clip, columns={**row.clip.columns, "language": language}))
+    return replace(row, columns={**row.columns, "language": language})
 
 
 def _open_table(source: Path) -> Table:
@@ -102,7 +99,7 @@ def _open_table(source: Path) -> Table:
 
 def read_rows(
     table: Table, path_column: str | None, text_column: str | Literal[False] | None
-) -> Iterator[Row | BadRow]:
+) -> Iterator[Clip | BadRow]:
     """Read the clips of a table; raises SbkitError where it lacks a column."""
     lower = {column.lower(): column for column in table.columns}
     path = find_column(table, path_column, PATH_COLUMNS, "path_column")
@@ -113,7 +110,7 @@ def read_rows(
 
 def _read_row(
     row: TableRow | BadRow, path_column: str, text_column: str, id_column: str, folder: Path
-) -> Row | BadRow:
+) -> Clip | BadRow:
     """Read one row; columns that there are not are called ""."""
     if isinstance(row, BadRow):
         return row
@@ -128,4 +125,4 @@ def _read_row(
     path = folder / (Path(name).expanduser() if name.startswith("~/") else name)
     utterance = fields.get(id_column, "").strip() or path.stem
     kept = open_columns(fields, (path_column, text_column, id_column))
-    return Row(where, Clip(utterance, path, fields.get(text_column, ""), kept))
+    return Clip(utterance, path, fields.get(text_column, ""), kept)

@@ -15,7 +15,6 @@ from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import (
     BadRow,
     Manifest,
-    Row,
     collect,
     open_columns,
     open_names,
@@ -88,7 +87,7 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
     if clips:
         return Manifest(clips, ())
     folder = _ClipsFolder(tsv.parent / "clips")
-    rows: Iterator[Row | BadRow] = (
+    rows: Iterator[Clip | BadRow] = (
         _read_row(row, folder, path_column, text_column, language) for row in table.rows
     )
     if text_column:
@@ -98,16 +97,15 @@ def read_release(tsv: Path, language: str, knobs: Mapping[str, Any] | None = Non
 
 def _read_row(
     row: TableRow | BadRow, clips: _ClipsFolder, path_column: str, text_column: str, language: str
-) -> Row | BadRow:
+) -> Clip | BadRow:
     if isinstance(row, BadRow):
         return row
-    where = f"row {row.number}"
     path = clips.locate(row.fields.get(path_column, ""))  # JSON Lines may lack it
     if isinstance(path, tuple):
-        return BadRow(where, *path)
+        return BadRow(f"row {row.number}", *path)
     columns = open_columns(row.fields, (path_column, text_column))
     columns.setdefault("language", language)
-    return Row(where, Clip(path.stem, path, row.fields.get(text_column, ""), columns))
+    return Clip(path.stem, path, row.fields.get(text_column, ""), columns)
 
 
 def to_clips(
@@ -162,9 +160,8 @@ def read_releases(
     return collect(rows, next(iter(releases.values())).parent)
 
 
-def _named_by_language(language: str, manifest: Manifest) -> Iterator[Row | BadRow]:
-    for clip in manifest.clips:
-        yield Row(f"{language}, {clip.id}", clip)
+def _named_by_language(language: str, manifest: Manifest) -> Iterator[Clip | BadRow]:
+    yield from manifest.clips
     for bad in manifest.bad_rows:
         yield BadRow(f"{language}, {bad.id}", bad.reason, bad.detail)
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.manifest import BadRow, Row
+from sbkit.data.corpora.clips import Clip
+from sbkit.data.corpora.manifest import BadRow
 from sbkit.data.corpora.own_manifest import in_file, read_rows, with_language
 from sbkit.data.corpora.saved_dataset import file_name, parquet_batches
 from sbkit.data.corpora.tables import (
@@ -53,7 +54,7 @@ class StreamedSplit:
         return [self._unit(file, options, scratch) for file in self.files]
 
     def _unit(self, file: str, options: ShardOptions, scratch: Path) -> Unit:
-        def rows(start: int) -> Iterator[Row | BadRow]:
+        def rows(start: int) -> Iterator[Clip | BadRow]:
             stored = _read(file)
             first = list(islice(stored, SHUFFLED))
             if not first:  # a file without rows, as Spark writes them

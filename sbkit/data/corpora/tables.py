@@ -83,7 +83,7 @@ def read_table(file: Path) -> Table:
             return Table(file, column_names(file, _objects_of(file)), _objects_of(file))
         return _read_delimited(file, first.rstrip("\n"), number)
     except UnicodeDecodeError as error:
-        raise _wrong_encoding(file) from error
+        raise _wrong_encoding(file, error) from error
 
 
 def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str) -> str:
@@ -136,19 +136,10 @@ def check_no_columns(knobs: Mapping[str, Any], data: str) -> None:
             )
 
 
-def _wrong_encoding(file: Path) -> SbkitError:
-    """Name the line that is not UTF-8, and the command that converts the file."""
-    content, fault, name = file.read_bytes(), "it is UTF-16", "UTF-16"
-    if not content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        try:
-            content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line, byte = 1 + content.count(b"\n", 0, error.start), content[error.start]
-            fault = f"line {line} holds the byte 0x{byte:02X} ({chr(byte)!r} in Latin-1)"
-            name = "LATIN1"
+def _wrong_encoding(file: Path, error: Exception) -> SbkitError:
     return SbkitError(
-        f"{file} must be UTF-8 text, but {fault}. Save it as UTF-8: "
-        f"iconv -f {name} -t UTF-8 {file.name} > new.{file.name}"
+        f"{file} must be UTF-8 text, but is not ({error}). Save it as UTF-8: "
+        f"iconv -f LATIN1 -t UTF-8 {file.name} > new.{file.name} (-f UTF-16 where it is that)"
     )
 
 
@@ -172,7 +163,7 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
             table = _parse(file, delimiter, len(names), number, invalid, skip=True)
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
-                raise _wrong_encoding(file) from error
+                raise _wrong_encoding(file, error) from error
             raise SbkitError(
                 f"{file} must be a table, but cannot be read ({error}). Correct it."
             ) from error

@@ -13,8 +13,8 @@ from itertools import chain, islice
 
 import numpy as np
 
-from sbkit.data.corpora.clips import Clips
-from sbkit.data.corpora.manifest import BadRow, Manifest, Row
+from sbkit.data.corpora.clips import Clip, Clips
+from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.storage.decode import decode_clips
 
 PROBED = 100  # clips that are decoded to learn how large the audio of the others will be
@@ -43,7 +43,7 @@ class Unit:
     """
 
     key: str
-    rows: Callable[[int], Iterator[Row | BadRow]]
+    rows: Callable[[int], Iterator[Clip | BadRow]]
     cut: bool
 
 
@@ -73,9 +73,9 @@ def manifest_units(manifest: Manifest, options: ShardOptions) -> list[Unit]:
     return units
 
 
-def _rows(clips: Clips, bad: tuple[BadRow, ...], start: int) -> Iterator[Row | BadRow]:
+def _rows(clips: Clips, bad: tuple[BadRow, ...], start: int) -> Iterator[Clip | BadRow]:
     """Yield clips, behind the rows that are none, from a number of rows on."""
-    return islice(chain(bad, (Row(clip.id, clip) for clip in clips)), start, None)
+    return islice(chain(bad, clips), start, None)
 
 
 def _file_facts(path: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import BadRow, Manifest
-from sbkit.data.corpora.roles import resolve_splits
+from sbkit.data.corpora.splits import resolve_splits
 from sbkit.data.storage.audio_store import AUDIO
 from sbkit.data.storage.filesystem import Storage
 from sbkit.data.storage.shard import ShardFacts, read_table, to_places

@@ -23,7 +23,7 @@ from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import scratch_folder
 from sbkit.data.corpora.clips import Clip, Clips
-from sbkit.data.corpora.manifest import BadRow, Manifest, Row, free_name
+from sbkit.data.corpora.manifest import BadRow, Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
 from sbkit.data.corpora.streamed_split import StreamedSplit
 from sbkit.data.storage.audio_cache import DISK_FULL
@@ -179,19 +179,19 @@ class _Writer:
         return NewShard(f"{split}-{unit.key}", number, audio, sources)
 
     def _decode(
-        self, rows: Iterator[Row | BadRow]
-    ) -> Iterator[tuple[Row | BadRow, Decoded | None]]:
+        self, rows: Iterator[Clip | BadRow]
+    ) -> Iterator[tuple[Clip | BadRow, Decoded | None]]:
         """Pair rows with their audio, which is decoded ahead; remove files that were made of it."""
         rows, ahead = tee(rows)
-        paths = (row.clip.path for row in ahead if isinstance(row, Row))
+        paths = (row.path for row in ahead if isinstance(row, Clip))
         decoding = decode_clips(paths, self.options.sample_rate, store=self.options.store)
         for row in rows:
             if isinstance(row, BadRow):
                 yield row, None
                 continue
             yield row, next(decoding)
-            if row.clip.path.is_relative_to(self.scratch):
-                shutil.rmtree(row.clip.path.parent)
+            if row.path.is_relative_to(self.scratch):
+                shutil.rmtree(row.path.parent)
 
 
 class NewShard:
@@ -207,16 +207,16 @@ class NewShard:
         self._clips: list[Clip] = []
         self._left_out: list[tuple[str, str, str]] = []
 
-    def add(self, row: Row | BadRow, decoded: Decoded | None) -> None:
+    def add(self, row: Clip | BadRow, decoded: Decoded | None) -> None:
         """Add a clip, or note why there is none."""
         self.sources += 1
         if isinstance(row, BadRow):
             self._left_out.append((row.id, row.reason, row.detail))
         elif decoded is None or isinstance(decoded.audio, AudioError):
-            self._left_out.append((row.clip.id, UNREADABLE, str(decoded and decoded.audio)))
+            self._left_out.append((row.id, UNREADABLE, str(decoded and decoded.audio)))
         else:
-            self.audio.add(row.clip.id, decoded)
-            self._clips.append(row.clip)
+            self.audio.add(row.id, decoded)
+            self._clips.append(row)
 
     def finish(self, storage: Storage, *, last: bool) -> None:
         """Put the shard in its place."""

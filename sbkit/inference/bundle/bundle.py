@@ -183,11 +183,12 @@ class Bundle:
                 "Export a run that has them, and do not pass --decoder greedy."
             )
         spell = self.normalizer()
-        found = normalize_hotwords(read_hotwords(named), normalize=spell, tokenizer=tokenizer)
-        for phrase in found.refused:
+        named_phrases = read_hotwords(named)
+        phrases, refused = normalize_hotwords(named_phrases, normalize=spell, tokenizer=tokenizer)
+        for phrase in refused:
             what = f"the hotword {printable(phrase[:100])} is left out"
             print(f"{what}: the model has no tokens to spell it.", file=sys.stderr)
-        if not found.phrases:
+        if not phrases:
             raise SbkitError(
                 "`--hotwords` must name phrases in the letters of the model's language, but "
                 f"{named[:100]} has none. Correct the list."
@@ -198,8 +199,8 @@ class Bundle:
                 "hotword that stands alone is expected.",
                 file=sys.stderr,
             )
-        decoder = self.decoder.with_hotwords(found.phrases)
-        return replace(self, decoder=decoder, refused_hotwords=found.refused)
+        decoder = self.decoder.with_hotwords(phrases)
+        return replace(self, decoder=decoder, refused_hotwords=refused)
 
     def normalizer(self) -> Callable[[str], str]:
         """Return what normalizes a text as the transcripts that the model was trained on.

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from sbkit.audio.io import HIGHEST_RATE, LOWEST_RATE
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import unique_keys
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.confidence import GREEDY, Confidence
 from sbkit.decoding.decoder import ATTENTION, KINDS, Weights
@@ -117,9 +116,7 @@ def _read_field(
 
 def _parse(content: bytes, of: str) -> Mapping[str, Any]:
     try:
-        return _mapping(
-            json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=unique_keys)
-        )
+        return _mapping(json.loads(content.decode(), parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         raise SbkitError(
             f"{of} must be a mapping in JSON, but cannot be read ({error}). Export it again."

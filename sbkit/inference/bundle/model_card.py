@@ -19,7 +19,7 @@ from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task
 
 LICENCE_UNKNOWN = "unknown"
-FORMATS = {  # how each is loaded, and what of
+FORMATS = {  # by the name of its folder: how it is loaded
     "onnx": "onnxruntime: `audio` (B, S) float32 between -1 and 1 and `audio_lengths` (B,) int64 "
     "give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples`, which is "
     "in the metadata.",

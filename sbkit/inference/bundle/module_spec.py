@@ -50,11 +50,6 @@ def _children(node: object, key: str, objects: Mapping[int, object]) -> Plain:
         return [to_plain(child, key=key, objects=objects) for child in node]
     if isinstance(node, str) and TUPLE.fullmatch(node):
         return {"tuple": list(read_tuple(node))}
-    if node is not None and not isinstance(node, bool | int | float | str):
-        raise SbkitError(
-            f"`{key}` must be made of plain values to be exported, but holds a "
-            f"{type(node).__name__}. Write a number or a text."
-        )
     return node
 
 
@@ -80,10 +75,11 @@ def names_of(plain: Plain) -> Iterator[tuple[str, str]]:
         yield from names_of(each)
 
 
-def check_listed(plain: Plain, *, own: frozenset[str] = frozenset()) -> None:
-    """Raise SbkitError where data names anything but what a bundle may build; nothing is built.
+def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
+    """Build what plain data describes: modules and activations of the list, and plain values.
 
-    ``own`` names modules of the user's, imported by --import.
+    ``own`` names modules of the user's, imported by --import. Nothing is built where anything else
+    is named. Raises SbkitError for that, and for arguments that a class does not take.
     """
     for kind, name in names_of(plain):
         reason = refusal(f"!{kind}", str(name), own=own)
@@ -93,14 +89,6 @@ def check_listed(plain: Plain, *, own: frozenset[str] = frozenset()) -> None:
                 f"a class of yours, or of somebody whom you trust, pass --import "
                 f"{str(name).rpartition('.')[0] or 'MODULE'}."
             )
-
-
-def build(plain: Plain, *, own: frozenset[str] = frozenset()) -> Any:
-    """Build what plain data describes: modules and activations of the list, and plain values.
-
-    Raises SbkitError for anything else, and for arguments that a class does not take.
-    """
-    check_listed(plain, own=own)
     return _build(plain)
 
 

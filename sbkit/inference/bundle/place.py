@@ -18,9 +18,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import fsync_tree, naming
 from sbkit.checkpoint.integrity import CHECKSUMS, checksum, listed_checksums
 from sbkit.inference.bundle.bundle import CONFIG
+from sbkit.inference.bundle.model_card import FORMATS
 
 CARD, PARITY, HUB = "README.md", "parity.json", "hub"
-FOLDERS = ("onnx", "torch", "sherpa-onnx", "speechbrain", HUB)  # of formats
 
 
 def require_free(out: Path) -> None:
@@ -77,8 +77,8 @@ def _strange(out: Path) -> list[str]:
     if not there or not _is_bundle(out):
         return sorted(there)
     named = [CARD] if CARD in there and not _is_as_written(out / CARD) else []
-    for folder in (out, *(out / name for name in FOLDERS if name in there)):
-        ours = {CHECKSUMS, *listed_checksums(folder), *(FOLDERS if folder == out else ())}
+    for folder in (out, *(out / name for name in FORMATS if name in there)):
+        ours = {CHECKSUMS, *listed_checksums(folder), *(FORMATS if folder == out else ())}
         found = folder.iterdir() if folder.is_dir() else [folder]
         named += [str(each.relative_to(out)) for each in found if each.name not in ours]
     return sorted(named)

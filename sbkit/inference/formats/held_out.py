@@ -1,19 +1,49 @@
-"""The test sets of a run, which formats are compared on and `sbkit score` scores."""
+"""Whole utterances of prepared data, and the test sets of a run.
+
+Formats are compared on them, and `sbkit score` scores them.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.declaration import RESOLVED
 from sbkit.config.hparams import read_knobs
+from sbkit.data.batches.batch import UtteranceDataset
+from sbkit.data.batches.sampler import EvalSampler
+from sbkit.data.corpora.columns import sample_counts
 from sbkit.evaluate.summary import SUMMARY
 from sbkit.evaluate.utterances import hash_pairs
-from sbkit.inference.transcribe.whole_clips import WholeClips, read_whole_clips
 from sbkit.train.recipe import load_recipe
+
+BATCH_SECONDS = 120.0  # of padded audio
+
+
+@dataclass(frozen=True)
+class WholeClips:
+    """Some utterances: their places in the data, all that is known of them, and (S,) of int16."""
+
+    places: tuple[int, ...]
+    rows: Sequence[Mapping[str, Any]]
+    audio: list[Samples]
+
+
+def read_whole_clips(rows: datasets.Dataset, sample_rate: int) -> Iterator[WholeClips]:
+    """Yield every utterance, the shortest first."""
+    reader = UtteranceDataset(rows)
+    batches = EvalSampler(
+        samples=sample_counts(rows), batch_seconds=BATCH_SECONDS, sample_rate=sample_rate
+    )
+    for batch in batches:
+        chosen = reader.__getitems__(batch)
+        audio = [row["audio"] for row in chosen]
+        yield WholeClips(tuple(row for each in batch for row in each.rows), chosen, audio)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,10 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import error_figures
 from sbkit.inference.bundle.bundle import Bundle
-from sbkit.inference.formats.held_out import HeldOut
+from sbkit.inference.formats.held_out import HeldOut, WholeClips
 from sbkit.inference.formats.traced import TrainedModel, trained_log_probs
 from sbkit.inference.runtime.model import naming_audio
 from sbkit.inference.runtime.onnx_runtime import Counts, Floats, LogProbs
-from sbkit.inference.transcribe.whole_clips import WholeClips
 
 SPEECH_SECONDS = 60  # of the held-out clips that the grid is cut from
 PADDINGS = ("none", "ragged", "beyond")

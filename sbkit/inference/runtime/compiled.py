@@ -27,17 +27,9 @@ RECOMPILED = "fail_on_recompile"  # in the message, and the name of the stance
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ShapeTable:
-    """The shapes that are compiled: of each number of clips with each length."""
-
-    clips: tuple[int, ...] = (1, 4)
-    seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """How a model is compiled.
+    """How a model is compiled, and for what shapes: each number of clips with each length.
 
     mode: default or reduce-overhead; error: whether a shape that was not compiled is an error, or
     runs uncompiled and is counted; backend: of torch.compile.
@@ -45,7 +37,8 @@ class Compilation:
 
     mode: str
     error: bool = True
-    table: ShapeTable = ShapeTable()
+    clips: tuple[int, ...] = (1, 4)
+    seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
     backend: str = "inductor"
 
 
@@ -75,8 +68,7 @@ class CompiledBlocks:
 
     def warm_up(self, run: Callable[[int, float], object]) -> None:
         """Run every shape of the table; from then on nothing is compiled."""
-        table = self._compilation.table
-        for clips, seconds in product(table.clips, table.seconds):
+        for clips, seconds in product(self._compilation.clips, self._compilation.seconds):
             for _ in range(WARM_UPS):
                 run(clips, seconds)
         self._is_warm = True
@@ -84,14 +76,13 @@ class CompiledBlocks:
     @property
     def most_clips(self) -> int:
         """How many clips a batch may have."""
-        return max(self._compilation.table.clips)
+        return max(self._compilation.clips)
 
     def padded(self, clips: int, samples: int, sample_rate: int) -> tuple[int, int]:
         """Return the shape of the table (B, S) for a batch; the batch's own where none is."""
-        table = self._compilation.table
-        lengths = sorted(round(each * sample_rate) for each in table.seconds)
+        lengths = sorted(round(each * sample_rate) for each in self._compilation.seconds)
         return (
-            next((each for each in sorted(table.clips) if each >= clips), clips),
+            next((each for each in sorted(self._compilation.clips) if each >= clips), clips),
             next((each for each in lengths if each >= samples), samples),
         )
 

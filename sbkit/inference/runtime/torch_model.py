@@ -3,7 +3,7 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -214,7 +214,7 @@ def load_model(
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
     check_finite(weights, of=str(file), parameters=names)
-    _load_state(modules, weights, file)
+    modules.load_state_dict(weights)
     return TorchModel(
         model,
         parts=parts,
@@ -232,18 +232,12 @@ def build_model(
     The parts go to the task's class by their names, with what it takes of the labels.
     """
     parts = {name: build(each, own=own) for name, each in config.parts.items()}
-    strange = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
-    if strange:
-        raise SbkitError(
-            f"Every part must be a torch.nn.Module, but `{strange[0]}` is a "
-            f"{type(parts[strange[0]]).__name__}. Export it again."
-        )
-    model = nn.ModuleList(parts[name] for name in config.model)
-    for part in parts.values():
-        part.eval()
-    require_rate(parts, config.sample_rate)
     more = {} if task.labels is None else task.labels.arguments(labels)
     try:
+        model = nn.ModuleList(parts[name] for name in config.model)
+        for part in parts.values():
+            part.eval()
+        require_rate(parts, config.sample_rate)
         return task.import_model()(model=model, **parts, **more), [*parts.values()]
     except SbkitError:
         raise
@@ -261,14 +255,4 @@ def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
         raise SbkitError(
             f"{file} must be a safetensors file, but cannot be read ({str(error)[:200]}). Export "
             "it again."
-        ) from error
-
-
-def _load_state(modules: nn.ModuleList, weights: Mapping[str, Tensor], file: Path) -> None:
-    try:
-        modules.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
-        raise SbkitError(
-            f"The weights in {file} must be those of its model, but do not go into it "
-            f"({str(error)[:200]}). Export it again."
         ) from error

@@ -110,22 +110,12 @@ def test_letters_of_another_script_are_found(folder: Path) -> None:
     assert "'п' x 1" in finding.effect
 
 
-def test_rare_characters_are_found_where_there_is_text_enough(folder: Path) -> None:
-    rows = texts(*(f"{TEXT} {'a' * n}" for n in range(1, 130)), f"{TEXT} ñ")
-    (finding,) = found_in(folder, rows)
-    assert "1 of 130 in train holds 1 character that does not ('ñ' x 1): clip129 (ñ)" in (
-        finding.effect
-    )
-    assert found_in(folder / "short", rows[:20] + rows[-1:]) == []
-
-
-def test_repeated_ids_and_copied_clips_are_found(folder: Path) -> None:
+def test_copied_clips_are_found(folder: Path) -> None:
     rows = texts(TEXT, f"{TEXT} b", f"{TEXT} c")
     copy = replace(rows[0], id="copy")
     other = replace(rows[1], id="other", audio=TONE[::-1].tobytes())  # the same text and length
-    repeated, copied = found_in(folder, [*rows, rows[2], copy, other])
-    assert "1 of 6 in train repeats the id of a row before: clip2" in repeated.effect
-    assert "1 of 6 in train is equal" in copied.effect
+    (copied,) = found_in(folder, [*rows, copy, other])
+    assert "1 of 5 in train is equal" in copied.effect
     assert copied.ids == ("copy",)
     assert "of clip0" in copied.effect
 

@@ -28,11 +28,6 @@ LINEAR = "speechbrain.nnet.linear.Linear"
             ["`searchers.0.weight`"],
         ),
         ("        model: !ref <model>\n", "", ["in no checkpoint: it saves `normalizer`"]),
-        (
-            "[!ref <encoder>, !ref <ctc_lin>]",
-            "[!ref <ctc_lin>, !ref <ctc_lin>]",
-            ["`model.1` are one"],
-        ),
     ],
 )
 def test_a_foreign_yaml_is_read_without_its_script(

@@ -71,12 +71,6 @@ class TrainsAnother(AsrBrain):
         self.optimizers_dict = {"all": self.optimizer}
 
 
-class SameTwice(AsrBrain):
-    def init_optimizers(self) -> None:
-        groups = [list(self.modules.parameters()), list(self.hparams.CNN.parameters())]
-        self.optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
-
-
 class WithoutDecoder(AsrBrain):
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
         without = replace(predictions, logits=None)
@@ -117,12 +111,6 @@ OWNERSHIP = [
         expected=(
             Expected("ownership", "ctc_lin", ("`ctc_lin` holds", "ctc_lin.weight", "Add `!ref")),
         ),
-    ),
-    Mutation(
-        name="a lobe left out of the list",
-        yaml=LOBES,
-        text=((PARTS, PARTS.replace("!ref <CNN>, ", "")),),
-        expected=(Expected("ownership", "CNN", ("`CNN` holds", "parameters", "Add `!ref <CNN>`")),),
     ),
     Mutation(
         name="a scorer with a layer of its own",
@@ -199,11 +187,6 @@ OWNERSHIP = [
         ),
     ),
     Mutation(
-        name="a parameter in two groups of one optimizer",
-        recipe=brain(SameTwice),
-        expected=(Expected("ownership", "opt_class", ("cannot be made", "more than one")),),
-    ),
-    Mutation(
         name="a parameter in no group",
         recipe=brain(NoGroup),
         expected=(Expected("ownership", "opt_class", ("`CNN.conv1.weight`", "never trained")),),
@@ -251,17 +234,6 @@ UNUSED = [
         expected=(Expected("unused", "learning_pace", ("does nothing",)),),
     ),
     Mutation(
-        name="a knob that has a range and is not read",
-        text=(("    dropout: !ref <dropout>\n", ""),),
-        options=("--dropout=0.9",),
-        expected=(Expected("unused", "dropout", ("does nothing",)),),
-    ),
-    Mutation(
-        name="an option of another spelling",
-        text=(("max_grad_norm: ", "max_grad_norn: "),),
-        expected=(Expected("unused", "max_grad_norn", ("Did you mean `max_grad_norm`?",)),),
-    ),
-    Mutation(
         name="a knob of another spelling, which the data needs",
         text=(("\nspeeds: ", "\nspeedz: "),),
         expected=(
@@ -289,16 +261,6 @@ UNUSED = [
         expected=(Expected("dry_run", "inter_ctc_weight", ("must be 0.0",)),),
     ),
     Mutation(
-        name="an object that nobody reads",
-        text=(
-            (
-                "lr_schedule: ",
-                "warm: !new:sbkit.train.schedule.WarmupCosine\n    warmup: 0.1\nlr_schedule: ",
-            ),
-        ),
-        expected=(Expected("unused", "warm", ("does nothing",)),),
-    ),
-    Mutation(
         name="a layer that is never run",
         recipe=brain(SpareLayer),
         expected=(Expected("unused", "CNN", ("`CNN.spare`", "is never run")),),
@@ -320,16 +282,6 @@ UNUSED = [
         recipe=brain(Frozen),
         expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
     ),
-    Mutation(
-        name="a layer that the YAML freezes",
-        text=(
-            (
-                "seq_lin: !new",
-                "off: !apply:torch.nn.Module.requires_grad_ [!ref <CNN>, False]\n\nseq_lin: !new",
-            ),
-        ),
-        expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
-    ),
 ]
 
 CNN = "!new:sbkit.models.frontend.ConvFrontEnd"
@@ -344,7 +296,6 @@ INTERFACES = [
         for part, check, said in (
             ("LensFrontEnd", "shapes", "its forward takes (x, lens)"),
             ("UndividedFrontEnd", "shapes", "count what its strides leave"),
-            ("TransposedFrontEnd", "shapes", "count what its strides leave"),
         )
     ),
     Mutation(

@@ -18,11 +18,6 @@ MUTATIONS = [
         expected=(Expected("placement", "precision", ("fp32, bf16, fp16", "'bf61'")),),
     ),
     Mutation(
-        name="a precision of validation that the CPU has not",
-        options=("--eval_precision=fp16",),
-        expected=(Expected("placement", "eval_precision", ("on cpu", "--eval_precision=bf16")),),
-    ),
-    Mutation(
         name="a device that this machine has not",
         options=("--device=cuda:99",),
         expected=(Expected("placement", "device", ("torch sees", "cuda:99")),),

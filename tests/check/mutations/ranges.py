@@ -33,14 +33,6 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        name="values of another kind",
-        text=(("path_column: null", "path_column: 3"), ("max_seconds: 32.0", "max_seconds: 20 s")),
-        expected=(
-            Expected("ranges", "path_column", ("null or text", "is 3")),
-            Expected("ranges", "max_seconds", ("a number from 0 to 86400", "is '20 s'")),
-        ),
-    ),
-    Mutation(
         name="lists in place of a word",
         text=(
             ("\nprecision: fp32", "\nprecision: [bf16]"),

@@ -84,18 +84,6 @@ def test_rows_side_by_side(store: datasets.Dataset, tokenizer: Tokenizer) -> Non
     assert types == {torch.int64}
 
 
-def test_a_placeholder_is_a_row_without_weight(
-    store: datasets.Dataset, tokenizer: Tokenizer
-) -> None:
-    batch = TextCollate(tokenizer)(
-        UtteranceDataset(store).__getitems__([Example((0,), SAMPLES[0], weight=0)])
-    )
-    assert batch.weights.tolist() == [0]
-    assert batch.ids == ["clip0"]
-    assert np.array_equal(batch.audio[0], clip(0))
-    assert batch.seconds == 0.0
-
-
 def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     rows = UtteranceDataset(store)
     assert len(rows) == 5
@@ -103,15 +91,6 @@ def test_a_row_by_itself_is_the_row(store: datasets.Dataset) -> None:
     assert np.array_equal(row.pop("audio"), clip(4))
     known = {name: store[4][name] for name in store.column_names if name != "audio"}
     assert row == {**known, "percent": 100, "weight": 1}
-
-
-def test_texts_without_a_label_make_a_batch(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
-    assert collate(store, tokenizer, [2]).tokens.shape == (1, 0)
-
-
-def test_an_unseen_character_is_unk(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
-    row = {**UtteranceDataset(store)[1], "text": "thrée"}
-    assert tokenizer.vocabulary.unk in TextCollate(tokenizer)([row]).tokens
 
 
 def test_joined_rows_of_a_language_without_spaces_have_no_label_between(tmp_path: Path) -> None:

@@ -104,18 +104,6 @@ def test_a_step_holds_no_more_padded_audio_than_it_may(seed: int) -> None:
         assert max(map(padded, batches)) <= 40 * SECOND
 
 
-@pytest.mark.parametrize("batch_seconds", [32.0, 120.0])
-def test_padding_is_little(batch_seconds: float) -> None:
-    """Lengths as Common Voice has them: 5 s in the middle, at most 20."""
-    drawn = np.random.default_rng(0).lognormal(np.log(5.0), 0.33, 5000).clip(1.2, 20.0)
-    sampler = TrainSampler(
-        samples=(drawn * SECOND).astype(int), batch_seconds=batch_seconds, seed=7
-    )
-    batches = list(sampler)
-    heard = sum(each.samples for batch in batches for each in batch)
-    assert heard / sum(map(padded, batches)) > 0.96
-
-
 @pytest.mark.parametrize("concat_prob", [0.0, 0.5])
 def test_padding_is_little_in_a_small_corpus(concat_prob: float) -> None:
     """The 419 lengths of the default corpus, by their quantiles: 18 minutes."""

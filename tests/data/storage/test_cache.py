@@ -51,16 +51,6 @@ def test_what_is_there_is_listed(
     assert lines[-1].endswith(f"in 3 folders of {cache}")
 
 
-def test_an_empty_cache_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
-    cli.run(["cache"])
-    cli.run(["cache", "prune"])
-    words = f"{tmp_path} holds no prepared audio.\n0.0 MB freed, 0 folders\n"
-    assert capsys.readouterr().out == words
-
-
 def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, gone, unknown = of(cache, "here"), of(cache, "gone"), of(cache, "talks")
     cli.run(["cache", "prune", "--dry-run"])

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 import soundfile
 import torch
-from torch import Tensor
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
@@ -70,10 +69,6 @@ def test_what_hotwords_cannot_do_without_spaces_is_said(
     assert said == (language == "ja")
 
 
-def confidence(**greedy: float) -> dict[str, Any]:
-    return {"confidence": {"greedy": {"weights": greedy}}}
-
-
 def test_texts_are_written_as_when_the_model_was_trained(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +90,7 @@ def test_texts_are_written_as_when_the_model_was_trained(
 def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
     """A bundle gives the words and numbers that a run gives with the same log-probabilities."""
     weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
-    edit_config(bundle, lambda all_: all_.update(confidence(**weights)))
+    edit_config(bundle, lambda all_: all_.update(confidence={"greedy": {"weights": weights}}))
     loaded = load_bundle(bundle)
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
     (recognized,) = loaded.recognize([clip], times=True)
@@ -118,11 +113,6 @@ def test_words_are_as_sure_as_the_run_says(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (confidence(entropy=1.0), "`confidence` in .*must be a mapping of decoders to weights"),
-        (
-            {"sample_rate": 1},
-            "`sample_rate` in .* must be a whole number from 4000 .* but is 1",
-        ),
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
         ({"labels": ["a", "b"]}, "`labels` in .* must be those of tokenizer.model"),
         ({"task": "os.system"}, "must be one of sbkit's, .* pass --import os"),
@@ -148,26 +138,6 @@ def test_what_is_parsed_is_what_was_hashed(bundle: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(bundles, "read_regular", swapping)
     load_bundle(bundle)
-
-
-def first(weights: dict[str, Tensor], value: float) -> None:
-    weights["3.weight"].view(-1)[0] = value
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda all_: first(all_, torch.nan), r"hold numbers that are not \(3.weight\)"),
-        (lambda all_: {name: each.int() for name, each in all_.items()}, "int32 saved"),
-        (lambda all_: all_.update(more=torch.zeros(1)), "1 tensor differs"),
-    ],
-)
-def test_weights_that_are_no_numbers_are_refused(
-    bundle: Path, change: Callable[[dict[str, Tensor]], Any], words: str
-) -> None:
-    edit_weights(bundle, lambda all_: change(all_) or all_)
-    with pytest.raises(SbkitError, match=words):
-        load_bundle(bundle)
 
 
 def test_weights_in_half_precision_are_taken(bundle: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sbkit.inference.bundle.model_card import FORMATS, model_card
-from sbkit.inference.bundle.place import FOLDERS
+from sbkit.inference.bundle.model_card import model_card
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 CONFIG: dict[str, Any] = {
@@ -75,7 +74,3 @@ def test_a_format_is_told_beside_the_trained_model(run: Path) -> None:
         "other words in 2 of 65 |" in card
     )
     assert "| torch all | not written: no package | | |\n" in card
-
-
-def test_a_card_knows_how_every_format_is_loaded() -> None:
-    assert tuple(FORMATS) == FOLDERS

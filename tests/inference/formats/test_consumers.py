@@ -4,7 +4,6 @@ there.
 The consumers are the real ones: onnxruntime, torch, sherpa-onnx and SpeechBrain's EncoderASR.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -36,7 +35,7 @@ from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
-from tests.inference.bundles import ROOT, make_run
+from tests.inference.bundles import ROOT, certificate, make_run
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
 
@@ -81,12 +80,6 @@ def expected(bundle: Bundle, clips: Clips) -> list[str]:
     texts = [bundle.transcribe([clip])[0] for clip in clips]
     assert len(set(texts)) > 50
     return texts
-
-
-def certificate(folder: Path, name: str) -> dict[str, Any]:
-    said = json.loads((folder / name / "parity.json").read_text())
-    found: dict[str, Any] = said["compared_with_the_trained_model"]
-    return found
 
 
 @pytest.mark.parametrize("name", WRITERS)

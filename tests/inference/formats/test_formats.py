@@ -1,6 +1,5 @@
 """A format is compared before it is kept, and what cannot be compared or exported is said."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +14,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
-from sbkit.inference.bundle.place import FOLDERS
+from sbkit.inference.bundle.model_card import FORMATS
 from sbkit.inference.formats import write
 from sbkit.inference.formats.onnx_format import make_onnx
 from sbkit.inference.formats.parity import EXACT, Candidate, Grid, noise
 from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import LogProbs
-from tests.inference.bundles import make_run
+from tests.inference.bundles import certificate, make_run
 
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
 
@@ -30,12 +29,6 @@ SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Path:
     return make_run(tmp_path_factory.mktemp("formats") / "run")
-
-
-def certificate(folder: Path, name: str) -> dict[str, Any]:
-    said = json.loads((folder / name / "parity.json").read_text())
-    found: dict[str, Any] = said["compared_with_the_trained_model"]
-    return found
 
 
 def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candidate]]:
@@ -112,8 +105,8 @@ def test_an_unknown_format_is_named(run: Path, tmp_path: Path) -> None:
         export_run(run, tmp_path / "out", ExportOptions(formats=["onnx", "tflite"]))
 
 
-def test_a_place_of_a_bundle_knows_the_folders_of_all_formats() -> None:
-    assert tuple(WRITERS) == FOLDERS
+def test_a_card_knows_how_every_format_is_loaded() -> None:
+    assert WRITERS.keys() == FORMATS.keys()
 
 
 class Fixed(nn.Module):

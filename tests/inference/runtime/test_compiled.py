@@ -15,13 +15,13 @@ from torch._dynamo.utils import counters
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
-from sbkit.inference.runtime.compiled import Compilation, ShapeTable, own_cuda_graphs
+from sbkit.inference.runtime.compiled import Compilation, own_cuda_graphs
 from sbkit.inference.runtime.model import ModelThread
 from tests import processes
 from tests.inference.bundles import make_bundle
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
-TABLE = ShapeTable(clips=(1, 3), seconds=(0.5, 1.0))
+TABLE: dict[str, Any] = {"clips": (1, 3), "seconds": (0.5, 1.0)}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def noise(*seconds: float) -> list[Samples]:
 
 def compiled(bundle: Path, *, error: bool) -> ModelThread:
     """Trace and guard as any compiled code does, and leave out the compiler behind it."""
-    compilation = Compilation(mode="default", error=error, table=TABLE, backend="eager")
+    compilation = Compilation(mode="default", error=error, backend="eager", **TABLE)
     read = read_bundle(bundle, WEIGHTS)
     return ModelThread(partial(load_torch, read, bundle, compilation=compilation))
 
@@ -57,15 +57,6 @@ def test_nothing_is_compiled_after_the_warm_up_and_the_answers_are_the_same(bund
         for one, other in zip(model.encode(clips), plain.encode(clips), strict=True):
             np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
     assert (graphs(), model.call(lambda each: each.fallbacks)) == (warm, 0)
-
-
-def test_any_thread_may_call_it(bundle: Path) -> None:
-    model = compiled(bundle, error=True)
-    clips = noise(*np.linspace(0.1, 1.0, 20))
-    alone = [model.encode([clip])[0].log_probs for clip in clips]
-    with ThreadPoolExecutor(32) as threads:
-        found = list(threads.map(lambda n: model.encode([clips[n % 20]])[0].log_probs, range(64)))
-    assert all(np.array_equal(each, alone[n % 20]) for n, each in enumerate(found))
 
 
 def test_a_shape_that_was_not_compiled_is_an_error(bundle: Path) -> None:
@@ -103,8 +94,7 @@ def test_a_batch_is_one_step_of_cuda_graphs_and_only_its_blocks_are_compiled(
         return run
 
     register_backend(noting, name="noting")
-    table = ShapeTable(clips=(1,), seconds=(1.0,))
-    compilation = Compilation(mode="reduce-overhead", table=table, backend="noting")
+    compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,), backend="noting")
     model = load_torch(read_bundle(bundle, WEIGHTS), bundle, compilation=compilation)
     steps.clear()
     one, other = (model.encode(noise(1.0))[0] for _ in range(2))
@@ -140,14 +130,13 @@ from importlib import import_module
 from pathlib import Path
 import numpy as np
 from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
-from sbkit.inference.runtime.compiled import Compilation, ShapeTable
+from sbkit.inference.runtime.compiled import Compilation
 from sbkit.inference.runtime.model import ModelThread
 from tests.train.test_compiling import write_no_vectors
 
 write_no_vectors()
 bundle = Path(sys.argv[1])
-table = ShapeTable(clips=(1,), seconds=(1.0,))
-compilation = Compilation(mode="reduce-overhead", table=table)
+compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,))
 read = read_bundle(bundle, WEIGHTS)
 clip = np.random.default_rng(0).integers(-9000, 9000, 12_800).astype(np.int16)
 (other,) = load_torch(read, bundle).encode([clip])

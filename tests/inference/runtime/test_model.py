@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,10 +131,13 @@ def test_threads_encode_as_one_does_and_leave_torch_its_threads(
     model = load_bundle(make_bundle(tmp_path)).model
     batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
     alone, used = [model.encode(each) for each in batches], set()
-    score = model._score
-    monkeypatch.setattr(
-        model, "_score", lambda *batch: (used.add(torch.get_num_threads()), score(*batch))[1]
-    )
+    encode = model.network.encode
+
+    def noting(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
+        used.add(torch.get_num_threads())
+        return encode(audio, lengths)
+
+    monkeypatch.setattr(model.network, "encode", noting)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

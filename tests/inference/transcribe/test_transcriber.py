@@ -17,7 +17,7 @@ from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
 from tests.inference.bundles import make_bundle
-from tests.inference.tones import RATE, ToneModel, silence, speak, tone_transcriber
+from tests.inference.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
 
 SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -71,12 +71,12 @@ def test_a_quiet_voice_before_a_loud_one_is_heard_once(seed: int, tmp_path: Path
 def test_a_hotword_that_cannot_be_spelled_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
     declared = LanguageModelSpec(source="these", word_order=2, token_order=0)
     file = tmp_path / "lm.safetensors"
     ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
-    bundle = replace(transcriber._bundle, decoder=decoder).with_hotwords("Fox, 日本")
+    bundle = replace(bundle, decoder=decoder).with_hotwords("Fox, 日本")
     assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
     assert describe_decoding(bundle) == {
         "decoder": "beam",
@@ -123,20 +123,6 @@ def test_the_cores_of_the_host_cut_no_batch_of_a_gpu(
     transcriber.effective = replace(transcriber.effective, device="cuda:0")
     transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
     assert [len(batch) for batch in model.batches] == [64]
-
-
-def test_one_bad_file_is_its_own_error(tmp_path: Path) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    for name in ("one.wav", "two.wav"):
-        soundfile.write(tmp_path / name, speak(tokenizer, "a dog"), RATE)
-    (tmp_path / "no.wav").write_text("no audio")
-    names = ("one.wav", "no.wav", "gone.wav", "two.wav")
-    one, no, gone, two = transcriber.stream(
-        transcriber.file_source(tmp_path / name) for name in names
-    )
-    assert (str(one), str(two)) == ("a dog", "a dog")
-    assert "not recognized as audio" in str(no)
-    assert "is missing" in str(gone)
 
 
 class Fussy(ToneModel):

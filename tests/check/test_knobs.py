@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.recipe import ASR
-from sbkit.check.yaml.unread import names_read_by, unread
+from sbkit.check.knobs import names_read_by, unread
 from sbkit.config.document import read_document
 from sbkit.train.run import Run
 from tests.runs import ROOT

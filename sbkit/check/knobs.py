@@ -1,4 +1,4 @@
-"""Keys of the YAML that do nothing, because no reference and no code reads them.
+"""Knobs that the run would refuse, and keys that no reference and no code reads.
 
 Code is what defines the recipe and the corpus, and sbkit: a key counts as read where its name
 stands there as a text or as an attribute of the hparams. Tables of ranges, sbkit's checks and its
@@ -9,22 +9,39 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from speechbrain.utils.run_opts import RunOptions
 
-from sbkit.check.finding import Finding
+from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.unused import CHECK
-from sbkit.check.planned_run import PlannedRun
+from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.document import REFERENCE_TAGS, Document, did_you_mean, tag_of, walk
+from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.config.references import REFERENCE, key_parts, text_of
 from sbkit.train.recipe import Recipe
 
-SBKIT = Path(__file__).parents[2]
+SBKIT = Path(__file__).parents[1]
 NAMING = (SBKIT / "check", SBKIT / "config")
 TABLE = "RANGES"
 HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`
+
+
+def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
+    """Find each knob, and each argument of a class that declares its ranges, out of its range."""
+    ranges = dict(RANGES)
+    with suppress(MissingPartError):  # a YAML of SpeechBrain's names no recipe
+        ranges |= planned.recipe.ranges
+    reported: dict[str | int, str] = {}
+    for name, sentence in out_of_range(planned.knobs, ranges):
+        reported[name] = sentence
+        yield planned.finding("ranges", name, **words_of(sentence))
+    for keys, sentence in arguments_out_of_range(planned.overridden):
+        if keys[0] not in reported:
+            yield planned.finding("ranges", *keys, **words_of(sentence))
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
