@@ -116,7 +116,7 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_intact(
     assert "`nonfinite_patience`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["train_log.jsonl", "hyperparams.yaml", "nowhere.json"])
+@pytest.mark.parametrize("name", ["train_log.jsonl", "nowhere.json"])
 def test_what_is_no_record_of_a_batch_is_refused(finished: Path, name: str) -> None:
     with pytest.raises(SbkitError, match=r"must be (readable|one of the \.json files)"):
         sbkit(["replay", str(finished / name), *IMPORT])
