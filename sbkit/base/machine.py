@@ -15,14 +15,16 @@ threads than the machine has processors; with OMP_WAIT_POLICY=passive the thrott
 (libgomp's env.c and config/linux/wait.h). So with both set, one more team of threads, asleep,
 turns spinning off, and its end turns it on again. Results do not change: the work is cut alike.
 
-Memory that an operation frees stays with the process. glibc maps large tensors one by one and gives
-free memory at the end of its heap back to the system, so the same buffers are mapped and zeroed
-again, page by page, in every step. Here they come from the heap, which is kept.
+Memory that an operation frees stays with the process, in large pages. glibc maps large tensors one
+by one and gives free memory at the end of its heap back to the system, so the same buffers are
+mapped and zeroed again, page by page, in every step. Here the heap grows by a gigabyte at once, of
+which only what is used takes memory, in pages of 2 MB where the system has them, and is kept.
 Seconds of audio per second of the joint model on two cores, page faults in a step, and the peak of
 memory (`tools/bench_train` has the model; alternating rounds, November 2026):
 
     glibc as it comes     214    2091    1.55 GB
     kept                  233     506    1.55 GB
+    in large pages too    238      73    1.58 GB
 """
 
 import ctypes
@@ -39,9 +41,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
-# Of the allocator: options of mallopt(3), sizes in bytes.
+# Of the allocator: options of mallopt(3) and madvise(2), sizes in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-AT_ONCE = 64 << 20  # the heap grows by it
+MADV_HUGEPAGE = 14
+LARGE_PAGE = 2 << 20
+HEAP = 1 << 30  # the heap grows by it at first, and by AT_ONCE later
+AT_ONCE = 64 << 20
 LARGEST = 32 << 20  # of a tensor; glibc maps what is larger in any case
 VARIABLES = (
     *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
@@ -161,10 +166,25 @@ def _is_set(variables: Sequence[str]) -> list[str]:
 def _set_up_allocator() -> bool:
     try:
         glibc = _glibc()
-        options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, AT_ONCE))
-        return all(glibc.mallopt(option, value) for option, value in options)
+        options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
+        if not all(glibc.mallopt(option, value) for option, value in options):
+            return False
+        _grow_in_large_pages(glibc)
+        return bool(glibc.mallopt(M_TOP_PAD, AT_ONCE))
     except (AttributeError, OSError):
         return False
+
+
+def _grow_in_large_pages(glibc: Any) -> None:
+    """Make the heap grow now, and ask for large pages in what it grew by."""
+    glibc.sbrk.restype = glibc.malloc.restype = ctypes.c_void_p
+    start = glibc.sbrk(ctypes.c_ssize_t(0))
+    glibc.free(ctypes.c_void_p(glibc.malloc(ctypes.c_size_t(LARGEST // 2))))
+    end = glibc.sbrk(ctypes.c_ssize_t(0))
+    first = -(-start // LARGE_PAGE) * LARGE_PAGE
+    if first < end:
+        size = ctypes.c_size_t(end - first)
+        glibc.madvise(ctypes.c_void_p(first), size, MADV_HUGEPAGE)  # no harm where it is refused
 
 
 @cache
