@@ -23,7 +23,7 @@ from sbkit.config.argument_ranges import arguments_out_of_range
 from sbkit.config.build import build, clean_ruamel, plain_values
 from sbkit.config.document import Document, check_tuples, read_document, read_yaml_text
 from sbkit.config.overrides import apply_overrides
-from sbkit.config.ranges import refuse_out_of_range
+from sbkit.config.ranges import require_in_range
 from sbkit.config.references import check_references
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -101,7 +101,7 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     """
     resolved = _resolve(yaml_file, overrides)
     with clean_ruamel():
-        refuse_out_of_range(resolved.knobs)
+        require_in_range(resolved.knobs)
         for _, sentence in arguments_out_of_range(resolved.document):
             raise SbkitError(sentence)
         return Knobs(build(resolved.document, resolved.text))

@@ -96,7 +96,7 @@ def refusal(name: str, value: object, allowed: Range) -> str:
     return f"`{name}` must be {allowed}, but is {value!r}. {allowed.advice}"
 
 
-def refuse_out_of_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
+def require_in_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raise SbkitError for the first knob that has a value out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
         raise SbkitError(sentence)

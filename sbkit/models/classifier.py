@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sbkit.base.errors import SbkitError
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, SpecAugment, make_encoder
-from sbkit.models.signatures import POOLING_SIGNATURES, lengths_argument, refuse
+from sbkit.models.signatures import POOLING_SIGNATURES, lengths_argument, raise_signature_error
 
 
 class UtteranceClassifier(AcousticModel):
@@ -34,7 +34,7 @@ class UtteranceClassifier(AcousticModel):
         )
         takes = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURES)
         if takes.form != "absolute":
-            refuse("pooling", POOLING_SIGNATURES, "its forward takes no `lengths`")
+            raise_signature_error("pooling", POOLING_SIGNATURES, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:
             raise SbkitError(

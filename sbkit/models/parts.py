@@ -37,14 +37,14 @@ from sbkit.models.signatures import (
     FEATURE_SIGNATURES,
     FRONT_END_SIGNATURES,
     TRANSFORMER_SIGNATURES,
+    check_batch_first,
     described,
     first_tensor,
     lengths_argument,
-    refuse,
-    refuse_time_first,
+    raise_signature_error,
 )
 from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
-from sbkit.models.transformer import refuse_to_decode
+from sbkit.models.transformer import raise_no_decoder
 
 # Children that only decoding runs: sbkit's three, and SpeechBrain's embedding of tokens.
 DECODING_MODULES = ("embedding", "decoder", "decoder_norm", "custom_tgt_module")
@@ -64,7 +64,7 @@ class Part:
     METHOD: ClassVar[str] = "forward"  # that is called, where the module has it
 
     def __init__(self, module: nn.Module) -> None:
-        refuse_time_first(module, self.NAME)
+        check_batch_first(module, self.NAME)
         self.module: Any = module
         self._found: Subsampling | None = None  # by trial
         self._signed: Callable[..., Any] = getattr(module, self.METHOD, None) or module.forward
@@ -110,7 +110,7 @@ class Part:
         y = first_tensor(output, part=self.NAME, signatures=self.SIGNATURES)
         if y.ndim not in self.NDIMS or y.shape[0] != x.shape[0]:
             came = f"it returns {described(y)} for {plural(x.shape[0], 'utterance')}"
-            refuse(self.NAME, self.SIGNATURES, came)
+            raise_signature_error(self.NAME, self.SIGNATURES, came)
         return y, self._frame_lengths(x, y, lengths, output)
 
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: Any) -> Tensor:
@@ -132,7 +132,8 @@ class Part:
             return
         if (longest := int(lengths.max())) > y.shape[1]:
             came = f"it returns {y.shape[1]} frames and has lengths up to {longest}"
-            refuse(self.NAME, self.SIGNATURES, f"{came}: count what its strides leave")
+            what = f"{came}: count what its strides leave"
+            raise_signature_error(self.NAME, self.SIGNATURES, what)
 
     def _measured(self, x: Tensor) -> Subsampling:
         """Measure, once, what it leaves of silent inputs (1, S, ...) like x."""
@@ -238,7 +239,7 @@ class TransformerPart(Part):
     def _frame_lengths(self, x: Tensor, y: Tensor, lengths: Tensor, output: Any) -> Tensor:
         if y.shape[:2] != x.shape[:2]:
             came = f"it makes {described(y)} of x of shape {tuple(x.shape)}"
-            refuse(self.NAME, self.SIGNATURES, came)
+            raise_signature_error(self.NAME, self.SIGNATURES, came)
         return lengths
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,7 +262,7 @@ class TransformerPart(Part):
         """Encode, and decode (B, L) tokens: -> (B, U, D), (B,), (B, L, D)."""
         if self._pads:
             if not hasattr(self.module, "decoder"):
-                refuse_to_decode()
+                raise_no_decoder()
             fractions = to_relative(lengths, x.shape[1]).to(x.device, non_blocking=True)
             states, decoded = self.module(x, tokens, fractions, self._padding)
             return states, lengths, decoded

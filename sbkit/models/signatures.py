@@ -87,14 +87,14 @@ def lengths_argument(
     required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
     if any(name not in (*FORMS, *others) for name in required):
         called = getattr(method, "__name__", "forward")
-        refuse(part, signatures, f"its {called} takes ({', '.join(parameters)})")
+        raise_signature_error(part, signatures, f"its {called} takes ({', '.join(parameters)})")
     name = next((name for name in FORMS if name in names), "")
     if name == "lengths" and method.__module__.startswith("speechbrain."):
         return LengthsArgument(name, "relative")
     return LengthsArgument(name, FORMS.get(name, "none"))
 
 
-def refuse(part: str, signatures: str, came: str) -> NoReturn:
+def raise_signature_error(part: str, signatures: str, came: str) -> NoReturn:
     """Raise the sentence that says what a part must be."""
     raise SbkitError(
         f"`{part}` must have {signatures}, but {came}. Change it, or wrap it in a module that has."
@@ -107,7 +107,7 @@ def first_tensor(output: Any, *, part: str, signatures: str) -> Tensor:
     x = x.get("last_hidden_state") if isinstance(x, Mapping) else x
     x = getattr(x, "last_hidden_state", x)
     if not isinstance(x, Tensor):
-        refuse(part, signatures, f"it returns {described(output)}")
+        raise_signature_error(part, signatures, f"it returns {described(output)}")
     return x
 
 
@@ -120,7 +120,7 @@ def described(output: Any) -> str:
     return f"an object of type {type(output).__name__}"
 
 
-def refuse_time_first(part: nn.Module, name: str) -> None:
+def check_batch_first(part: nn.Module, name: str) -> None:
     """Raise SbkitError where a layer of torch.nn takes time before the batch."""
     is_torchs = type(part).__module__.startswith("torch.")
     if is_torchs and any(getattr(each, "batch_first", True) is False for each in part.modules()):

@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         Raises SbkitError when there are no decoder layers.
         """
         if not self.decoder:
-            refuse_to_decode()
+            raise_no_decoder()
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
@@ -283,7 +283,7 @@ class Convolution(nn.Module):
         return self.dropout.add(x, self.out_proj(y))
 
 
-def refuse_to_decode() -> NoReturn:
+def raise_no_decoder() -> NoReturn:
     """Raise SbkitError where a decoder is to be trained and there is none."""
     raise SbkitError(
         "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "

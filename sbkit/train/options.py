@@ -6,7 +6,7 @@ import speechbrain as sb
 from speechbrain.utils.run_opts import RunOptions
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.ranges import refuse_out_of_range
+from sbkit.config.ranges import require_in_range
 
 OLD_PRECISIONS = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to do instead
@@ -42,7 +42,7 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
     declared = hparams or {}
     options = {**{name: declared[name] for name in known if name in declared}, **given}
     plain = {name: each for name, each in declared.items() if isinstance(each, PLAIN)}
-    refuse_out_of_range({**plain, **options})
+    require_in_range({**plain, **options})
     for name, instead in WITHOUT_EFFECT.items():
         if options.get(name):
             raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")

@@ -15,7 +15,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.listing import newest_described
 from sbkit.config.hparams import load_hparams, read_knobs
-from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.corpora.splits import Splits
@@ -68,7 +68,7 @@ class Run:
 
     def check_ranges(self) -> None:
         """Raise SbkitError for a number that no run of this recipe can have."""
-        refuse_out_of_range(self.knobs, {**RANGES, **self.recipe.ranges})
+        require_in_range(self.knobs, {**RANGES, **self.recipe.ranges})
 
     @cached_property
     def splits(self) -> Splits:

@@ -9,7 +9,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.config.hparams import load_hparams, read_knobs
-from sbkit.config.ranges import RANGES, refuse_out_of_range
+from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.train.brain import Brain
 from sbkit.train.run import Run
 from tests.runs import ROOT
@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, object, str]] = [
 @pytest.mark.parametrize(("name", "value", "said"), REFUSED)
 def test_a_number_out_of_its_range_is_refused(name: str, value: object, said: str) -> None:
     with pytest.raises(SbkitError) as refused:
-        refuse_out_of_range({name: value})
+        require_in_range({name: value})
     assert str(refused.value) == f"`{name}` must be {said} {RANGES[name].advice}"
 
 
@@ -35,12 +35,12 @@ def test_a_number_out_of_its_range_is_refused(name: str, value: object, said: st
     ("name", "value"), [("stall_seconds", 0), ("stall_seconds", 0.5), ("ckpt_interval_minutes", -1)]
 )
 def test_what_switches_something_off_is_taken(name: str, value: float) -> None:
-    refuse_out_of_range({name: value})
+    require_in_range({name: value})
 
 
 def test_what_the_yaml_declares_is_in_range() -> None:
     for file in (ROOT / "hparams").glob("*.yaml"):
-        refuse_out_of_range(read_knobs(file, {"data_folder": "anywhere"}))
+        require_in_range(read_knobs(file, {"data_folder": "anywhere"}))
 
 
 @pytest.mark.parametrize("yaml", ["ctc.yaml", "language_id.yaml"])
