@@ -11,7 +11,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class SbkitError(Exception):
-    """Tell a user what must hold, what came instead, and what to do.
+    """Raised for what a user can fix: what must hold, what came instead, and what to do.
 
     Command lines print the message alone, without a traceback, and leave with exit code 2. What it
     quotes of others cannot move the cursor.
