@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
 from sbkit.config.document import Document, read_document
 from sbkit.config.hparams import Resolved, load_hparams, read_knobs
@@ -58,7 +58,7 @@ class PlannedRun:
         self.parts: dict[str, Any] = {}
         self.faults: dict[str, SbkitError] = {}
         self._closing = ExitStack()
-        self._scratch = self._closing.enter_context(scratch_folder("sbkit-check"))
+        self._scratch = Path(self._closing.enter_context(TemporaryDirectory()))
         self.has_recipe = recipe is not None or "recipe" in self.knobs
         self._recipe = recipe
 
