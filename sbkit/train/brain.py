@@ -36,7 +36,7 @@ from sbkit.train.evaluation import (
     validation_error,
 )
 from sbkit.train.finished import stops_early
-from sbkit.train.metrics import MetricTotals, TrainingMetrics
+from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.position import (
     counters_kept,
@@ -362,8 +362,9 @@ class Brain(StepBrain):
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
-        with self._training_metrics.unread_kept():
-            super()._save_intra_epoch_ckpt()
+        self._training_metrics.unread = self._training_metrics.meter.peek()
+        super()._save_intra_epoch_ckpt()
+        self._training_metrics.unread = ZERO
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:

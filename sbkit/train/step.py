@@ -31,7 +31,7 @@ from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
-from sbkit.train.compiling import compile_modules
+from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
@@ -278,7 +278,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def _compile(self) -> None:
         """Compile the blocks of the model where `compile` says so."""
-        compile_modules(self.modules, self.compile_module_keys, self.device, enabled=self.compile)
+        if self.compile:
+            compile_blocks(self.modules.values(), self.device)
 
     # -- several processes --------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ STEPS = 6
 
 
 class TurnsBrain(Brain):
-    """A body for all, a head for each language, a head that joins in the second step, and one that is off."""
+    """A body for all, a head for each language, one that joins in the second step, and one off."""
 
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
         """Score the rows, each by its language's head: (B, 4), (B,) -> (B,)."""
