@@ -79,7 +79,8 @@ class DdpStep:
             part.requires_grad_(False)
         # Of a gradient of another stride over an axis of size one, as a depthwise convolution has.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        _Silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
+        silenced: Any = _Silenced
+        silenced.apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
         self._wrapped = self._with_reducer(self._graph)
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:

@@ -30,7 +30,7 @@ def has_stopped_early(checkpoints: Path, patience: int) -> bool:
     newest = newest_described(checkpoints)
     if newest is None or BEST_EPOCH not in newest.meta:
         return False
-    return 0 < patience <= newest.meta["epoch"] - newest.meta[BEST_EPOCH]
+    return 0 < patience <= int(newest.meta["epoch"]) - int(newest.meta[BEST_EPOCH])
 
 
 def stops_early(brain: Any, patience: int) -> bool:
