@@ -30,7 +30,7 @@ MAY_CHANGE = frozenset(
         # where and how fast it is computed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
-        *("compile", "compile_module_keys", "gradient_checkpointing"),
+        *("compile", "gradient_checkpointing"),
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
         # how what was learned is decoded
