@@ -14,12 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sbkit
 from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
-from sbkit.check.replay import trace
 from sbkit.checkpoint.rng import random_state, restore_random_state
-from sbkit.cli import run as command
 from sbkit.data.batches.batch import Batch
 from sbkit.logs.log import read_log
-from sbkit.train.nonfinite import NonFiniteRecorder
 from tests import pretended, speechbrain_recipe
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.pretended import DEVICE, NAME, waits
@@ -165,45 +162,12 @@ def test_a_recipe_of_speechbrains_comes_to_its_losses(
 # -- a batch that is not finite ------------------------------------------------------------------
 
 
-def test_a_bad_batch_is_named_and_replayed(
-    asterisk_english: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_batch_is_named(asterisk_english: Path, tmp_path: Path) -> None:
     workplace, yaml = noisy_workplace(asterisk_english, tmp_path, FEWER), write_fragile(tmp_path)
     run = tmp_path / "run"
     assert workplace.train_here(run, *THERE, NO_CHECK, yaml=yaml) == 0
-    capsys.readouterr()
-    file, _ = sorted((run / "nonfinite").glob("*.json"))
-    assert command(["replay", str(file), "--import", "tests.faulty"]) == 1
-    whole, one = capsys.readouterr().out.splitlines()
-    assert "the output of model.0.overflow" in whole
-    assert noisy_clip(workplace).stem in one
-
-
-def test_a_replay_draws_what_the_step_drew(workplace: Workplace, tmp_path: Path) -> None:
-    see, fit_batch, brains, replayed = (
-        NonFiniteRecorder.record,
-        AsrBrain.fit_batch,
-        list[Any](),
-        list[Tensor](),
-    )
-
-    def remembering(brain: AsrBrain, batch: Batch) -> Any:
-        brains.append(brain)
-        return fit_batch(brain, batch)
-
-    def replaying(
-        watch: NonFiniteRecorder, batch: Batch, random: Any, lost: Tensor, place: int
-    ) -> None:
-        see(watch, batch, random, lost, place)
-        sums = torch.tensor(trace(brains[-1], batch, random).losses)
-        replayed.append(sums.sum() - lost.detach().cpu())
-
-    with (
-        patch.object(AsrBrain, "fit_batch", remembering),
-        patch.object(NonFiniteRecorder, "record", replaying),
-    ):
-        assert workplace.train_here(tmp_path, *THERE, *UNREAD, "--number_of_epochs=1") == 0
-    assert torch.stack(replayed).abs().max() < 1e-3  # of about 100
+    for file in sorted((run / "nonfinite").glob("*.json")):
+        assert noisy_clip(workplace).stem in file.read_text()
 
 
 # -- the device itself ---------------------------------------------------------------------------

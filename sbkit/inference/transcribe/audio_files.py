@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sbkit.audio.io import SUFFIXES, audio_below
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import naming, scratch_folder
+from sbkit.base.files import naming
 
 STANDARD_INPUT = "-"
 
@@ -37,7 +38,7 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[AudioFile]]:
     with ExitStack() as closing:
         spool = Path()
         if STANDARD_INPUT in arguments:
-            spool = closing.enter_context(scratch_folder("sbkit-input")) / "audio"
+            spool = Path(closing.enter_context(TemporaryDirectory()), "audio")
             with naming(spool), spool.open("wb") as content:
                 shutil.copyfileobj(sys.stdin.buffer, content)
         yield [
