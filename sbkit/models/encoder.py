@@ -19,15 +19,8 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import pad_to_bucket
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.parts import (
-    FeatureExtractor,
-    FrontEnd,
-    TransformerPart,
-    WaveformPart,
-    scaled,
-    token_embedding,
-)
-from sbkit.models.subsampling import Subsampling, as_evaluated, find_subsampling
+from sbkit.models.parts import FeatureExtractor, FrontEnd, TransformerPart, WaveformPart
+from sbkit.models.subsampling import Subsampling, as_evaluated
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
 
@@ -44,7 +37,6 @@ class Encoder:
 
     features: FeatureExtractor | None = None
     subsampled_by: ClassVar[str]
-    TAKES: ClassVar[str]  # what that part is given, for an error
 
     def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
         self.part, self.modules = part, modules
@@ -59,50 +51,31 @@ class Encoder:
         """Encode."""
         return self.part.encode(*self.inputs(audio, audio_lengths))
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames by what the parts declare: (B,) -> (B,); None where one declares nothing."""
-        raise NotImplementedError
-
     @cached_property
     def subsampling(self) -> Subsampling:
         """How many frames audio has: by what the parts declare, else by running them on silence.
 
         Raises SbkitError where they keep no constant stride.
         """
-        return find_subsampling(
-            self._count, part=self.subsampled_by, unit="samples", shortest=SAMPLE_RATE
-        )
+        raise NotImplementedError
 
-    def _count(self, samples: int) -> int:
-        declared = self.declared_lengths(torch.tensor([samples]))
-        return self.count_encoded(samples) if declared is None else int(declared)
+    def of_silence(self, samples: int) -> Tensor:
+        """Compute what has the frames of the encoder: -> (1, U, D)."""
+        with as_evaluated(self._silence(0).device, *self.modules.values()):
+            return self._subsampled(self._silence(samples), torch.tensor([samples]))[0]
 
-    def count_encoded(self, samples: int) -> int:
-        """Run silence of so many samples, and count its frames."""
+    def _subsampled(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self(audio, audio_lengths)
+
+    def _silence(self, samples: int) -> Tensor:
         tensors = (each for module in self.modules.values() for each in module.parameters())
-        device = next(tensors, torch.empty(0)).device
-        with as_evaluated(device, *self.modules.values()):
-            silence = torch.zeros(1, samples, device=device)
-            try:
-                return int(self._encoded_lengths(silence, torch.tensor([samples])))
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise SbkitError(
-                    f"`{self.subsampled_by}` must take {self.TAKES}, but fails on silence "
-                    f"({type(error).__name__}: {error}). Correct it, or what it is given."
-                ) from error
-
-    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        return self(audio, audio_lengths)[1]
-
-    def token_embedding(self) -> nn.Embedding | None:
-        """Return the embedding that is given tokens, if there is one."""
-        return token_embedding(self.part.module)
+        return torch.zeros(1, samples, device=next(tensors, torch.empty(0)).device)
 
 
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
 
-    subsampled_by, TAKES = FrontEnd.NAME, "features of as many mel bins as `compute_features` has"
+    subsampled_by = FrontEnd.NAME
 
     def __init__(
         self,
@@ -139,33 +112,36 @@ class FeatureEncoder(Encoder):
         """Encode features: (B, T, M), (B,) -> (B, U, D), (B,)."""
         return self.part.encode(*self.subsample(features, frame_lengths))
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames by what features and front-end declare."""
-        frames = self.features.declared_lengths(audio_lengths)
-        return None if frames is None else self.front_end.declared_lengths(frames)
+    @cached_property
+    def subsampling(self) -> Subsampling:
+        """How many frames features and front-end leave."""
+        audio = self._silence(SAMPLE_RATE)
+        with as_evaluated(audio.device, *self.modules.values()):
+            features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
+        return self.features.subsampling(audio).then(self.front_end.subsampling(features))
 
-    def _encoded_lengths(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        return self.inputs(audio, audio_lengths)[1]  # the Transformer keeps their number
+    def _subsampled(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inputs(audio, audio_lengths)  # the Transformer keeps their number
 
 
 class WaveformEncoder(Encoder):
     """One part that takes audio."""
 
-    subsampled_by, TAKES = ENCODER, "audio (B, S)"
+    subsampled_by = ENCODER
 
     def __init__(self, encoder: nn.Module) -> None:
-        self.waveform = WaveformPart(encoder)
-        super().__init__(self.waveform, {ENCODER: encoder})
+        super().__init__(WaveformPart(encoder), {ENCODER: encoder})
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
     ) -> tuple[Tensor, Tensor]:
         """Convert audio to the scale that the part declares: -> (B, S), (B,)."""
-        return scaled(audio, self.waveform.scale), audio_lengths
+        return self.part.scaled(audio), audio_lengths
 
-    def declared_lengths(self, audio_lengths: Tensor) -> Tensor | None:
-        """Count frames as the part declares."""
-        return self.part.declared_lengths(audio_lengths)
+    @cached_property
+    def subsampling(self) -> Subsampling:
+        """How many frames the part leaves."""
+        return self.part.subsampling(self._silence(SAMPLE_RATE))
 
 
 def encoder_parts(hparams: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -199,10 +175,7 @@ def copy_encoder(hparams: Mapping[str, Any]) -> Encoder:
 
 def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
     """Return how many frames the encoder of a YAML makes of audio; raises SbkitError."""
-    encoder = make_encoder(encoder_parts(hparams))
-    if encoder.declared_lengths(torch.tensor([SAMPLE_RATE])) is None:
-        encoder = copy_encoder(hparams)
-    return encoder.subsampling
+    return copy_encoder(hparams).subsampling
 
 
 class AcousticModel:

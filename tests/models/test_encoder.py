@@ -58,7 +58,7 @@ def test_frames_are_declared_and_not_found_by_trial() -> None:
 
 def test_an_encoder_with_fewer_frames_than_it_declares_is_refused() -> None:
     encoder = make_encoder({"encoder": Waveforms(samples_per_frame=5)})
-    with pytest.raises(SbkitError, match="returns 160 frames and has lengths up to 320"):
+    with pytest.raises(SbkitError, match="returns 160 frames and has lengths up to 320: count"):
         encoder(AUDIO, LENGTHS)
 
 
