@@ -227,7 +227,6 @@ def cut(file: Path) -> None:
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "missing": (lambda file: file.unlink(), "is missing", "missing"),
-    "empty": (lambda file: file.write_bytes(b""), "is empty", "empty"),
     "cut": (cut, "truncated", "cut short or damaged"),
     "text": (lambda file: file.write_text("<html>" * 99), "not recognized", "not audio"),
 }
