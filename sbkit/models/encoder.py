@@ -24,6 +24,8 @@ from sbkit.models.subsampling import Subsampling, as_evaluated
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
 
+TAKE_AUDIO = ("compute_features", ENCODER, "wave_augment")
+
 SpecAugment = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
 
 
@@ -223,3 +225,21 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
                 f"({name}.{strays[0]} and {len(strays) - 1} more tensors are left out). "
                 f"Add `!ref <{name}>` to the torch.nn.ModuleList."
             )
+
+
+def require_rate(parts: Mapping[str, Any], sample_rate: int) -> None:
+    """Check that no module of the parts that take audio is made for another rate, in Hz.
+
+    Raises:
+        SbkitError: one says in its `sample_rate` that it is.
+    """
+    for name in TAKE_AUDIO:
+        part = parts.get(name)
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            made_for = getattr(module, "sample_rate", None)
+            if isinstance(made_for, int | float) and made_for != sample_rate:
+                raise SbkitError(
+                    f"`{name}` must be made for the audio's {sample_rate} Hz, but its "
+                    f"{type(module).__name__} is made for {made_for} Hz. Write `sample_rate: !ref "
+                    "<sample_rate>` in it."
+                )

@@ -13,12 +13,12 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from sbkit.audio.rate import require_rate
 from sbkit.base.text import listed, plural
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run, evaluating, losses_of, small_batch
 from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.batch import Batch, TextBatch
+from sbkit.models.encoder import require_rate
 from sbkit.models.parts import FeatureExtractor
 
 LOUDNESS = 1000.0  # of the noise, in the scale of int16
