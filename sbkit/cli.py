@@ -87,10 +87,6 @@ def _add_data(add: Any) -> None:
         "--shard-size", metavar="SIZE", default="1GB", help="of audio (default: 1GB)"
     )
 
-    replay = add("replay", _replay, "run a batch that was not finite again, and name the module")
-    replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
-    _add_import(replay)
-
     cache = add("cache", _list_cache, "list and remove prepared audio")
     actions = cache.add_subparsers(metavar="ACTION")
     actions.add_parser("list", help="list it (the default)")
@@ -251,12 +247,6 @@ def _tune(options: argparse.Namespace) -> int:
     }
     tune_run(options.run, {key: value for key, value in given.items() if value is not None})
     return 0
-
-
-def _replay(options: argparse.Namespace) -> int:
-    from sbkit.check.replay import replay_file
-
-    return replay_file(options.file)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -296,7 +296,7 @@ class Brain(StepBrain):
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self._nonfinite.begin_epoch(sampler, epoch)
+        self._nonfinite.epoch = epoch
         if isinstance(sampler, TrainSampler):
             if self.saved_accumulation is not None:  # other micro-batches of the same steps
                 steps = self.step // self.saved_accumulation

@@ -1,6 +1,6 @@
 """A run: the steps from a YAML and its overrides to a Brain, each taken once, when it is needed.
 
-Training, `sbkit check`, `sbkit replay` and the tests take the same steps here.
+Training, `sbkit check` and the tests take the same steps here.
 """
 
 from collections.abc import Mapping

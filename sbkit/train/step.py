@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.rng import seed_step, torch_state
+from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
@@ -87,7 +87,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _make_step(self) -> None:
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
-        self._nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
+        self._nonfinite = NonFiniteRecorder(self._run_folder)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
         graph = ForwardLoss(
@@ -122,13 +122,12 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             self._statistics.save()
         self._set_rate_and_seed()
         self.on_fit_batch_start(batch, self.should_step)
-        random = torch_state(self.device)
         with self.no_sync(not self.should_step), explained_memory(batch):
             with self.training_ctx:
                 outputs, objective = self.ddp_step(batch)
             total, counts = self._backward(objective)
         self._counts = counts if self._counts is None else self._counts + counts
-        self._nonfinite.record(batch, random, total, self.step)
+        self._nonfinite.record(batch, total)
         if self.should_step:
             with explained_memory(batch):
                 self.ddp_step.share_first(batch, inactive=self.inactive)
