@@ -219,17 +219,6 @@ class Bundle:
         return tokenizer
 
 
-def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
-
-    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
-    """
-    from sbkit.inference.runtime.torch_model import load_torch
-
-    read = read_bundle(folder, WEIGHTS, own=own)
-    return replace(read.bundle, model=load_torch(read, folder, own=own))
-
-
 @dataclass(frozen=True)
 class ReadBundle:
     """A bundle without its model, and the bytes of its weights where they were read, too."""

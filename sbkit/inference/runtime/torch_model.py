@@ -24,7 +24,7 @@ from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.bundle.module_spec import build
 from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
 from sbkit.inference.runtime.model import (
@@ -184,6 +184,15 @@ class TorchModel:
             device=" and ".join(devices) or str(self._placement.device),
             precision=" and ".join(precisions) or self._placement.precision,
         )
+
+
+def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
+    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
+
+    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
+    """
+    read = read_bundle(folder, WEIGHTS, own=own)
+    return replace(read.bundle, model=load_torch(read, folder, own=own))
 
 
 def load_torch(

@@ -12,7 +12,6 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.runtime.model import (
     Effective,
     Encoded,
@@ -20,6 +19,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import ToneModel
