@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.process import Parser, rarely_collected, run_main
+from sbkit.base.process import Parser, run_main
 from sbkit.base.text import __version__, printable, printable_json
 from sbkit.inference.bundle.own_parts import import_own
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
@@ -31,8 +31,7 @@ def main() -> None:
     which is not installed.
     """
     sys.path.append(str(Path(__file__).parents[1]))
-    with rarely_collected():  # a command imports its parts when it runs
-        run_main(lambda: run(sys.argv[1:]))
+    run_main(lambda: run(sys.argv[1:]))  # a command imports its parts when it runs
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,12 +116,6 @@ class FinalFigures(Figures):
 
     kind: ClassVar[str] = "test"
     split: str
-
-
-def own_fields() -> frozenset[str]:
-    """Name the fields of records that are not metrics: no metric may be called so."""
-    kinds = (StepFigures, EpochFigures, FinalFigures)
-    return frozenset({"kind", *(each.name for kind in kinds for each in fields(kind))})
 
 
 def read_log(path: Path) -> list[Record]:

@@ -117,8 +117,7 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
         counter.update_metric(values[best.name])
     if brain.checkpointer is None:
         return
-    folder = Path(brain.checkpointer.checkpoints_dir)
-    first = first_best_epoch(folder, best, epoch=epoch, value=values[best.name])
+    first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
     brain.checkpointer.save_and_keep_only(
         meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
         num_to_keep=int(brain._declared("average_checkpoints", 1)),

@@ -119,6 +119,7 @@ class TrainingMetrics:
     Attributes:
         meter: counts on the device.
         so_far: readings of this epoch.
+        unread: what the meter held when the run was saved within an epoch.
         train_seconds, audio_seconds: of the whole run.
     """
 
@@ -126,7 +127,7 @@ class TrainingMetrics:
         self.meter = Meter(device)
         self.so_far = ZERO
         self.train_seconds, self.audio_seconds = 0.0, 0.0
-        self._unread = ZERO  # what the meter held when the run was saved
+        self.unread = ZERO
         self._log, self._progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
 
     def open(
@@ -162,8 +163,8 @@ class TrainingMetrics:
         if afresh:
             self.so_far = ZERO
         self.meter.read()
-        self.meter.resume(self._unread)
-        self._unread = ZERO
+        self.meter.resume(self.unread)
+        self.unread = ZERO
 
     def read(self) -> MetricTotals:
         """Read the meter and add it up."""
@@ -212,18 +213,11 @@ class TrainingMetrics:
 
     # -- with the run's checkpoints -----------------------------------------------------------
 
-    @contextmanager
-    def unread_kept(self) -> Iterator[None]:
-        """Include in a checkpoint within an epoch what the meter holds unread."""
-        self._unread = self.meter.peek()
-        yield
-        self._unread = ZERO
-
     def state(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         return {
             "so_far": vars(self.so_far),
-            "unread": vars(self._unread),
+            "unread": vars(self.unread),
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
         }
@@ -231,7 +225,7 @@ class TrainingMetrics:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; SpeechBrain's checkpoints have none of it."""
         self.so_far = MetricTotals(**state.get("so_far", vars(ZERO)))
-        self._unread = MetricTotals(**state.get("unread", vars(ZERO)))
+        self.unread = MetricTotals(**state.get("unread", vars(ZERO)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
 

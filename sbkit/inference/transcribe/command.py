@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from glob import glob, has_magic
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
@@ -96,14 +97,13 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
         SbkitError: a folder or a pattern has no audio.
     """
     from sbkit.audio.io import audio_below
-    from sbkit.base.files import scratch_folder
 
     found: list[Path] = []
     with ExitStack() as closing:
         for argument in arguments:
             path = Path(argument)
             if argument == STANDARD_INPUT:
-                path = closing.enter_context(scratch_folder("sbkit-input")) / "stdin"
+                path = Path(closing.enter_context(TemporaryDirectory()), "stdin")
                 with path.open("wb") as content:
                     shutil.copyfileobj(sys.stdin.buffer, content)
             below = [path]
