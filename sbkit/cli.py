@@ -290,7 +290,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html is not None:
         compare.write_comparison(options.html, compared)
     if options.json:
-        print(printable_json(to_json(compare.comparison_figures(compared), indent=2)))
+        print(printable_json(to_json(compared, indent=2)))
     else:
         print("\n".join(map(printable, compare.describe_comparison(compared))))
     return 0

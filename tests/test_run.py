@@ -97,7 +97,6 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         assert file.exists(), name
         assert any(file.iterdir()) if file.is_dir() else file.stat().st_size > 0, name
     assert not list(finished.rglob("*.tmp"))
-    assert len([*(finished / "tensorboard").iterdir()]) == 1  # of one call, the test's points too
 
 
 @pytest.mark.slow

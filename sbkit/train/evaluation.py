@@ -18,9 +18,8 @@ from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
-from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
-from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key

@@ -59,7 +59,7 @@ def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     monkeypatch.setattr(tempfile, "tempdir", str(talks))
     assert run(["transcribe", "model", "-"]) == 0
     assert capsys.readouterr().out == "the dog\n"
-    assert not list(talks.glob(".sbkit-input*"))
+    assert not list(talks.glob("tmp*"))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no audio")))
     assert run(["transcribe", "model", "-"]) == BAD_INPUT
     assert (
