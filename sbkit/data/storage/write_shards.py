@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, tee
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
 from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import BadRow, Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
@@ -94,7 +94,8 @@ def write_shards(
             "Shards must be made of audio files, but the data is in shards already. Name what "
             "they were made of, or copy them."
         )
-    with _writing(storage), scratch_folder("sbkit-shards") as scratch:
+    with _writing(storage), TemporaryDirectory() as folder:
+        scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         units = {
