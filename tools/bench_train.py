@@ -119,6 +119,16 @@ class Side:
         raise SystemExit(f"The side {self.name} must answer, but ended. Its error stands above.")
 
 
+def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
+    """Ask all sides in turns, and keep and print their answers."""
+    for number in range(rounds + 1):  # the first one warms up
+        for side in sides:
+            answer = side.ask(**question)
+            if number:
+                side.rounds.append(answer)
+                print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+
+
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
@@ -128,12 +138,7 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
             side = Side(name, arguments, SIDES[name])
             sides.append(side)  # which is stopped, and would stay so after an error of the next
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
-        for number in range(options.rounds + 1):  # the first one warms up
-            for side in sides:
-                answer = side.ask(seconds=options.seconds)
-                if number:
-                    side.rounds.append(answer)
-                    print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+        take_turns(sides, options.rounds, seconds=options.seconds)
         print(table(sides))
         if options.to_cer is not None:
             race(sides, options.to_cer, options.seconds)

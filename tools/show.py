@@ -1,7 +1,6 @@
 """Show what a run is and what it came to.
 
 python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
-python -m tools.show scores RUN
 python -m tools.show clip RUN
 python -m tools.show row RUN    (of the README's table of results)
 """
@@ -15,7 +14,6 @@ from typing import Any
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.evaluate.interval import Interval
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -24,30 +22,6 @@ WORTH_HEARING = 5  # words
 def folder(arguments: Sequence[str]) -> str:
     """Name the folder that a training command will write to."""
     return str(read_knobs(*parse_command(arguments))["output_folder"])
-
-
-def scores(arguments: Sequence[str]) -> str:
-    """Print how many words and characters of the test split are wrong, with 95 % intervals."""
-    summary = _read_summary(Path(arguments[0]))
-    lines = (
-        f"{name} {_rates(each)}, {how}"
-        for name, test in summary["test"].items()
-        for how, each in _by_decoder(test)
-    )
-    return "\n" + "\n".join(lines)
-
-
-def _rates(test: dict[str, Any]) -> str:
-    """Write both rates; where a language writes no spaces between words there is no WER."""
-    units = ("word", "character") if "WER" in test else ("character",)
-    return ", ".join(f"{unit[0].upper()}ER {_rate(test, unit)}" for unit in units)
-
-
-def _rate(test: dict[str, Any], unit: str) -> str:
-    """Write a rate with its counts and its interval."""
-    name = f"{unit[0].upper()}ER"
-    counts = f"{sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']} {unit}s"
-    return f"{test[name]:.1%} ({counts}; {Interval(**test[f'{name}_interval'])})"
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -119,7 +93,6 @@ def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
 
 SHOWS: dict[str, Callable[[Sequence[str]], str]] = {
     "folder": folder,
-    "scores": scores,
     "clip": clip,
     "row": row,
 }
