@@ -26,7 +26,7 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
-from sbkit.train.ddp import agree_on_buffers, check_same_weights
+from sbkit.train.buffers import agree_on_buffers, check_same_weights
 from sbkit.train.evaluation import (
     evaluate_splits,
     gather_results,

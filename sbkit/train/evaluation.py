@@ -10,7 +10,6 @@ import datasets
 import pyarrow.compute as pc
 import torch
 from speechbrain import Stage
-from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
@@ -24,7 +23,7 @@ from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
-from sbkit.train.ddp import agree_on_buffers
+from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.finished import first_best_epoch
 from sbkit.train.nonfinite import explained_memory
 from sbkit.train.scoring import BEST_EPOCH, metrics_of
@@ -111,9 +110,6 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
     figures = {name: value for name, value in values.items() if name not in LOSS}
     brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=figures)
-    counter = brain._declared("epoch_counter", None)
-    if isinstance(counter, EpochCounterWithStopper):
-        counter.update_metric(values[best.name])
     if brain.checkpointer is None:
         return
     first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])

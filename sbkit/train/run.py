@@ -131,7 +131,7 @@ class Run:
         """Load what fits of `init_from`, unless the run has weights of its own."""
         source = self.knobs.get("init_from")
         if source and not self.is_begun:
-            for line in initialize_from(Path(source), self.hparams, self.recipe.task).lines():
+            for line in initialize_from(Path(source), self.hparams, self.recipe.task):
                 log(line)
 
     def make_brain(self, **run_opts: Any) -> Brain:

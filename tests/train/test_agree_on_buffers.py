@@ -5,7 +5,7 @@ import json
 import pytest
 from torch import nn
 
-from sbkit.train.ddp import check_same_weights
+from sbkit.train.buffers import check_same_weights
 from tests import processes
 
 TWO_RANKS = """
@@ -13,7 +13,7 @@ import json
 import torch
 from torch import nn
 from sbkit.distributed.ranks import gather_over_ranks, process_group, rank
-from sbkit.train.ddp import agree_on_buffers
+from sbkit.train.buffers import agree_on_buffers
 
 with process_group(torch.device("cpu")):
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Module())

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.compiling import find_blocks, require_compiler
+from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
 RECOMPILED = "fail_on_recompile"  # in the message, and the name of the stance
@@ -48,13 +48,8 @@ class CompiledBlocks:
     def __init__(
         self, modules: nn.ModuleList, compilation: Compilation, device: torch.device
     ) -> None:
-        """Set the blocks to be compiled, which torch does when one is called first.
-
-        Raises:
-            SbkitError: there is no compiler for the device.
-        """
+        """Set the blocks to be compiled, which torch does when one is called first."""
         if compilation.backend == "inductor":
-            require_compiler(device)
             own_cuda_graphs()
         keep_device_guard()
         self._compilation, self._is_warm = compilation, False

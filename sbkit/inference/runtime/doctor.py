@@ -6,6 +6,7 @@ their files are intact, and whether the package that runs them is installed.
 
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from sbkit.checkpoint.integrity import find_damage
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER
 from sbkit.inference.runtime.runtimes import WHEELS, RuntimeOptions, open_model, why_no_cuda
-from sbkit.train.compiling import CXX, find_compiler
 
 PACKAGES = ("torch", "torchaudio", "numpy", "soundfile", "sentencepiece", *WHEELS)
 CONSUMERS = {  # of the formats that `sbkit transcribe` does not run: the packages that do
@@ -77,7 +77,7 @@ def _providers() -> list[str]:
 
 
 def _compiler() -> str | None:
-    found = find_compiler(*CXX)
+    found = shutil.which(os.environ.get("CXX", "g++"))
     if found is None:
         return None
     command = [found, "--version"]
