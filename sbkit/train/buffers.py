@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
 from sbkit.distributed.ranks import (
     from_main_rank,
-    gather_over_ranks,
     sum_over_ranks,
     world_size,
 )
@@ -61,18 +59,3 @@ def agree_on_buffers(modules: nn.Module) -> None:
     for buffer in modules.buffers():
         if id(buffer) not in averaged and buffer.numel():
             from_main_rank(buffer)
-
-
-def check_same_weights(modules: nn.Module) -> None:
-    """Raise SbkitError, on all ranks, where they have other weights than rank 0."""
-    if world_size() == 1:
-        return
-    mine = {name: each.detach().double().sum().item() for name, each in modules.named_parameters()}
-    everyone = gather_over_ranks(mine)
-    for name in mine:
-        if len({str(each[name]) for each in everyone}) > 1:  # as text, where nan is nan
-            raise SbkitError(
-                f"All ranks must have the same weights, but `{name.replace('.module.', '.')}` "
-                "differs: its gradients are not added up over them. Call each module as "
-                "`self.modules.NAME`, by which SpeechBrain's DDP sees it, and step on all ranks."
-            )

@@ -25,9 +25,9 @@ from sbkit.logs.log import log
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.finished import is_finished
 from sbkit.train.initialize import initialize_from
 from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.scoring import is_finished
 
 
 class Run:
