@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.process import Parser, rarely_collected, run_main
+from sbkit.base.process import Parser, run_main
 from sbkit.base.text import __version__, printable, printable_json
 from sbkit.inference.bundle.own_parts import import_own
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
@@ -31,8 +31,7 @@ def main() -> None:
     which is not installed.
     """
     sys.path.append(str(Path(__file__).parents[1]))
-    with rarely_collected():  # a command imports its parts when it runs
-        run_main(lambda: run(sys.argv[1:]))
+    run_main(lambda: run(sys.argv[1:]))  # a command imports its parts when it runs
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -86,10 +85,6 @@ def _add_data(add: Any) -> None:
     prepare.add_argument(
         "--shard-size", metavar="SIZE", default="1GB", help="of audio (default: 1GB)"
     )
-
-    replay = add("replay", _replay, "run a batch that was not finite again, and name the module")
-    replay.add_argument("file", type=Path, metavar="FILE", help="one of RUN/nonfinite/*.json")
-    _add_import(replay)
 
     cache = add("cache", _list_cache, "list and remove prepared audio")
     actions = cache.add_subparsers(metavar="ACTION")
@@ -253,12 +248,6 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _replay(options: argparse.Namespace) -> int:
-    from sbkit.check.replay import replay_file
-
-    return replay_file(options.file)
-
-
 def _export(options: argparse.Namespace) -> int:
     from sbkit.inference.bundle.export import ExportOptions, export_run
 
@@ -301,7 +290,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html is not None:
         compare.write_comparison(options.html, compared)
     if options.json:
-        print(printable_json(to_json(compare.comparison_figures(compared), indent=2)))
+        print(printable_json(to_json(compared, indent=2)))
     else:
         print("\n".join(map(printable, compare.describe_comparison(compared))))
     return 0

@@ -44,7 +44,7 @@ from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weight
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
-from sbkit.evaluate.wer import Scored, Scores, score
+from sbkit.evaluate.wer import Scored, Scores
 from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
@@ -218,7 +218,7 @@ class RunDecoding:
         rate, samples = self._hparams.sample_rate, batch.audio_lengths.tolist()
         rows = zip(batch.ids, batch.texts, found, batch.speakers, samples, strict=True)
         return [
-            score(
+            Scored(
                 name,
                 text,
                 each.text,

@@ -36,7 +36,7 @@ from sbkit.train.evaluation import (
     validation_error,
 )
 from sbkit.train.finished import stops_early
-from sbkit.train.metrics import MetricTotals, TrainingMetrics
+from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.position import (
     counters_kept,
@@ -46,7 +46,7 @@ from sbkit.train.position import (
     share_of_steps,
     write_counters,
 )
-from sbkit.train.profiling import Profile
+from sbkit.train.profiling import profiled
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.watchdog import NullWatchdog, Watchdog
@@ -85,9 +85,7 @@ class Brain(StepBrain):
         )
         self.signals = self.between.signals
         self.watchdog = NullWatchdog()
-        folder = self._run_folder
-        profiles = folder is not None and rank() == 0 and self._declared("profile", False)
-        self._profile = Profile(folder, self.device) if folder and profiles else None
+        self._profiles = rank() == 0 and self._declared("profile", False)  # the first epoch
         self.resume_rng: State | None = None  # of the checkpoint, until it is set
         self.saved_accumulation: int | None = None  # likewise
         self._steps_of_epoch = 0
@@ -124,8 +122,6 @@ class Brain(StepBrain):
                 self._open_metrics(epoch_counter, train_set)
                 with self.signals:
                     self._fit_epochs(epoch_counter, train_set, valid_set, enable)
-                if self._profile:
-                    self._profile.close()
         finally:
             self._training_metrics.close()
             self._unwrap_distributed()
@@ -193,7 +189,9 @@ class Brain(StepBrain):
         self._resume_random()  # after the loader's draw, which the saved state has behind it
         marked = mark_last(batches, count=count, done=self.step)
         timed = self._training_metrics.meter.timed(marked)
-        for batch, is_last in self._profile.over(timed) if self._profile else timed:
+        if self._profiles and self._run_folder is not None:
+            timed, self._profiles = profiled(timed, self._run_folder, self.device), False
+        for batch, is_last in timed:
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = share_of_steps(self.step, count, self.grad_accumulation_factor)
@@ -296,7 +294,7 @@ class Brain(StepBrain):
         """Set on the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
-        self._nonfinite.begin_epoch(sampler, epoch)
+        self._nonfinite.epoch = epoch
         if isinstance(sampler, TrainSampler):
             if self.saved_accumulation is not None:  # other micro-batches of the same steps
                 steps = self.step // self.saved_accumulation
@@ -364,8 +362,9 @@ class Brain(StepBrain):
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # the file has those of one rank
         self._read_skipped()
-        with self._training_metrics.unread_kept():
-            super()._save_intra_epoch_ckpt()
+        self._training_metrics.unread = self._training_metrics.meter.peek()
+        super()._save_intra_epoch_ckpt()
+        self._training_metrics.unread = ZERO
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -26,31 +26,11 @@ MOST = 64
 CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
 
 
-def compile_modules(
-    modules: nn.ModuleDict, keys: Sequence[str] | None, device: torch.device, *, enabled: bool
-) -> None:
-    """Compile the blocks of all modules, or of those that ``keys`` name, in place.
-
-    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
-    ModuleList. Raises SbkitError for keys without effect.
-    """
-    chosen = keys or list(modules)
-    if any(key not in modules for key in chosen) or (keys and not enabled):
-        raise SbkitError(
-            f"`compile_module_keys` must name modules of the Brain ({', '.join(modules)}) and go "
-            f"with compile: True, but is {', '.join(chosen)} with compile: {bool(enabled)}. "
-            "Correct it, or leave it out."
-        )
-    if enabled:
-        counts = compile_blocks((modules[key] for key in chosen), device)
-        named = ", ".join(f"{count} {name}" for name, count in counts.items())
-        log(f"compiling {named or 'nothing'}")
-
-
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
     """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
 
-    Raises SbkitError where there is no compiler for the device.
+    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
+    ModuleList. Raises SbkitError where there is no compiler for the device.
     """
     require_compiler(device)
     parts = [
@@ -65,7 +45,9 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         _leave_attention_uncompiled()
     for block in blocks:
         block.compile(dynamic=True, options=OPTIONS)
-    return Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+    counts = Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+    log(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
+    return counts
 
 
 def _is_torchs(block: nn.Module) -> bool:

@@ -18,9 +18,8 @@ from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
-from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
-from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
@@ -117,8 +116,7 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
         counter.update_metric(values[best.name])
     if brain.checkpointer is None:
         return
-    folder = Path(brain.checkpointer.checkpoints_dir)
-    first = first_best_epoch(folder, best, epoch=epoch, value=values[best.name])
+    first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
     brain.checkpointer.save_and_keep_only(
         meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
         num_to_keep=int(brain._declared("average_checkpoints", 1)),

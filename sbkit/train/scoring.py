@@ -10,15 +10,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import NORMALIZER, RANKED_BY, TASK
-from sbkit.logs.log import own_fields
 from sbkit.logs.metric import LOSS, Metrics, as_words
 
 BEST_EPOCH = "best_epoch"  # of a checkpoint's meta file
-OF_CHECKPOINTS = {"unixtime", "end-of-epoch", "tokenizer"}  # in their meta file
-OF_CHECKPOINTS |= {BEST_EPOCH, RANKED_BY, NORMALIZER, TASK}
-OF_REPORTS = {"column", "value", "utterances", "report_by"}
 
 
 def metrics_of(kind: Any) -> Metrics:
@@ -37,13 +31,6 @@ class Scoring:
     metrics: ClassVar[Metrics] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        taken = own_fields() | OF_CHECKPOINTS | OF_REPORTS
-        for name in type(self).metrics:
-            if name in taken or "/" in name or not name.isprintable():
-                raise SbkitError(
-                    "A metric must have a name that neither log, checkpoints nor reports use, "
-                    f"without `/`, but {type(self).__name__} calls one {name!r}. Rename it."
-                )
         super().__init__(*arguments, **options)
         # Of the evaluated splits, by name: the current one, the results of `score`, or else the sum
         # and the count of each loss, and the values of the columns of `report_by`.

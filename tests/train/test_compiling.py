@@ -15,7 +15,6 @@ from sbkit.models.transformer import Transformer
 from sbkit.train import compiling
 from sbkit.train.brain import Brain
 from tests.processes import CONTEXT
-from tests.train.test_speechbrain_ways import brain_of
 
 CPU = torch.device("cpu")
 # Of utterances and frames; a single utterance would have a graph of its own.
@@ -146,13 +145,3 @@ def test_without_a_compiler_it_is_one_sentence(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SbkitError, match=f"`compile` must find a compiler .{words}"):
         compiling.require_compiler(torch.device(device))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"compile": True, "compile_module_keys": ["CNN"]}, {"compile_module_keys": ["model"]}],
-)
-def test_keys_without_effect_are_refused(options: dict[str, Any]) -> None:
-    brain = brain_of(**options)
-    with pytest.raises(SbkitError, match="`compile_module_keys` must name modules of the Brain"):
-        brain.on_fit_start()

@@ -10,8 +10,6 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.replay import trace
-from sbkit.checkpoint.rng import torch_state
 from sbkit.train.brain import Brain
 from sbkit.train.ddp import share_batch_norms
 from sbkit.train.optimizers import Frozen, with_lr_scale
@@ -65,13 +63,6 @@ def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None
     hparams["CNN"].append(hparams["head"])
     Frozen(["head"], hparams)
     assert not hparams["head"].weight.requires_grad
-
-
-def test_a_replay_computes_frozen_parts_as_training_does() -> None:
-    brain, *_ = fit(freeze=["CNN"])
-    brain.modules.eval()
-    trace(brain, torch.randn(4, 2), torch_state(brain.device))  # type: ignore[arg-type]
-    assert [part.training for part in brain.modules["model"]] == [False, True]
 
 
 def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:

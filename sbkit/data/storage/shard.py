@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from datasets import Audio, Features
 
 from sbkit.audio.io import AudioError
-from sbkit.base.files import fsync, naming, try_lock
+from sbkit.base.files import naming, try_lock
 from sbkit.data.storage.audio_store import AUDIO, PLACE
 from sbkit.data.storage.decode import decode_clips
 from sbkit.data.storage.filesystem import Storage
@@ -111,7 +111,7 @@ class ShardWriter:
             self._flush()
             self._stream.close()
             self._file.flush()
-            fsync(self._file.fileno())
+            os.fsync(self._file.fileno())
             self._file.close()
         size = self._path.stat().st_size if self.bytes else 0
         written = ShardFacts(size, **facts)

@@ -16,13 +16,13 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
 from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
@@ -121,7 +121,8 @@ def write_shards(
             "Shards must be made of audio files, but the data is in shards already. Name what "
             "they were made of, or copy them."
         )
-    with writing(storage.url), scratch_folder("sbkit-shards") as scratch:
+    with writing(storage.url), TemporaryDirectory() as folder:
+        scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         units = {
