@@ -21,7 +21,6 @@ from sbkit.audio.io import Samples
 from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.comparison import check_finite, check_same_model
-from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
@@ -125,7 +124,8 @@ class TorchModel:
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         with self._uncompiled():
-            return score_tokens(self.network, states, tokens)
+            scores: Floats = self.network.score_tokens(states, tokens)
+            return scores
 
     def _uncompiled(self) -> AbstractContextManager[object]:
         """Run compiled blocks as they are, for shapes that a batch does not have."""
