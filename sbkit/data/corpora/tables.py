@@ -166,38 +166,7 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
             f"The first line of {file} must name the columns, each by another name, but "
             f"{twice[0]} comes twice. Rename one of them, or add that line."
         )
-    invalid = list[arrow_csv.InvalidRow]()
-
-    def note(row: arrow_csv.InvalidRow) -> str:
-        invalid.append(row)
-        return "skip"
-
-    unnamed = [str(place) for place in range(len(names))]
-    try:
-        table = arrow_csv.read_csv(
-            file,
-            arrow_csv.ReadOptions(
-                column_names=unnamed,
-                skip_rows=number,
-                block_size=BLOCK_BYTES,
-                use_threads=False,  # else the rows have no numbers
-            ),
-            arrow_csv.ParseOptions(
-                delimiter=delimiter,
-                quote_char='"' if is_quoted else False,
-                newlines_in_values=is_quoted,
-                invalid_row_handler=note,
-            ),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(unnamed, pa.string()), strings_can_be_null=False
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        if "UTF8" in str(error):
-            raise _wrong_encoding(file, error) from error
-        raise SbkitError(
-            f"{file} must be a table, but cannot be read ({error}). Correct it."
-        ) from error
+    table, invalid = _parse(file, delimiter, len(names), number)
     bad = [
         BadRow(
             f"row {row.number}",
@@ -217,6 +186,37 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
         np.setdiff1d(numbers, [row.number for row in invalid]),
         bad,
     )
+
+
+def _parse(
+    file: Path, delimiter: str, count: int, header: int
+) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
+    """Read the rows below the header as texts, and those of another number of fields."""
+    invalid = list[arrow_csv.InvalidRow]()
+    names = [str(place) for place in range(count)]
+    read = arrow_csv.ReadOptions(
+        column_names=names,
+        skip_rows=header,
+        block_size=BLOCK_BYTES,
+        use_threads=False,  # else the rows have no numbers
+    )
+    is_quoted = delimiter != "\t"
+    parse = arrow_csv.ParseOptions(
+        delimiter=delimiter,
+        quote_char='"' if is_quoted else False,
+        newlines_in_values=is_quoted,
+        invalid_row_handler=lambda row: invalid.append(row) or "skip",
+    )
+    texts = dict.fromkeys(names, pa.string())
+    convert = arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False)
+    try:
+        return arrow_csv.read_csv(file, read, parse, convert), invalid
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            raise _wrong_encoding(file, error) from error
+        raise SbkitError(
+            f"{file} must be a table, but cannot be read ({error}). Correct it."
+        ) from error
 
 
 def read_objects(file: Path, lines: Iterable[str], at_once: int = ROWS_AT_ONCE) -> Iterator[Table]:
