@@ -193,6 +193,11 @@ def _parse(
 ) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
     """Read the rows below the header as texts, and those of another number of fields."""
     invalid = list[arrow_csv.InvalidRow]()
+
+    def note(row: arrow_csv.InvalidRow) -> str:
+        invalid.append(row)
+        return "skip"
+
     names = [str(place) for place in range(count)]
     read = arrow_csv.ReadOptions(
         column_names=names,
@@ -205,7 +210,7 @@ def _parse(
         delimiter=delimiter,
         quote_char='"' if is_quoted else False,
         newlines_in_values=is_quoted,
-        invalid_row_handler=lambda row: invalid.append(row) or "skip",
+        invalid_row_handler=note,
     )
     texts = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False)
