@@ -22,7 +22,6 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
-from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import (
     CONFIDENCE_FILE,
@@ -211,7 +210,10 @@ class RunDecoding:
         """Return the attention decoder of each utterance, None where the search uses none."""
         if self.search is None or self.search.attention is None:
             return [None] * len(frames)
-        return attend(self._model, states, frames)
+        model, pairs = self._model, zip(states, frames.tolist(), strict=True)
+        # Copies: a view would keep the states of the whole batch as long as one utterance.
+        scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
+        return [AttentionDecoder(log_probs=each, eos=model.vocabulary.eos) for each in scores]
 
     def _count(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
         """Count the errors of every utterance in its decoded text."""
