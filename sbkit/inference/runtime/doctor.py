@@ -49,5 +49,6 @@ def describe_machine() -> dict[str, str]:
         "devices": ", ".join([f"cpu with {usable_cores()} cores", *devices]),
         **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
         "onnxruntime's providers": ", ".join(available_providers()) or "none",
-        "compiler": shutil.which(os.environ.get("CXX", "g++")) or "none, so that --compile cannot be used",
+        "compiler": shutil.which(os.environ.get("CXX", "g++"))
+        or "none, so that --compile cannot be used",
     }
