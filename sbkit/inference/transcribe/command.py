@@ -1,7 +1,4 @@
-"""The command `sbkit transcribe`: its options, the files that it reads, and what it prints.
-
-Nothing is imported here that answering `--help` does not need.
-"""
+"""The command `sbkit transcribe`: the files that it reads, and what it prints."""
 
 import argparse
 import json
@@ -13,36 +10,19 @@ from contextlib import ExitStack, contextmanager
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.progress import Progress
+
+from sbkit.audio.io import audio_below, declared_seconds
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.files import require_writable, write_text_atomically
+from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
+from sbkit.inference.transcribe.subtitles import to_srt, to_vtt
+from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
 
-if TYPE_CHECKING:
-    from sbkit.inference.transcribe.transcriber import Transcript
-
-FORMATS = ("text", "json", "srt", "vtt")  # all but text have the times of words
 STANDARD_INPUT = "-"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `sbkit transcribe`."""
-    command.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-    command.add_argument(
-        "files", metavar="FILE", nargs="+", help="audio, folders, patterns, - for standard input"
-    )
-    command.add_argument("--format", choices=FORMATS, default="text")
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="write a file for each there, instead of printing"
-    )
-    command.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto (the default)"
-    )
-    command.add_argument("--runtime", choices=("torch", "onnx"), default="torch")
-    command.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), default="fp32")
-    command.add_argument(
-        "--compile", choices=("default", "reduce-overhead"), help="compile the model first"
-    )
 
 
 def transcribe(options: argparse.Namespace) -> int:
@@ -51,9 +31,6 @@ def transcribe(options: argparse.Namespace) -> int:
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
-    from sbkit.base.machine import usable_cores
-    from sbkit.inference.transcribe.transcriber import Transcriber
-
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
@@ -96,8 +73,6 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
     Raises:
         SbkitError: a folder or a pattern has no audio.
     """
-    from sbkit.audio.io import audio_below
-
     found: list[Path] = []
     with ExitStack() as closing:
         for argument in arguments:
@@ -122,8 +97,6 @@ def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
 
 def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
     """Check early that what is written for each file has a place."""
-    from sbkit.base.files import require_writable
-
     if options.out is not None:
         require_writable(options.out, option="--out")
         if len({file.stem for file in files}) < len(files):
@@ -138,11 +111,8 @@ def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
         )
 
 
-def _write(transcript: "Transcript", options: argparse.Namespace, *, named: bool) -> None:
+def _write(transcript: Transcript, options: argparse.Namespace, *, named: bool) -> None:
     """Print a transcript, after the name of its file where there are several, or write it."""
-    from sbkit.base.files import write_text_atomically
-    from sbkit.inference.transcribe.subtitles import to_srt, to_vtt
-
     file, text = str(transcript.file), str(transcript)
     if options.format == "json":
         text = printable_json(json.dumps(transcript.plain(), ensure_ascii=False))
@@ -160,11 +130,6 @@ def _write(transcript: "Transcript", options: argparse.Namespace, *, named: bool
 @contextmanager
 def _progress_bar(files: Sequence[Path]) -> Iterator[Callable[[float], object]]:
     """Show how much of the audio is done, where standard error is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from sbkit.audio.io import declared_seconds
-
     # What is piped away does not pass the terminal.
     console, on_terminal = Console(stderr=True), sys.stdout.isatty()
     is_off = not console.is_terminal
