@@ -39,7 +39,6 @@ from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
 
 # Of the allocator: options of mallopt(3) and madvise(2), sizes in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -87,13 +86,6 @@ def cgroup_quota(root: Path, membership: Path) -> float | None:
     return min((each for each in limits if each is not None), default=None)
 
 
-def available_memory(meminfo: Path = MEMINFO, groups: Sequence[Path] | None = None) -> int | None:
-    """Return the bytes that the system and version 2 cgroups leave; None where neither tells."""
-    groups = _cgroups(CGROUPS, MEMBERSHIP) if groups is None else groups
-    left = [_memory_left(each) for each in groups] + [_read(meminfo, "MemAvailable:", unit=1024)]
-    return min((each for each in left if each is not None), default=None)
-
-
 def _cgroups(root: Path, membership: Path) -> list[Path]:
     """Return the folders of the version 2 cgroup of this process, and of all above it."""
     try:
@@ -111,25 +103,6 @@ def _cpu_limit(file: Path) -> float | None:
         quota, period = file.read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
-        return None
-
-
-def _memory_left(group: Path) -> int | None:
-    """Return what a group may take beyond what it has, cached files not counted."""
-    limit, taken = (_read(group / f"memory.{name}") for name in ("max", "current"))
-    if limit is None or taken is None:
-        return None
-    cached = _read(group / "memory.stat", "inactive_file")
-    return max(0, limit - taken + (cached or 0))
-
-
-def _read(file: Path, name: str = "", unit: int = 1) -> int | None:
-    """Return the number behind a name in a file, or the first one in it; None where none is."""
-    try:
-        lines = map(str.split, file.read_text().splitlines())
-        found = next(each for each in lines if not name or each[0] == name)
-        return unit * int(found[1 if name else 0])
-    except (OSError, ValueError, IndexError, StopIteration):  # `max` is no limit
         return None
 
 

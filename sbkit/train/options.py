@@ -48,6 +48,11 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
             raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")
     for name, precision in OLD_PRECISIONS.items():
         if options.get(name):
+            if declared.get("precision", precision) != precision:
+                raise SbkitError(
+                    f"`precision` must be the only declaration of a precision, but `{name}`, which "
+                    f"is {precision}, stands beside {declared['precision']}. Take `{name}` out."
+                )
             options["precision"] = precision
     return options
 

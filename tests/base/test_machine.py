@@ -15,7 +15,6 @@ from sbkit.base.machine import (
     SecondTeam,
     ThreadWaiting,
     affine_cores,
-    available_memory,
     cgroup_quota,
     describe_waiting,
     prepare_waiting,
@@ -53,31 +52,6 @@ def test_the_tightest_quota_of_all_groups_above_counts(
     membership = tmp_path / "cgroup"
     membership.write_text("4:memory:/old\n0::/jobs/mine\n")
     assert cgroup_quota(tmp_path, membership) == cores
-
-
-GROUP = {
-    "memory.max": "1000\n",
-    "memory.current": "700\n",
-    "memory.stat": "file 9\ninactive_file 50\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, None),
-        ({"meminfo": "MemTotal: 9 kB\nMemAvailable:  7 kB\n"}, 7 * 1024),
-        ({"meminfo": "MemAvailable: 7 kB\n", **GROUP}, 350),
-        ({"meminfo": "MemAvailable: 7 kB\n", **GROUP, "memory.max": "max\n"}, 7 * 1024),
-        ({**GROUP, "memory.max": "100\n"}, 0),
-    ],
-)
-def test_the_tightest_limit_of_memory_counts(
-    tmp_path: Path, files: dict[str, str], free: int | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert available_memory(tmp_path / "meminfo", [tmp_path, tmp_path / "none"]) == free
 
 
 FAULTS = """

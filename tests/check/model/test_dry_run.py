@@ -34,7 +34,7 @@ def planned(
 def test_a_healthy_step_trains_everything(planned: PlannedRun) -> None:
     seen = dry_run(planned)
     assert seen.trained == {id(each) for each in planned.model.parameters()}
-    assert (seen.broken, seen.foreign, seen.unsaved) == (None, (), ())
+    assert (seen.broken, seen.made, seen.unsaved) == (None, (), ())
     assert dry_run(planned) is seen
 
 
@@ -42,7 +42,7 @@ def test_it_leaves_everything_as_it_was(planned: PlannedRun) -> None:
     model = planned.brain.modules
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
-    planned.parts.pop("dry_run", None)
+    planned.made.pop("dry_run", None)
     random = torch.get_rng_state()
     dry_run(planned)
     assert torch.equal(torch.get_rng_state(), random)
