@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.evaluate.summary import write_summary
-from sbkit.evaluate.wer import score
+from sbkit.evaluate.run_results import write_summary
+from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import result_figures
 from tests.runs import ROOT, TINY
 from tools import show
@@ -36,7 +36,7 @@ def test_the_demo_trains_scores_exports_and_transcribes(tmp_path: Path) -> None:
 def test_both_decoders_have_a_row(tmp_path: Path) -> None:
     texts = ("one two", "one too"), ("three", "three")
     scored = [
-        replace(score(text, text, text), greedy=score(text, text, heard)) for text, heard in texts
+        replace(Scored(text, text, text), greedy=Scored(text, text, heard)) for text, heard in texts
     ]
     write_summary(
         tmp_path / "summary.json",

@@ -18,7 +18,7 @@ from sbkit.base.units import at_speed
 from sbkit.config.hparams import parse_command
 from sbkit.data.corpora.columns import sample_counts, take_columns
 from sbkit.data.corpora.corpus import read_listed
-from sbkit.evaluate.wer import Scored, score, total_scores
+from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
 from tools.bench_speechbrain import Clip, Sizes
@@ -209,7 +209,7 @@ class Theirs(TrainingSide):
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
         found = theirs.transcribe(self.brain, self._dev, self._tokenizer)
-        return total_scores(score(each, self._texts[each], text) for each, text in found).cer
+        return total_scores(Scored(each, self._texts[each], text) for each, text in found).cer
 
 
 def _clips(run: Run, split: str) -> Iterator[Clip]:

@@ -84,8 +84,8 @@ def serve(options: argparse.Namespace) -> None:
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
-    from sbkit.inference.bundle.bundle import load_bundle
     from sbkit.inference.formats.held_out import read_whole_clips
+    from sbkit.inference.runtime.torch_model import load_bundle
     from sbkit.inference.score import ScoreOptions, prepare_source
 
     bundle = load_bundle(folder).with_decoder("greedy")

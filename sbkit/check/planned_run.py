@@ -5,15 +5,14 @@ A part that cannot be made is a fault, reported once; the checks that need it ar
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import read_document
@@ -57,16 +56,15 @@ class PlannedRun(Run):
         self.document = read_document(yaml_file)
         self.faults: dict[str, SbkitError] = {}
         self.made: dict[str, Any] = {}
-        self._closing = ExitStack()
-        scratch = self._closing.enter_context(scratch_folder("sbkit-check"))
-        self.overrides["output_folder"] = str(scratch)
+        self._scratch = TemporaryDirectory(prefix="sbkit-check")
+        self.overrides["output_folder"] = self._scratch.name
         self.knobs = read_knobs(yaml_file, self.overrides)
 
     def __enter__(self) -> "PlannedRun":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        self._scratch.cleanup()
 
     def __getattribute__(self, name: str) -> Any:
         """Return a part, made once or failed once; all else as it is."""

@@ -6,7 +6,7 @@ Legend: U frames, V vocabulary, W words of an utterance, N words of a set, K fea
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -168,7 +168,7 @@ class FittedConfidence:
     def plain(self) -> dict[str, Any]:
         """Return it as plain data."""
         weights = None if self.confidence is None else self.confidence.plain()
-        figures = {} if self.calibration is None else self.calibration.plain()
+        figures = {} if self.calibration is None else asdict(self.calibration)
         return {"weights": weights, "words": self.words, "right": self.right, **figures}
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ Legend: U frames of 40 ms, V vocabulary.
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -56,25 +56,23 @@ class Weights:
     attention: float = 1.0
 
     @classmethod
-    def of(cls, values: object) -> Self:
+    def of(cls, values: Any) -> Self:
         """Read weights from plain data; raise SbkitError for anything but numbers by name."""
-        names = {field.name for field in fields(cls)}
-        given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
-        if not (names >= given.keys() and all(map(is_weight, given.values()))):
+        try:
+            made = cls(**values)
+            is_sound = all(abs(each) < LARGEST_WEIGHT for each in made.plain().values())
+        except TypeError:
+            is_sound = False
+        if not is_sound:
             raise SbkitError(
-                f"The weights of a decoder must be numbers named {', '.join(sorted(names))}, but "
+                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}, but "
                 f"are {str(values)[:100]}. Correct them, or write null to have them chosen."
             )
-        return cls(**{name: float(value) for name, value in given.items()})
+        return made
 
     def plain(self) -> dict[str, float]:
         """Return them as plain data."""
         return asdict(self)
-
-
-def is_weight(value: object) -> bool:
-    """Check whether a value is a number that a weight may be."""
-    return type(value) in (int, float) and abs(value) < LARGEST_WEIGHT  # type: ignore[arg-type]
 
 
 class BeamDecoder:
@@ -101,16 +99,12 @@ class BeamDecoder:
         attention: str | None = None,
         kind: str = KINDS[0],
     ) -> None:
-        ways = (NO_ATTENTION, *ATTENTION)
-        for name, value, known in (
-            ("kind", kind, KINDS),
-            ("attention", attention or NO_ATTENTION, ways),
-        ):
-            if value not in known:
-                raise SbkitError(
-                    f"The decoder's `{name}` must be {' or '.join(known)}, but is "
-                    f"{str(value)[:100]}. Correct it."
-                )
+        if kind not in KINDS or attention not in (None, NO_ATTENTION, *ATTENTION):
+            raise SbkitError(
+                f"A decoder must be of `kind` {' or '.join(KINDS)} with `attention` "
+                f"{', '.join((NO_ATTENTION, *ATTENTION))}, but is {kind} with {attention}. Correct "
+                "it."
+            )
         self.tokenizer, self.beam_size, self.kind = tokenizer, beam_size, kind
         self.attention = None if attention == NO_ATTENTION else attention
         self._source = language_models
@@ -289,7 +283,7 @@ class BeamDecoder:
         if self.attention is not None and attention is None:
             raise SbkitError(
                 f"A decoder with `attention: {self.attention}` must be given the attention decoder "
-                "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
+                "of the utterance, but has CTC alone. Pass one."
             )
         if isinstance(self.search, PrefixBeamSearch):
             return self.finish(self.advance(self.start(), log_probs), attention)
@@ -313,7 +307,7 @@ class BeamDecoder:
         return tuple(search.start() for search in self._of(PrefixBeamSearch))
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        """Return the state after more frames, (U, V); the one before stays as it is."""
+        """Return the state after more frames, (U, V); the one before is of no use then."""
         pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 

@@ -172,13 +172,8 @@ def _weights_at(
 
 def _halton(count: int, base: int) -> Floats:
     """Return the first numbers of Halton's sequence: they fill the unit interval evenly."""
-    numbers = np.zeros(count)
-    for place in range(count):
-        rest, unit = place + 1, 1.0
-        while rest:
-            rest, digit = divmod(rest, base)
-            unit /= base
-            numbers[place] += unit * digit
+    units = float(base) ** np.arange(7)  # more digits than POINTS has in base 2
+    numbers: Floats = (np.arange(1, count + 1)[:, None] // units % base / units / base).sum(1)
     return numbers
 
 

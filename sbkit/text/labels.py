@@ -26,8 +26,7 @@ class ClassLabels:
             self.names = content.decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise SbkitError(
-                f"{self.file} must list the classes, a line each, but cannot be read ({error}). "
-                "Restore it, or choose another output_folder."
+                f"{self.file} must be UTF-8, but is not ({error}). Restore it."
             ) from error
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
             raise SbkitError(
@@ -68,12 +67,9 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
         write_text_atomically(file, "".join(f"{name}\n" for name in wanted))
     labels = ClassLabels(file=file)
     if labels.names != wanted:
-        more, fewer = ({*wanted}.difference(labels.names), {*labels.names}.difference(wanted))
-        came = [f"it also has {listed(sorted(more))}"] * bool(more)
-        came += [f"it lacks {listed(sorted(fewer))}"] * bool(fewer)
+        others = listed(sorted({*wanted}.symmetric_difference(labels.names)))
         raise SbkitError(
-            f"The classes of the training set must be those that {file} lists, but "
-            f"{' and '.join(came) or 'they are not in alphabetical order there'}. Choose another "
-            "output_folder."
+            f"The classes of the training set must be those that {file} lists, but differ in "
+            f"{others}. Choose another output_folder."
         )
     return labels

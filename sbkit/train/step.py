@@ -31,7 +31,7 @@ from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
-from sbkit.train.compiling import compile_modules
+from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
@@ -93,12 +93,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
-        self.ddp_step = DdpStep(
-            graph,
-            self.device,
-            backward=self._backward,
-            find_unused_parameters=self.find_unused_parameters,
-        )
+        self.ddp_step = DdpStep(graph, self.device)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # micro-batch of its epoch
@@ -129,8 +124,6 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
         self._counts = counts if self._counts is None else self._counts + counts
         self._nonfinite.record(batch, total)
         if self.should_step:
-            with explained_memory(batch):
-                self.ddp_step.share_first(batch, inactive=self.inactive)
             self._normalize()
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
@@ -284,7 +277,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def _compile(self) -> None:
         """Compile the blocks of the model where `compile` says so."""
-        compile_modules(self.modules, self.compile_module_keys, self.device, enabled=self.compile)
+        if self.compile:
+            compile_blocks(self.modules.values(), self.device)
 
     # -- several processes --------------------------------------------------------------------
 
@@ -297,7 +291,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def share_step(self) -> None:
         """Share the step among the ranks, once it has the weights that it begins with."""
         if world_size() > 1 and not self.ddp_step.is_shared and not self._has_own_step():
-            self.ddp_step.share()
+            self.ddp_step.share(self.inactive)
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""

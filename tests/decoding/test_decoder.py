@@ -184,11 +184,10 @@ def test_a_text_in_other_letters_does_not_replace_the_models_of_a_run(
 ) -> None:
     file = trained(tmp_path, tokenizer)
     before = file.read_bytes()
-    for words, tokens, said in ((0, 3, "pieces, but knows 1 of 15"), (2, 0, "they spell none")):
-        other = LanguageModelSpec(source="others", word_order=words, token_order=tokens)
-        with pytest.raises(SbkitError, match=said):
-            ensure_language_models(file, other, texts=lambda: ["птица поёт"], tokenizer=tokenizer)
-        assert file.read_bytes() == before
+    other = LanguageModelSpec(source="others", word_order=2, token_order=0)
+    with pytest.raises(SbkitError, match="tokens spell, but 100.0% of its words have letters"):
+        ensure_language_models(file, other, texts=lambda: ["птица поёт"], tokenizer=tokenizer)
+    assert file.read_bytes() == before
     said = ensure_language_models(
         file, replace(other, source="both"), texts=lambda: [*TEXTS, "птица"], tokenizer=tokenizer
     )
@@ -237,7 +236,7 @@ def test_an_arpa_file_of_another_order_or_spelling_is_refused(
     with pytest.raises(SbkitError, match="but 0 of the 11 words of .* are. Train it on text"):
         take()
     arpa.write_text(arpa.read_text()[:-20])
-    with pytest.raises(SbkitError, match="An ARPA file must hold as many 3-grams as it says"):
+    with pytest.raises(SbkitError, match="An ARPA file must hold 27 3-grams"):
         take()
 
 
@@ -247,12 +246,10 @@ def test_an_arpa_file_is_known_by_its_name_or_where_its_data_begin(tmp_path: Pat
         ("a.lm", "\n\\data\\\n", True),
         ("a.txt", "data\n", False),
         ("irst.lm", "iARPA\n\n\\data\\\n", True),
-        ("bom.lm", "\ufeff\\data\\\n", True),
         ("empty", "", False),
     ):
         (tmp_path / name).write_text(text)
         assert is_arpa(tmp_path / name) is expected
-    assert not is_arpa(tmp_path / "none.arpa")  # which is refused as a text that is not there
 
 
 def test_a_hotword_that_no_text_had_is_heard(tmp_path: Path, tokenizer: Tokenizer) -> None:

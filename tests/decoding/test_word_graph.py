@@ -19,13 +19,12 @@ from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_mo
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph
-from sbkit.lm.automaton import Automaton, make_automaton
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import END, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
 from tests.decoding.spoken import heard, spoken
-from tests.lm.test_automaton import rows
+from tests.lm.test_ngram import rows
 
 WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
 SENTENCES = ["a b", "b a b", "ab a", "ab b a", "a a b", "b ab"]
@@ -223,7 +222,7 @@ def test_what_a_graph_cannot_do_is_refused(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = graph_of(tmp_path, tokenizer)
-    with pytest.raises(SbkitError, match="must be beam or graph, but is tree"):
+    with pytest.raises(SbkitError, match="`kind` beam or graph with .* is tree"):
         graph_of(tmp_path, tokenizer, kind="tree")
     with pytest.raises(SbkitError, match="must do without the attention decoder"):
         graph_of(tmp_path, tokenizer, attention="rescore").check_graph()

@@ -19,9 +19,9 @@ from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import SPACE
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Encoded
-from sbkit.inference.runtime.torch_model import TorchModel
+from sbkit.inference.runtime.torch_model import TorchModel, load_bundle
 from sbkit.text.word import Word
 from tests.inference.bundles import make_bundle
 

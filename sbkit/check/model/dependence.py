@@ -15,8 +15,8 @@ from torch import Tensor
 from sbkit.check.finding import Finding
 from sbkit.check.model.dry_run import dry_run, losses_of, small_batch
 from sbkit.check.planned_run import PlannedRun
+from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batches.batch import Batch, TextBatch
-from sbkit.train.buffers import unchanged
 
 # Of a loss. That of hparams/ctc.yaml differs by rounding, that of ctc_speechbrain.yaml, whose
 # convolutions see a frame of padding, by 0.003, and with a mean that takes padding along by 0.03.
@@ -81,8 +81,8 @@ def _logits(brain: Any, batch: TextBatch) -> Tensor | None:
 
 @contextmanager
 def _evaluating(brain: Any) -> Iterator[None]:
-    """Let a Brain evaluate; afterwards it is as it was."""
-    with unchanged(brain.modules, brain.device):
+    """Let a Brain evaluate, and put back the random numbers."""
+    with preserve_rng(brain.device):
         brain.modules.eval()
         brain.on_stage_start(Stage.VALID, 1)
         yield

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +48,6 @@ from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
-
-if TYPE_CHECKING:
-    from sbkit.distributed.device import Placement
-    from sbkit.inference.runtime.compiled import Compilation
-    from sbkit.inference.runtime.torch_model import TorchModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 RESOLVED = "hyperparams.yaml"  # of a run
@@ -224,15 +219,6 @@ class Bundle:
         return tokenizer
 
 
-def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
-
-    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
-    """
-    read = read_bundle(folder, WEIGHTS, own=own)
-    return replace(read.bundle, model=load_torch(read, folder, own=own))
-
-
 @dataclass(frozen=True)
 class ReadBundle:
     """A bundle without its model, and the bytes of its weights where they were read, too."""
@@ -262,29 +248,6 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     lm = None if decoder is None else decoder.language_models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
-
-
-def load_torch(
-    read: ReadBundle,
-    folder: Path,
-    *,
-    own: frozenset[str] = frozenset(),
-    placement: "Placement | None" = None,
-    compilation: "Compilation | None" = None,
-) -> "TorchModel":
-    """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
-    from sbkit.inference.runtime.torch_model import CPU, load_model
-
-    return load_model(
-        read.bundle.config,
-        read.weights,
-        file=folder / WEIGHTS,
-        task=read.bundle.task,
-        labels=read.bundle.labels,
-        own=own,
-        placement=placement or CPU,
-        compilation=compilation,
-    )
 
 
 def language_of(model: Path) -> str:

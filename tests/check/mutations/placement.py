@@ -38,15 +38,16 @@ MUTATIONS = [
         **EIGHT,
     ),
     Mutation(
+        name="one device of eight",
+        options=(*ROOMY, "--device=cuda:3"),
+        expected=(Expected("placement", "device", ("cuda:3", "--device=cuda"), stops=False),),
+        **EIGHT,
+    ),
+    Mutation(
         name="batches too small for eight processes",
         options=("--device=cuda",),
         expected=(Expected("placement", "batch_seconds", ("8 processes",), stops=False),),
         **EIGHT,
-    ),
-    Mutation(
-        name="an old name of another precision",
-        text=(("eval_precision: fp32", "eval_precision: fp32\nbfloat16_mix_prec: True"),),
-        expected=(Expected("brain", "precision", ("`bfloat16_mix_prec`", "bf16", "fp32")),),
     ),
     Mutation(name="healthy on eight devices", options=ROOMY, expected=(), **EIGHT),
 ]

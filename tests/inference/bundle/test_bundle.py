@@ -22,8 +22,9 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import LanguageModels
 from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle import bundle as bundles
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.classify import classify_files
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION

@@ -28,13 +28,14 @@ from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
+from sbkit.inference.runtime.torch_model import load_bundle
 from tests.inference.bundles import ROOT, certificate, make_run
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
