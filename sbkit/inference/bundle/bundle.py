@@ -28,7 +28,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
@@ -39,7 +39,6 @@ from sbkit.decoding.ctc_decoder import (
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
