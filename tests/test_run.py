@@ -21,7 +21,7 @@ from sbkit.decoding.word_graph import GraphSearch
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
-from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize

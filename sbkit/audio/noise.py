@@ -52,7 +52,7 @@ class FromFolder(nn.Module):
     """What adds the sound of files of a folder to utterances, each with a chance of ``prob``.
 
     Attributes:
-        files: those that are taken, evenly, of as many as were ``found``; `sbkit check` names both.
+        files: those that are taken, evenly.
     """
 
     RANGES: ClassVar = {"prob": SHARE}
@@ -65,9 +65,8 @@ class FromFolder(nn.Module):
                 f"The folder of noises or rooms must hold audio files ({', '.join(SUFFIXES[:6])} "
                 f"...), but {folder} holds none. Correct `folder`."
             )
-        self.found = len(found)
-        taken = min(self.found, MOST_FILES)
-        self.files = tuple(found[place * self.found // taken] for place in range(taken))
+        taken = min(len(found), MOST_FILES)
+        self.files = tuple(found[place * len(found) // taken] for place in range(taken))
         self.prob, self.sample_rate = prob, sample_rate
 
 

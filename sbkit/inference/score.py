@@ -31,10 +31,11 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
+from sbkit.inference.bundle.bundle import CONFIG, Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
 

@@ -11,7 +11,7 @@ YAML.
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,10 @@ class Encoder:
     """An encoder of audio: (B, S) in the scale of int16, (B,) -> (B, U, D), (B,).
 
     modules: those of the YAML by their keys; part: the last, which returns the states, and may
-    decode; features: what computes features, where a part does; subsampled_by: the key of the part
-    that leaves fewer frames.
+    decode; features: what computes features, where a part does.
     """
 
     features: FeatureExtractor | None = None
-    subsampled_by: ClassVar[str]
 
     def __init__(self, part: TransformerPart, modules: Mapping[str, nn.Module]) -> None:
         self.part, self.modules = part, modules
@@ -61,14 +59,6 @@ class Encoder:
         """
         raise NotImplementedError
 
-    def of_silence(self, samples: int) -> Tensor:
-        """Compute what has the frames of the encoder: -> (1, U, D)."""
-        with as_evaluated(self._silence(0).device, *self.modules.values()):
-            return self._subsampled(self._silence(samples), torch.tensor([samples]))[0]
-
-    def _subsampled(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self(audio, audio_lengths)
-
     def _silence(self, samples: int) -> Tensor:
         tensors = (each for module in self.modules.values() for each in module.parameters())
         return torch.zeros(1, samples, device=next(tensors, torch.empty(0)).device)
@@ -76,8 +66,6 @@ class Encoder:
 
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
-
-    subsampled_by = FrontEnd.NAME
 
     def __init__(
         self,
@@ -122,14 +110,9 @@ class FeatureEncoder(Encoder):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
         return self.features.subsampling(audio).then(self.front_end.subsampling(features))
 
-    def _subsampled(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inputs(audio, audio_lengths)  # the Transformer keeps their number
-
 
 class WaveformEncoder(Encoder):
     """One part that takes audio."""
-
-    subsampled_by = ENCODER
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__(WaveformPart(encoder), {ENCODER: encoder})
@@ -168,16 +151,14 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
     return FeatureEncoder(**given, padding=padding)
 
 
-def copy_encoder(hparams: Mapping[str, Any]) -> Encoder:
-    """Make the encoder of a YAML of copies, which may be run without a trace in its parts."""
+def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
+    """Return how many frames the encoder of a YAML makes of audio, by running copies of its parts.
+
+    Raises SbkitError where they keep no constant stride.
+    """
     parts = encoder_parts(hparams)
     run = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
-    return make_encoder(parts | deepcopy(run))
-
-
-def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:
-    """Return how many frames the encoder of a YAML makes of audio; raises SbkitError."""
-    return copy_encoder(hparams).subsampling
+    return make_encoder(parts | deepcopy(run)).subsampling
 
 
 class AcousticModel:
