@@ -27,6 +27,7 @@ from sbkit.decoding.confidence import (
     CONFIDENCE_FILE,
     GREEDY,
     LabeledWords,
+    WordAligner,
     fit_confidence,
     label_words,
 )
@@ -35,12 +36,10 @@ from sbkit.decoding.ctc_decoder import (
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
 from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.distributed.rendezvous import read_number
 from sbkit.evaluate.wer import Scored, Scores
@@ -131,7 +130,7 @@ class RunDecoding:
             chosen = tuned.weights.plain()
             said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
             if search.language_models.words is not None and not search.weights.word:
-                said += ", without the model of words, which knows few of them and only misleads"
+                said += ", without the model of words, which the language does not separate"
             log(f"decoder: {said} (chosen on {', '.join(sets)})")
         self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
         return search
@@ -198,7 +197,7 @@ class RunDecoding:
             for row, count, length, attention in parts
         ]
         scored = {
-            name: self._count(raise_errors(pool.decode(clips, times=True)), batch)
+            name: self._count(pool.decode(clips, times=True), batch)
             for name, pool in self._pools.items()
         }
         if self.search is None:

@@ -28,18 +28,16 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
@@ -91,7 +89,7 @@ class Bundle:
         pool = self.decoder_pool
         pairs = zip(self.model.encode(clips), clips, strict=True)
         inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(pool.decode(inputs, times=times))
+        return pool.decode(inputs, times=times)
 
     def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
         """Return the encoder's output of a clip as the decoder takes it."""

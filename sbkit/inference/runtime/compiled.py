@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from sbkit.train.compiling import find_blocks, require_compiler
+from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
 Result = TypeVar("Result")
@@ -43,14 +43,9 @@ class CompiledBlocks:
     def __init__(
         self, modules: nn.ModuleList, compilation: Compilation, device: torch.device
     ) -> None:
-        """Set the blocks to be compiled, which torch does when one is called first.
-
-        Raises:
-            SbkitError: there is no compiler for the device.
-        """
+        """Set the blocks to be compiled, which torch does when one is called first."""
         options = {}
         if compilation.backend == "inductor":
-            require_compiler(device)
             own_cuda_graphs()
             options["mode"] = compilation.mode
         keep_device_guard()

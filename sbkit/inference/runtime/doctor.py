@@ -1,6 +1,8 @@
 """What models can run on here: versions, devices, providers, compiler; and a bundle."""
 
+import os
 import platform
+import shutil
 from pathlib import Path
 
 import soundfile
@@ -11,7 +13,6 @@ from sbkit.base.text import printable, versions
 from sbkit.distributed.device import SUPPORTED, count_here
 from sbkit.inference.runtime.onnx_runtime import FILES, FOLDER, available_providers
 from sbkit.inference.runtime.runtimes import open_model, why_no_cuda
-from sbkit.train.compiling import CXX, find_compiler
 
 PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
@@ -48,5 +49,6 @@ def describe_machine() -> dict[str, str]:
         "devices": ", ".join([f"cpu with {usable_cores()} cores", *devices]),
         **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
         "onnxruntime's providers": ", ".join(available_providers()) or "none",
-        "compiler": find_compiler(*CXX) or "none, so that --compile cannot be used",
+        "compiler": shutil.which(os.environ.get("CXX", "g++"))
+        or "none, so that --compile cannot be used",
     }

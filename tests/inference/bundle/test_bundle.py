@@ -16,11 +16,10 @@ import torch
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.confidence import Confidence, WordAligner
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import LanguageModels
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle import bundle as bundles
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig

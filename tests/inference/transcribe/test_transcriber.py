@@ -12,10 +12,10 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.score import describe_decoding
 from sbkit.inference.transcribe.transcriber import CPU_BATCH_SECONDS, Transcriber
+from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
 
@@ -72,9 +72,8 @@ def test_a_hotword_that_cannot_be_spelled_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
-    declared = LanguageModelSpec(source="these", word_order=2, token_order=0)
     file = tmp_path / "lm.safetensors"
-    ensure_language_models(file, declared, texts=lambda: SENTENCES, tokenizer=tokenizer)
+    train_models(file, tokenizer, SENTENCES, tokens=0)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
     bundle = replace(bundle, decoder=decoder).with_hotwords("Fox, 日本")
     assert "the hotword 日本 is left out: the model has no tokens" in capsys.readouterr().err
