@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.process import Parser, rarely_collected, run_main
+from sbkit.base.process import Parser, import_own, rarely_collected, run_main
 from sbkit.base.text import __version__, printable, printable_json
-from sbkit.inference.bundle.own_parts import import_own
 from sbkit.inference.transcribe.command import add_options as add_transcribe_options
 from sbkit.inference.transcribe.command import transcribe as run_transcribe
 

@@ -231,9 +231,9 @@ def build_model(
 
     The parts go to the task's class by their names, with what it takes of the labels.
     """
-    parts = {name: build(each, own=own) for name, each in config.parts.items()}
     more = {} if task.labels is None else task.labels.arguments(labels)
     try:
+        parts = {name: build(each, own=own) for name, each in config.parts.items()}
         model = nn.ModuleList(parts[name] for name in config.model)
         for part in parts.values():
             part.eval()
