@@ -3,14 +3,13 @@
 import sys
 
 from sbkit.base.machine import keep_freed_memory
-from sbkit.base.process import rarely_collected, run_main
+from sbkit.base.process import run_main
 
 
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
     keep_freed_memory()
-    with rarely_collected():
-        from sbkit.train.main import train  # imports torch, when `run_main` said how threads wait
+    from sbkit.train.main import train  # imports torch, when `run_main` said how threads wait
 
     train(sys.argv[1:])
 

@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import soundfile
 
 from recipes.debian import PASS_A_RELEASE, fetch_packages
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import building, scratch_folder
+from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.corpora.release import read_release
 from sbkit.data.corpora.splits import resolve_splits
@@ -62,8 +63,8 @@ def ensure_release(
     finished = sorted(folder.expanduser().glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
     if finished:
         return finished[-1].parent
-    with scratch_folder("sbkit-packages") as scratch:
-        found = fetch_packages(packages, scratch)
+    with TemporaryDirectory() as scratch:
+        found = fetch_packages(packages, Path(scratch))
         release = folder.expanduser() / f"{found.version}-r{RELEASE_VERSION}" / language
         with building(release) as beside:
             write(found.root, beside)

@@ -1,17 +1,13 @@
 """Parts that fail in the ways that real ones do, for the tests that look for the failure."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
 import torch
-from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.asr.brain import AsrBrain
-from recipes.asr.recipe import ASR
 from sbkit.models.frontend import ConvFrontEnd
 from tests.runs import COUNTS, ROOT, Workplace, make_workplace, rows_of
 
@@ -37,23 +33,6 @@ class FragileFrontEnd(ConvFrontEnd):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Overflow, or go on as usual."""
         return super().forward(self.overflow(features), lengths)
-
-
-class MeanBrain(AsrBrain):
-    """A Brain in the ways of SpeechBrain: its loss is a mean, with a weight that a stage sets."""
-
-    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
-        """Set the weight of the epoch."""
-        super().on_stage_start(stage, epoch)
-        self.weight = 1.0 / (epoch or 1)
-
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
-        """Divide at once."""
-        loss = super().compute_objectives(predictions, batch, stage)
-        return self.weight * loss.sums.sum() / loss.counts.sum()
-
-
-MEAN = replace(ASR, brain=MeanBrain)
 
 
 def noisy_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS) -> Workplace:

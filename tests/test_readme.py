@@ -57,7 +57,6 @@ ELSEWHERE = {
     "sbkit cache": "data/storage/test_cache.py::test_what_no_corpus_needs_is_removed",
     "sbkit prepare YAML --shards": "data/storage/test_shards.py::"
     "test_the_command_makes_shards_of_a_stream_and_training_takes_no_stream",
-    "sbkit replay": "test_nonfinite.py::test_a_replay_names_the_utterance_and_the_module",
     "sbkit export RUN --out DIR --formats": "inference/formats/test_formats.py::"
     "test_a_format_beyond_its_limits_is_not_written",
     "sbkit export RUN": "recipes/test_classification.py::"

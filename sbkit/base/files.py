@@ -12,15 +12,16 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
-LONGEST_START = 200  # bytes of a name of at most 255, to which something is added
+ABANDONED = 86_400  # seconds, after which a folder that was begun is taken for a killed process's
 
 
 @contextmanager
@@ -38,8 +39,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 
     A reader sees the old file or the new, never a part; after an error the old one.
     """
-    start = os.fsdecode(os.fsencode(f".{path.name}")[:LONGEST_START])
-    beside = path.with_name(f"{start}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
             beside.unlink(missing_ok=True)  # of a killed process
@@ -54,16 +54,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     with written_beside(path) as beside, beside.open("xb") as file:
         file.write(content)
         file.flush()
-        fsync(file.fileno())
-
-
-def fsync(descriptor: int) -> None:
-    """Wait until a file or folder is on the disk, where that can be waited for."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of a folder on a share of SMB
-            raise
+        os.fsync(file.fileno())
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -115,7 +106,7 @@ def fsync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            fsync(descriptor)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -125,69 +116,40 @@ def building(folder: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``folder`` to fill; rename it at the end, remove it on an error.
 
     Where ``folder`` is there already, because another process finished it first, it stays and ours
-    is removed. What killed processes left of the same folder is removed too.
+    is removed. What killed processes left of the same folder is removed after a day.
 
     Raises:
         SbkitError: nothing can be written there.
         OSError: not all can be written there; it names ``folder``.
     """
-    _remove_abandoned(folder)
+    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
     try:
-        beside, lock = _make_locked(folder)
+        beside.mkdir(parents=True)
     except OSError as error:
         raise SbkitError(
             f"{folder.parent} must be a folder to write to, but is not: {error.strerror}. Choose "
             "another one; SBKIT_CACHE names that of prepared data."
         ) from error
+    for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        with suppress(FileNotFoundError):  # finished by now
+            if time.time() - other.stat().st_mtime > ABANDONED:
+                shutil.rmtree(other, ignore_errors=True)
     try:
         yield beside
-        _rename(beside, folder)
+        if not folder.is_dir():
+            beside.rename(folder)
     except OSError as error:
         if error.errno is not None:  # gzip's is none of the disk's, and its text would be gone
             error.filename = error.filename or str(folder)
         raise
     finally:
-        os.close(lock)
         shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextmanager
-def scratch_folder(name: str) -> Iterator[Path]:
-    """Yield an empty folder among the system's temporary ones, removed at the end.
-
-    What killed processes left under the same name is removed too.
-    """
-    place = Path(tempfile.gettempdir(), name)
-    _remove_abandoned(place)
-    folder, lock = _make_locked(place, mode=0o700)
-    try:
-        yield folder
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_locked(folder: Path, *, mode: int = 0o777) -> tuple[Path, int]:
-    """Make a folder beside ``folder``, and return it with the descriptor that locks it.
-
-    The kernel takes the lock back when the process ends, however it ends: a folder of this kind
-    that can be locked belongs to nobody.
-    """
-    while True:
-        beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
-        beside.mkdir(parents=True, mode=mode)
-        # Another process may remove it before it is opened, or before it is locked.
-        with suppress(FileNotFoundError):
-            lock = os.open(beside, os.O_RDONLY)
-            if try_lock(lock) and beside.is_dir():
-                return beside, lock
-            os.close(lock)
 
 
 def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
     """Lock an open file or folder for this process, and return whether nobody else has it.
 
-    ``without_locks`` is returned where the disk has no locks.
+    ``without_locks`` is returned where the disk has no locks, as some of clusters have none.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,28 +169,6 @@ def share_lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes that are gone have begun to build in ``folder``'s place."""
-    for beside in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        try:
-            lock = os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            if try_lock(lock, without_locks=False):
-                shutil.rmtree(beside, ignore_errors=True)
-        finally:
-            os.close(lock)
-
-
-def _rename(beside: Path, folder: Path) -> None:
-    try:
-        beside.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-
-
 def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     """Read a file whole, never a pipe that blocks, a device that does not end, or a link.
 
@@ -236,15 +176,16 @@ def read_regular(path: Path, *, largest: int, what: str) -> bytes:
     Raises SbkitError when it is missing, not a regular file, or larger.
     """
     try:
-        with _opened(path, os.O_NOFOLLOW) as file:
-            size = os.fstat(file.fileno()).st_size
-            content = b"" if size > largest else file.read(size)
+        facts = path.lstat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        content = path.read_bytes() if facts.st_size <= largest else b""
     except (OSError, ValueError) as error:
         raise _unreadable(what, path, error) from error
-    if size > largest:
+    if facts.st_size > largest:
         raise SbkitError(
-            f"{what} must be a file of at most {largest} bytes, but {path} has {size}. It is not "
-            "what its name says; restore it."
+            f"{what} must be a file of at most {largest} bytes, but {path} has {facts.st_size}. It "
+            "is not what its name says; restore it."
         )
     return content
 
@@ -264,30 +205,16 @@ def read_text(path: Path, *, largest: int, what: str) -> list[str]:
 
 
 def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
-    """Yield the lines of a file, or of what a link leads to, and no pipe or device.
-
-    ``what`` begins the sentence of an error. Raises SbkitError when it cannot be read.
-    """
+    """Yield the lines of a file; raises SbkitError, which ``what`` begins, where it cannot."""
     try:
-        with _opened(path) as file:
+        with path.open("rb") as file:
             yield from file
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise _unreadable(what, path, error) from error
-
-
-@contextmanager
-def _opened(path: Path, *flags: int) -> Iterator[BinaryIO]:
-    descriptor = os.open(path, sum(flags, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        yield file
 
 
 def _unreadable(what: str, path: Path, error: OSError | ValueError) -> SbkitError:
     why = error.strerror if isinstance(error, OSError) else str(error)
-    if path.is_symlink():
-        why = "it is a symbolic link"
     return SbkitError(
         f"{what} must be readable, but {path} is not ({why}). Check its name and its rights."
     )

@@ -29,9 +29,10 @@ memory (`tools/bench_train` has the model; alternating rounds, November 2026):
 
 import ctypes
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -66,84 +67,58 @@ def usable_cores() -> int:
 
     `os.cpu_count()` counts those of the machine: of a job with 2 of 128 cores it says 128.
     """
-    affine, quota = affine_cores(), cgroup_quota(CGROUPS, MEMBERSHIP)
-    return affine if quota is None else max(1, min(affine, int(quota)))
+    limits = (file.read_text().split() for file in _of_cgroups("cpu.max"))  # in microseconds
+    quotas = [int(quota) // int(period) for quota, period in limits if quota != "max"]
+    return max(1, min([affine_cores(), *quotas]))
 
 
 def affine_cores() -> int:
     """Count the cores that this process may be scheduled on."""
     try:
         return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # no Linux
+    except AttributeError:  # no Linux
         return os.cpu_count() or 1
 
 
-def cgroup_quota(root: Path, membership: Path) -> float | None:
-    """Return how many cores' time the cgroups of this process allow; None where none limits it.
-
-    The limit of every group above counts, too. Inside a container its own group is the root.
-    """
-    limits = [_cpu_limit(each / "cpu.max") for each in _cgroups(root, membership)]
-    return min((each for each in limits if each is not None), default=None)
-
-
-def available_memory(meminfo: Path = MEMINFO, groups: Sequence[Path] | None = None) -> int | None:
+def available_memory() -> int | None:
     """Return the bytes that the system and version 2 cgroups leave; None where neither tells."""
-    groups = _cgroups(CGROUPS, MEMBERSHIP) if groups is None else groups
-    left = [_memory_left(each) for each in groups] + [_read(meminfo, "MemAvailable:", unit=1024)]
-    return min((each for each in left if each is not None), default=None)
+    left = [_number(MEMINFO, r"MemAvailable:\s+") * 1024] if MEMINFO.exists() else []
+    for limit in _of_cgroups("memory.max"):
+        if limit.read_text().strip() != "max":
+            taken = _number(limit.with_name("memory.current"))
+            cached = _number(limit.with_name("memory.stat"), "inactive_file ")
+            left.append(max(0, _number(limit) - taken + cached))
+    return min(left, default=None)
 
 
-def _cgroups(root: Path, membership: Path) -> list[Path]:
-    """Return the folders of the version 2 cgroup of this process, and of all above it."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    inner = next((each[len("0::/") :] for each in lines if each.startswith("0::/")), "")
-    group = root / inner
-    return [group, *group.parents]
+def _of_cgroups(name: str) -> Iterator[Path]:
+    """Yield the files of a name of this process's version 2 cgroup, and of all above it.
+
+    Inside a container its own group is the root.
+    """
+    membership = MEMBERSHIP.read_text() if MEMBERSHIP.exists() else ""
+    if inner := re.search(r"^0::/(.*)$", membership, re.MULTILINE):
+        group = CGROUPS / inner[1]
+        yield from filter(Path.exists, (each / name for each in (group, *group.parents)))
 
 
-def _cpu_limit(file: Path) -> float | None:
-    """Read microseconds of all cores' time and of the period: ``200000 100000`` are two cores."""
-    try:
-        quota, period = file.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _memory_left(group: Path) -> int | None:
-    """Return what a group may take beyond what it has, cached files not counted."""
-    limit, taken = (_read(group / f"memory.{name}") for name in ("max", "current"))
-    if limit is None or taken is None:
-        return None
-    cached = _read(group / "memory.stat", "inactive_file")
-    return max(0, limit - taken + (cached or 0))
-
-
-def _read(file: Path, name: str = "", unit: int = 1) -> int | None:
-    """Return the number behind a name in a file, or the first one in it; None where none is."""
-    try:
-        lines = map(str.split, file.read_text().splitlines())
-        found = next(each for each in lines if not name or each[0] == name)
-        return unit * int(found[1 if name else 0])
-    except (OSError, ValueError, IndexError, StopIteration):  # `max` is no limit
-        return None
+def _number(file: Path, before: str = "") -> int:
+    """Return the number of a file that stands at the start of a line, behind a text."""
+    found = re.search(rf"^{before}(\d+)", file.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 _is_kept = False
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory; return whether it does.
-
-    It does not where one of VARIABLES is set, or where there is no glibc.
-    """
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory, where there is glibc and none of VARIABLES is set."""
     global _is_kept
-    _is_kept = not _is_set(VARIABLES) and _set_up_allocator()
-    return _is_kept
+    with suppress(AttributeError, OSError):
+        options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
+        if not _is_set(VARIABLES) and all(_glibc().mallopt(*option) for option in options):
+            _grow_in_large_pages(_glibc())
+            _is_kept = bool(_glibc().mallopt(M_TOP_PAD, AT_ONCE))
 
 
 def return_freed_memory() -> None:
@@ -161,18 +136,6 @@ def describe_allocator() -> str:
 
 def _is_set(variables: Sequence[str]) -> list[str]:
     return [name for name in variables if name in os.environ]
-
-
-def _set_up_allocator() -> bool:
-    try:
-        glibc = _glibc()
-        options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, HEAP))
-        if not all(glibc.mallopt(option, value) for option, value in options):
-            return False
-        _grow_in_large_pages(glibc)
-        return bool(glibc.mallopt(M_TOP_PAD, AT_ONCE))
-    except (AttributeError, OSError):
-        return False
 
 
 def _grow_in_large_pages(glibc: Any) -> None:
@@ -242,27 +205,57 @@ def waited_for_cores() -> float | None:
     return total / 1e9
 
 
-class SecondTeam:
-    """Turn spinning off by a second team of OpenMP threads, which sleeps while it is there."""
+class ThreadWaiting:
+    """Watch who needs the cores while a command runs, and switch spinning off and on."""
 
     def __init__(self) -> None:
-        self._leave: threading.Event | None = None
+        self._quiet = 0
+        self._leave = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._team: threading.Event | None = None  # which ends the second team
+
+    def __enter__(self) -> "ThreadWaiting":
+        """Begin to watch, where this module decides."""
+        if prepare_waiting():
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.spin()
 
     def sleep(self) -> None:
-        """Start the team; does nothing where no OpenMP is loaded yet."""
+        """Start a second team of threads, which sleeps; nothing where no OpenMP is loaded yet."""
         library = loaded_library()
-        if self._leave is not None or library is None:
-            return
-        self._leave, ready = threading.Event(), threading.Event()
-        arguments = (library, self._leave, ready)
-        threading.Thread(target=_hold_team, args=arguments, daemon=True).start()
-        ready.wait()
+        if self._team is None and library is not None:
+            self._team, ready = threading.Event(), threading.Event()
+            arguments = (library, self._team, ready)
+            threading.Thread(target=_hold_team, args=arguments, daemon=True).start()
+            ready.wait()
 
     def spin(self) -> None:
-        """End the team."""
-        if self._leave is not None:
-            self._leave.set()
-            self._leave = None
+        """End the second team."""
+        if self._team is not None:
+            self._team.set()
+            self._team = None
+
+    def decide(self, share: float) -> None:
+        """Switch by the share of the time in which threads waited for a core."""
+        self._quiet = 0 if share > BUSY else self._quiet + 1
+        if self._quiet == 0:
+            self.sleep()  # again and again: OpenMP may not have been loaded before
+        elif self._quiet >= QUIET_LOOKS:
+            self.spin()
+
+    def _watch(self) -> None:
+        before, since = waited_for_cores() or 0.0, time.perf_counter()
+        while not self._leave.wait(EVERY):
+            waited, now = waited_for_cores() or before, time.perf_counter()
+            self.decide((waited - before) / (now - since))
+            before, since = waited, now
 
 
 def loaded_library() -> ctypes.CDLL | None:
@@ -280,41 +273,3 @@ def _hold_team(library: ctypes.CDLL, leave: threading.Event, ready: threading.Ev
     library.GOMP_parallel(harmless, None, count, 0)
     ready.set()
     leave.wait()
-
-
-class ThreadWaiting:
-    """Watch who needs the cores while a command runs, and switch."""
-
-    def __init__(self) -> None:
-        self._switch = SecondTeam()
-        self._quiet = 0
-        self._leave = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "ThreadWaiting":
-        """Begin to watch, where this module decides."""
-        if prepare_waiting():
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._leave.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._switch.spin()
-
-    def decide(self, share: float) -> None:
-        """Switch by the share of the time in which threads waited for a core."""
-        self._quiet = 0 if share > BUSY else self._quiet + 1
-        if self._quiet == 0:
-            self._switch.sleep()  # again and again: OpenMP may not have been loaded before
-        elif self._quiet >= QUIET_LOOKS:
-            self._switch.spin()
-
-    def _watch(self) -> None:
-        before, since = waited_for_cores() or 0.0, time.perf_counter()
-        while not self._leave.wait(EVERY):
-            waited, now = waited_for_cores() or before, time.perf_counter()
-            self.decide((waited - before) / (now - since))
-            before, since = waited, now

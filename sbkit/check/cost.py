@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.check.finding import Finding
-from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.dry_run import dry_run, unchanged
 from sbkit.check.model.ownership import optimizers_of
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
@@ -25,7 +25,6 @@ from sbkit.checkpoint.declaration import CHECKPOINTS
 from sbkit.data.batches.plan import MicroBatch
 from sbkit.data.batches.sampler import TrainSampler, split_batch
 from sbkit.distributed.device import resolve
-from sbkit.train.buffers import unchanged
 from sbkit.train.step import training_loss
 
 NAME = "cost"

@@ -18,10 +18,8 @@ from speechbrain.utils.run_opts import RunOptions
 from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.unused import CHECK
 from sbkit.check.planned_run import MissingPartError, PlannedRun
-from sbkit.config.argument_ranges import arguments_out_of_range
-from sbkit.config.document import REFERENCE_TAGS, Document, did_you_mean, tag_of, walk
+from sbkit.config.document import Document, did_you_mean, referenced, tag_of, walk
 from sbkit.config.ranges import RANGES, out_of_range
-from sbkit.config.references import REFERENCE, key_parts, text_of
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(__file__).parents[1]
@@ -39,7 +37,7 @@ def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     for name, sentence in out_of_range(planned.knobs, ranges):
         reported[name] = sentence
         yield planned.finding("ranges", name, **words_of(sentence))
-    for keys, sentence in arguments_out_of_range(planned.overridden):
+    for keys, sentence in planned.resolved.arguments_out_of_range():
         if keys[0] not in reported:
             yield planned.finding("ranges", *keys, **words_of(sentence))
 
@@ -73,8 +71,7 @@ def unread(document: Document, names: frozenset[str]) -> Iterator[str]:
 
     What an object is made of is read by it: it would have refused the rest.
     """
-    texts = (text_of(node) for _, node in walk(document.root) if tag_of(node) in REFERENCE_TAGS)
-    reached = {key_parts(name.partition(".")[0])[0] for t in texts for name in REFERENCE.findall(t)}
+    reached = {str(keys[0]) for _, node in walk(document.root) for keys in referenced(node)}
     read = reached | names | set(RunOptions().as_dict())
     for key, node in document.root.items():
         was_called = tag_of(node).startswith("!apply:")  # and may have had its effect

@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import scratch_folder
 from sbkit.check.finding import Finding
 from sbkit.config.document import Document, read_document
-from sbkit.config.hparams import load_hparams, overridden_document, read_knobs
+from sbkit.config.hparams import Resolved, load_hparams, read_knobs
+from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
 from sbkit.logs.log import quiet
@@ -57,7 +58,7 @@ class PlannedRun:
         self.parts: dict[str, Any] = {}
         self.faults: dict[str, SbkitError] = {}
         self._closing = ExitStack()
-        self._scratch = self._closing.enter_context(scratch_folder("sbkit-check"))
+        self._scratch = Path(self._closing.enter_context(TemporaryDirectory()))
         self.has_recipe = recipe is not None or "recipe" in self.knobs
         self._recipe = recipe
 
@@ -167,9 +168,9 @@ class PlannedRun:
         return count_here if self.target is None else count_on(self.target)
 
     @property
-    def overridden(self) -> Document:
-        """Return the tree of the YAML with the overrides in it."""
-        return overridden_document(self.yaml_file, self.overrides)
+    def resolved(self) -> Resolved:
+        """Return the YAML as it takes effect."""
+        return resolve_yaml(self.yaml_file, self.overrides)
 
     # -- words and places ----------------------------------------------------------------------
 

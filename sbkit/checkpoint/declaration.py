@@ -6,11 +6,10 @@ but for a short list of knobs that may change.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError
@@ -18,9 +17,8 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.text import listed, plural
 from sbkit.checkpoint.integrity import checksum, reading
 from sbkit.checkpoint.listing import newest_described
-from sbkit.config.build import clean_ruamel, plain_values
-from sbkit.config.document import dotted, tag_of
-from sbkit.config.hparams import resolved_text
+from sbkit.config.document import Keys, dotted, tag_of
+from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
 
 FILE = "declaration.json"
@@ -32,7 +30,7 @@ MAY_CHANGE = frozenset(
         # where and how fast it is computed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
-        *("compile", "compile_module_keys", "gradient_checkpointing"),
+        *("compile", "gradient_checkpointing"),
         # how long it goes on
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
         # how what was learned is decoded
@@ -49,22 +47,10 @@ MAY_CHANGE = frozenset(
 ARGUMENTS = "opt_class."  # of an optimizer, which resumes with the moments that were saved
 PLACES = frozenset({"data_folder", "corpus", "manifest"})  # the hashes of the data tell
 SHOWN = 8  # differences in one sentence
-DIGITS = 12  # of a hash
+DIGITS = 12  # of a hash of data
 WIDEST = 60  # characters of a value
-ABSENT = "nothing"  # in the place of a value that is not declared
 
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing that a run began with in another way than it is declared now."""
-
-    name: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        """Write it as `lr: 0.1 when it began, 0.2 now`."""
-        return f"{self.name}: {_short(self.before)} when it began, {_short(self.now)} now"
+Change = tuple[str, Any, Any]  # a name, what it was, what it is
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class Declaration:
     values: Mapping[str, Any]
     data: Mapping[str, str] | None = None
     labels: str | None = None
-    source: tuple[Path, Mapping[str, object]] | None = field(default=None, compare=False)
+    source: tuple[Path, Mapping[str, object]] | None = None
 
     @staticmethod
     def of(
@@ -90,8 +76,8 @@ class Declaration:
     ) -> "Declaration":
         """Describe a run from its YAML and command line, as far as its parts are there."""
         return Declaration(
-            values=_values(resolved_text(yaml_file, overrides)),
-            data=dict(data) if data else None,
+            values=_values(yaml_file, overrides),
+            data={split: value[:DIGITS] for split, value in (data or {}).items()} or None,
             labels=None if label_file is None else checksum(label_file),
             source=(yaml_file, overrides),
         )
@@ -110,7 +96,7 @@ class Declaration:
         if newest_described(folder / CHECKPOINTS) is None:
             return None
         before = read_declaration(folder)
-        differences = list(self.differences(before))
+        differences = [*map(_changed, self.differences(before))]
         if differences:
             count = plural(len(differences), "thing differs", "things differ")
             raise SbkitError(
@@ -118,13 +104,10 @@ class Declaration:
                 f"({listed(differences, most=SHOWN, by='; ')}). Give the values "
                 "that it began with, or choose another --output_folder for a new run."
             )
-        changes = [
-            each
-            for each in _compare(before.values, self.values)
-            if each.name in MAY_CHANGE - {"output_folder"}
-        ]
-        said = f"The run goes on with other values: {'; '.join(map(str, changes))}."
-        if any(each.name == "number_of_epochs" for each in changes):
+        may = MAY_CHANGE - {"output_folder"}
+        changes = [each for each in _compare(before.values, self.values) if each[0] in may]
+        said = f"The run goes on with other values: {'; '.join(map(_changed, changes))}."
+        if any(name == "number_of_epochs" for name, *_ in changes):
             said += " The learning rate follows the schedule over the new number of epochs."
         return said if changes else None
 
@@ -132,43 +115,35 @@ class Declaration:
         """Raise SbkitError, on all ranks, where one has another YAML or other data than rank 0."""
         first, *others = gather_over_ranks(self)
         for number, other in enumerate(others, start=1):
-            if differences := list(other.differences(first)):
-                each = differences[0]
+            for name, before, now in other.differences(first):
                 raise SbkitError(
                     "All processes must train the same model on the same data, but "
-                    f"{each.name}: {_short(each.before)} on rank 0, {_short(each.now)} on rank "
-                    f"{number}. Give every node the same files, and every process the same command."
+                    f"{name}: {_short(before)} on rank 0, {_short(now)} on rank {number}. "
+                    "Give every node the same files, and every process the same command."
                 )
 
-    def differences(self, before: "Declaration") -> Iterator[Difference]:
+    def differences(self, before: "Declaration") -> Iterator[Change]:
         """Yield all that differs and may not."""
         allowed = set(MAY_CHANGE)
-        if before.data is not None and self.data is not None:
+        if before.data and self.data:
             allowed |= PLACES
-            for each in _compare(before.data, self.data):
-                was, now = (str(value)[:DIGITS] for value in (each.before, each.now))
-                yield Difference(f"the data of `{each.name}`", was, now)
+            for split, was, now in _compare(before.data, self.data):
+                yield f"the data of `{split}`", was, now
         if None not in (before.labels, self.labels) and before.labels != self.labels:
-            was, now = (str(each)[:DIGITS] for each in (before.labels, self.labels))
-            yield Difference("the file of labels", was, now)
+            yield "the file of labels", before.labels, self.labels
         for each in _compare(before.values, self._with(before, allowed)):
-            if each.name.split(".")[0] not in allowed and ARGUMENTS not in each.name:
+            if each[0].split(".")[0] not in allowed and ARGUMENTS not in each[0]:
                 yield each
 
     def _with(self, before: "Declaration", allowed: set[str]) -> Mapping[str, Any]:
         """Resolve the YAML with the knobs that may change as the run began with them."""
-        if self.source is None:
+        both = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
+        changed = _compare(before.values, self.values)
+        restored = {name: was for name, was, _ in changed if name in both}
+        if self.source is None or not restored:
             return self.values
         yaml_file, overrides = self.source
-        restored = {
-            each.name: each.before
-            for each in _compare(before.values, self.values)
-            if each.name
-            in (allowed & before.values.keys() & self.values.keys()) - {"output_folder"}
-        }
-        if not restored:
-            return self.values
-        return _values(resolved_text(yaml_file, {**overrides, **restored}))
+        return _values(yaml_file, {**overrides, **restored})
 
 
 def read_declaration(folder: Path) -> Declaration:
@@ -180,13 +155,12 @@ def read_declaration(folder: Path) -> Declaration:
         return Declaration(**{name: record[name] for name in ("values", "data", "labels")})
 
 
-def _values(text: str) -> dict[str, Any]:
+def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Flatten a resolved YAML, the knobs first; paths below the run folder are relative to it."""
-    with clean_ruamel():
-        knobs, root = plain_values(text), YAML().load(text)
-    below = {key: node for key, node in root.items() if key not in knobs}
-    folder, values = knobs.get("output_folder"), {**knobs, **dict(_leaves(below, (), {}))}
-    if isinstance(folder, str) and folder:
+    resolved = resolve(yaml_file, overrides)
+    below = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
+    values = {**resolved.knobs, **dict(_leaves(below, (), {}))}
+    if folder := values.get("output_folder"):
         values = {key: _relative(value, folder) for key, value in values.items()}
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
@@ -198,32 +172,33 @@ def _relative(value: Any, folder: str) -> Any:
     return value
 
 
-def _leaves(
-    node: object, keys: tuple[str | int, ...], seen: dict[int, str]
-) -> Iterator[tuple[str, Any]]:
+def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield the tags and the scalars below a node by their dotted path; an alias is only named."""
     tag = tag_of(node)
     if not isinstance(node, CommentedMap | CommentedSeq | dict):
         value = getattr(node, "value", node)
-        plain = value if value is None or isinstance(value, str | int | float) else str(value)
-        yield dotted(keys), f"{tag} {plain}" if tag else plain
-        return
-    if id(node) in seen:
+        yield dotted(keys), f"{tag} {value}" if tag else value
+    elif id(node) in seen:
         yield dotted(keys), f"<{seen[id(node)]}>"
-        return
-    seen[id(node)] = dotted(keys)
-    if tag:
-        yield dotted(keys), tag
-    for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
-        yield from _leaves(child, (*keys, key), seen)
+    else:
+        seen[id(node)] = dotted(keys)
+        if tag:
+            yield dotted(keys), tag
+        for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _leaves(child, (*keys, key), seen)
 
 
-def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
     """Yield what differs, in the order in which it is declared now."""
     for name in [*now, *(each for each in before if each not in now)]:
-        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
-        if old != new:
-            yield Difference(name, old, new)
+        was, value = before.get(name, "nothing"), now.get(name, "nothing")
+        if was != value:
+            yield name, was, value
+
+
+def _changed(change: Change) -> str:
+    name, before, now = change
+    return f"{name}: {_short(before)} when it began, {_short(now)} now"
 
 
 def _short(value: Any) -> str:

@@ -1,40 +1,46 @@
 """A run's YAML and command line: its plain knobs first, its objects once the data is prepared.
 
-The knobs, the objects and the saved YAML come from one resolved text, so that they cannot differ.
+The knobs, the objects and the saved YAML come from one resolved tree, so that they cannot differ.
 Reading the knobs builds and imports nothing.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from hyperpyyaml import resolve_references
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.config.argument_ranges import arguments_out_of_range
-from sbkit.config.build import build, clean_ruamel, plain_values
-from sbkit.config.document import Document, check_tuples, read_document, read_yaml_text
+from sbkit.config.build import build, clean_ruamel
+from sbkit.config.document import (
+    BUILDER_TAGS,
+    REFERENCE,
+    Document,
+    Keys,
+    dotted,
+    read_document,
+    read_yaml_text,
+    referenced,
+    tag_of,
+    text_of,
+    walk,
+)
 from sbkit.config.overrides import apply_overrides
-from sbkit.config.ranges import require_in_range
-from sbkit.config.references import check_references
+from sbkit.config.ranges import ranges_of, refusal, require_in_range
+from sbkit.config.references import holds_object, plain_value, resolve_references, value_at
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
-NUMBER = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-WORDS: dict[str, object] = {  # as YAML has them: true, True and TRUE
-    spelling: value
-    for word, value in (("true", True), ("false", False), ("null", None), ("~", None))
-    for spelling in (word, word.capitalize(), word.upper())
-}
-
+NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that begins as an option does
 
 USAGE = """\
 usage: train.py FILE.yaml [--key=value ...]
@@ -72,17 +78,65 @@ class KnobAttributes(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class _Resolved:
-    """A YAML as it takes effect, and the text of each file that it was read from."""
+class Resolved:
+    """A YAML as it takes effect.
 
-    files: Mapping[Path, str]
-    document: Document  # with the overrides
-    text: str
-    knobs: Mapping[str, Any]
+    document: with the overrides; tree: with the values of its references, too.
+    """
+
+    document: Document
+    tree: CommentedMap
+
+    @cached_property
+    def text(self) -> str:
+        """The YAML as it takes effect."""
+        stream = StringIO()
+        with clean_ruamel():
+            YAML().dump(self.tree, stream)
+        return stream.getvalue()
+
+    @cached_property
+    def knobs(self) -> Mapping[str, Any]:
+        """The root-level values that hold no object."""
+        plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
+        return {key: value for key, value in plain.items() if not holds_object(value)}
+
+    def arguments_out_of_range(self) -> Iterator[tuple[Keys, str]]:
+        """Yield the key of each argument out of its class's range, with a sentence that says so.
+
+        The key is the knob where the argument is a reference to one; each comes once. Imports the
+        classes.
+        """
+        seen: set[Keys] = set()
+        for keys, node in walk(self.document.root):
+            if isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS):
+                ranges = ranges_of(tag_of(node).partition(":")[2])
+                for name in (each for each in ranges if each in node):
+                    value = plain_value(value_at(self.tree, (*keys, name)))
+                    is_whole = REFERENCE.fullmatch(text_of(node[name]))
+                    named = referenced(node[name])[0] if is_whole else (*keys, name)
+                    if not (holds_object(value) or value in ranges[name] or named in seen):
+                        seen.add(named)
+                        yield named, refusal(dotted(named), value, ranges[name])
 
 
-# A run reads one or two of these a dozen times, and each takes 0.1 s.
-_resolved: dict[tuple[Path, str], _Resolved] = {}
+_resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two of these a dozen times
+
+
+def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
+    """Read a file with its overrides, once while it stays as it is; not to be changed.
+
+    Raises SbkitError: a fault of the file or of the overrides.
+    """
+    key = (yaml_file, repr(overrides))
+    known = _resolved.get(key)
+    if known is None or read_yaml_text(yaml_file) != known.document.text:
+        with clean_ruamel():
+            document = read_document(yaml_file)
+            apply_overrides(document, overrides)
+            known = Resolved(document, resolve_references(document))
+        _resolved[key] = known
+    return known
 
 
 def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
@@ -90,7 +144,7 @@ def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
 
     Raises SbkitError: a fault of the file or of the overrides.
     """
-    return Knobs(deepcopy(dict(_resolve(yaml_file, overrides).knobs)))
+    return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
 def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
@@ -99,33 +153,17 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
     Raises SbkitError: a fault of the file or of the overrides, a number out of its range, or an
     object that cannot be built.
     """
-    resolved = _resolve(yaml_file, overrides)
+    resolved = resolve(yaml_file, overrides)
+    require_in_range(resolved.knobs)
     with clean_ruamel():
-        require_in_range(resolved.knobs)
-        for _, sentence in arguments_out_of_range(resolved.document):
+        for _, sentence in resolved.arguments_out_of_range():
             raise SbkitError(sentence)
         return Knobs(build(resolved.document, resolved.text))
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write `resolved_text` to a file, whole or not at all."""
-    write_text_atomically(path, resolved_text(yaml_file, overrides))
-
-
-def resolved_text(yaml_file: Path, overrides: Mapping[str, object]) -> str:
-    """Return the YAML as it takes effect: overridden, every reference resolved.
-
-    Raises SbkitError: a fault of the file or of the overrides.
-    """
-    return _resolve(yaml_file, overrides).text
-
-
-def overridden_document(yaml_file: Path, overrides: Mapping[str, object]) -> Document:
-    """Return the tree of a file with the overrides in it, to be read and not to be changed.
-
-    Raises SbkitError: a fault of the file or of the overrides.
-    """
-    return _resolve(yaml_file, overrides).document
+    """Write the YAML as it takes effect to a file, whole or not at all."""
+    write_text_atomically(path, resolve(yaml_file, overrides).text)
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
@@ -166,40 +204,13 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             )
         text = option["value"]
         if text is None:
-            text = waiting.pop(0) if waiting and _is_value(waiting[0]) else "true"
-        if option["path"] == "manifest" and text not in WORDS and not text.startswith("{"):
+            is_value = waiting and (waiting[0][:1] != "-" or NUMBER.fullmatch(waiting[0]))
+            text = waiting.pop(0) if is_value else "true"
+        if option["path"] == "manifest" and text != "null" and not text.startswith("{"):
             _add_manifest(overrides, argument, text)
             continue
         _put(overrides, re.findall(r"[^.\[\]]+", option["path"]), _read_value(argument, text))
     return overrides
-
-
-def _resolve(yaml_file: Path, overrides: Mapping[str, object]) -> _Resolved:
-    """Check and resolve a file and its overrides, once while the files stay as they are."""
-    key = (yaml_file, repr(overrides))
-    known = _resolved.get(key)
-    if known and all(read_yaml_text(path) == text for path, text in known.files.items()):
-        return known
-    with clean_ruamel():
-        document = read_document(yaml_file)
-        for _, each in reversed(list(document.family())):
-            check_references(each)
-        apply_overrides(document, overrides)
-        family = [each for _, each in document.family()]
-        for each in family:
-            check_tuples(each)
-        stream: Any = StringIO()
-        stream.name = str(yaml_file)  # beside which HyperPyYAML looks for the included files
-        YAML().dump(document.root, stream)
-        stream.seek(0)
-        text: str = resolve_references(stream).getvalue()
-        files = {each.path: each.text for each in family}
-        _resolved[key] = _Resolved(files, document, text, plain_values(text))
-    return _resolved[key]
-
-
-def _is_value(argument: str) -> bool:
-    return not argument.startswith("-") or NUMBER.fullmatch(argument) is not None
 
 
 def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
@@ -235,21 +246,15 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}` must come with a plain value, but has {text or 'none'}. "
             "Pass null for none, '\"\"' for an empty text, and edit the YAML for an object."
         )
-    if text in WORDS:
-        return WORDS[text]
-    if text[0] not in "[{\"'":
-        return _read_scalar(text)
+    is_quoted = text[0] in "[{\"'"
     try:
         with clean_ruamel():
-            return YAML(typ="safe", pure=True).load(text)
+            value: object = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError) as error:  # the latter of a date that is none
+        if not is_quoted:
+            return text
         raise SbkitError(
             f"`{argument}` must be a list, a mapping or a quoted text in YAML, but {text!r} is "
             "not. Close its brackets and quotes."
         ) from error
-
-
-def _read_scalar(text: str) -> object:
-    if not NUMBER.fullmatch(text):
-        return text
-    return int(text) if text.lstrip("-").isdecimal() else float(text)
+    return value if is_quoted or value is None or isinstance(value, int | float) else text

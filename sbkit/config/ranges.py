@@ -1,6 +1,7 @@
 """What the numbers and texts of a run may be, asked before anything is built of them."""
 
 import math
+import pydoc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,7 @@ RANGES = {  # of what every run has; a class declares those of its arguments as 
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # as below 0
     "vocab_size": Range(low=5, whole=True, or_null=True, advice="Pass null for characters."),
 }
+OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": AT_LEAST_ONE}}
 
 
 def out_of_range(
@@ -100,3 +102,13 @@ def require_in_range(knobs: Mapping[str, Any], ranges: Mapping[str, Range] = RAN
     """Raise SbkitError for the first knob that has a value out of its range."""
     for _, sentence in out_of_range(knobs, ranges):
         raise SbkitError(sentence)
+
+
+def ranges_of(name: str) -> Mapping[str, Range]:
+    """Return the ranges that a class, given by its dotted name, declares for its arguments."""
+    try:
+        found = pydoc.locate(name)
+    except pydoc.ErrorDuringImport:
+        return {}  # refused in a sentence of its own when the YAML is built
+    declared: Mapping[str, Range] = OF_OTHERS.get(name) or getattr(found, "RANGES", {})
+    return declared if isinstance(declared, Mapping) else {}

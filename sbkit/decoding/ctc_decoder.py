@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
+from sbkit.decoding.confidence import WordAligner
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import GreedySearch
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.text.word import Word
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import require_writable, scratch_folder, to_json, write_text_atomically
+from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows
@@ -29,10 +30,11 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
+from sbkit.inference.bundle.bundle import CONFIG, Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
 
@@ -175,9 +177,9 @@ def open_model(model: Path, own: frozenset[str] = frozenset()) -> Iterator[Bundl
     if (model / CONFIG).exists():
         yield load_bundle(model, own=own)
         return
-    with scratch_folder("sbkit-score") as folder:
-        export_run(model, folder / "bundle", own=own)
-        yield load_bundle(folder / "bundle", own=own)
+    with TemporaryDirectory() as folder:
+        export_run(model, Path(folder, "bundle"), own=own)
+        yield load_bundle(Path(folder, "bundle"), own=own)
 
 
 def _prepare(

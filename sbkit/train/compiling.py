@@ -4,11 +4,9 @@ A block is compiled for any number of utterances and frames. Random numbers are 
 that a compiled run has the losses of one that is not.
 """
 
-import os
-import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -16,43 +14,20 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sbkit.base.errors import SbkitError
 from sbkit.logs.log import log
 
 OPTIONS = {"fallback_random": True}
 # Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
 # one, which it compiles apart, make together. Beyond them it runs uncompiled.
 MOST = 64
-CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
-
-
-def compile_modules(
-    modules: nn.ModuleDict, keys: Sequence[str] | None, device: torch.device, *, enabled: bool
-) -> None:
-    """Compile the blocks of all modules, or of those that ``keys`` name, in place.
-
-    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
-    ModuleList. Raises SbkitError for keys without effect.
-    """
-    chosen = keys or list(modules)
-    if any(key not in modules for key in chosen) or (keys and not enabled):
-        raise SbkitError(
-            f"`compile_module_keys` must name modules of the Brain ({', '.join(modules)}) and go "
-            f"with compile: True, but is {', '.join(chosen)} with compile: {bool(enabled)}. "
-            "Correct it, or leave it out."
-        )
-    if enabled:
-        counts = compile_blocks((modules[key] for key in chosen), device)
-        named = ", ".join(f"{count} {name}" for name, count in counts.items())
-        log(f"compiling {named or 'nothing'}")
 
 
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
     """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
 
-    Raises SbkitError where there is no compiler for the device.
+    Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
+    ModuleList.
     """
-    require_compiler(device)
     parts = [
         part
         for module in modules
@@ -65,7 +40,9 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         _leave_attention_uncompiled()
     for block in blocks:
         block.compile(dynamic=True, options=OPTIONS)
-    return Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+    counts = Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+    log(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
+    return counts
 
 
 def _is_torchs(block: nn.Module) -> bool:
@@ -96,19 +73,3 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
             yield from child
         else:
             yield from _members(child)
-
-
-def require_compiler(device: torch.device) -> None:
-    """Raise SbkitError where PyTorch would find no compiler: C++ for the CPU, C for Triton."""
-    variable, *usual = CXX if device.type == "cpu" else CC
-    if find_compiler(variable, *usual) is None:
-        raise SbkitError(
-            f"`compile` must find a compiler ({', '.join(usual)} or ${variable}), but there is "
-            "none. Install one, or set --compile=False."
-        )
-
-
-def find_compiler(variable: str, *usual: str) -> str | None:
-    """Return the path of the compiler that a variable names, or of a usual one."""
-    named = os.environ.get(variable, usual[0])
-    return next(filter(None, map(shutil.which, (named, *usual))), None)

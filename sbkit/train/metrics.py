@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
-from sbkit.logs.log import EpochFigures, Figures, QuietLog, RunLog, StepFigures
+from sbkit.logs.log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.logs.metric import Metrics
 from sbkit.logs.progress import Progress
 from sbkit.models.loss import Loss
@@ -119,6 +119,7 @@ class TrainingMetrics:
     Attributes:
         meter: counts on the device.
         so_far: readings of this epoch.
+        unread: what the meter held when the run was saved within an epoch.
         train_seconds, audio_seconds: of the whole run.
     """
 
@@ -126,8 +127,9 @@ class TrainingMetrics:
         self.meter = Meter(device)
         self.so_far = ZERO
         self.train_seconds, self.audio_seconds = 0.0, 0.0
-        self._unread = ZERO  # what the meter held when the run was saved
-        self._log, self._progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
+        self.unread = ZERO
+        self._log: RunLog | None = None  # of the first rank
+        self._progress = Progress(total_epochs=0, total_steps=0)
 
     def open(
         self,
@@ -155,15 +157,16 @@ class TrainingMetrics:
     def close(self) -> None:
         """Close the log and the progress bar."""
         self._progress.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
         """Start an epoch, or go on within one; what was counted before does not belong to it."""
         if afresh:
             self.so_far = ZERO
         self.meter.read()
-        self.meter.resume(self._unread)
-        self._unread = ZERO
+        self.meter.resume(self.unread)
+        self.unread = ZERO
 
     def read(self) -> MetricTotals:
         """Read the meter and add it up."""
@@ -208,22 +211,16 @@ class TrainingMetrics:
 
     def _write(self, figures: Figures) -> None:
         with _together():
-            self._log.write(figures)
+            if self._log is not None:
+                self._log.write(figures)
 
     # -- with the run's checkpoints -----------------------------------------------------------
-
-    @contextmanager
-    def unread_kept(self) -> Iterator[None]:
-        """Include in a checkpoint within an epoch what the meter holds unread."""
-        self._unread = self.meter.peek()
-        yield
-        self._unread = ZERO
 
     def state(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         return {
             "so_far": vars(self.so_far),
-            "unread": vars(self._unread),
+            "unread": vars(self.unread),
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
         }
@@ -231,7 +228,7 @@ class TrainingMetrics:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; SpeechBrain's checkpoints have none of it."""
         self.so_far = MetricTotals(**state.get("so_far", vars(ZERO)))
-        self._unread = MetricTotals(**state.get("unread", vars(ZERO)))
+        self.unread = MetricTotals(**state.get("unread", vars(ZERO)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
 

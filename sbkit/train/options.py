@@ -8,10 +8,12 @@ from speechbrain.utils.run_opts import RunOptions
 from sbkit.base.errors import SbkitError
 from sbkit.config.ranges import require_in_range
 
-OLD_PRECISIONS = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 WITHOUT_EFFECT = {  # SpeechBrain's run options that sbkit refuses, and what to do instead
     "data_parallel_backend": "Start one process per device with torchrun",
     "profile_training": "Set profile: True",
+    "auto_mix_prec": "Set precision: fp16",
+    "bfloat16_mix_prec": "Set precision: bf16",
+    "compile_module_keys": "Leave it out: all modules are compiled",
     **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
     **dict.fromkeys(
         ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
@@ -46,9 +48,6 @@ def declared_options(hparams: dict[str, Any] | None, run_opts: Any) -> dict[str,
     for name, instead in WITHOUT_EFFECT.items():
         if options.get(name):
             raise SbkitError(f"`{name}` must be off, but is {options[name]}. {instead}.")
-    for name, precision in OLD_PRECISIONS.items():
-        if options.get(name):
-            options["precision"] = precision
     return options
 
 

@@ -11,8 +11,7 @@ from sbkit.data.corpora.columns import shard_numbers
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.filesystem import Storage
-from sbkit.data.storage.shard_units import ShardOptions
-from sbkit.data.storage.write_shards import parse_size, write_shards
+from sbkit.data.storage.write_shards import ShardOptions, parse_size, write_shards
 from sbkit.logs.log import log
 from sbkit.train.run import Run
 

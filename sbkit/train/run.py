@@ -1,6 +1,6 @@
 """A run: the steps from a YAML and its overrides to a Brain, each taken once, when it is needed.
 
-Training, `sbkit check`, `sbkit replay` and the tests take the same steps here.
+Training, `sbkit check` and the tests take the same steps here.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,9 @@ from sbkit.logs.log import log
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.finished import is_finished
 from sbkit.train.initialize import initialize_from
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.scoring import metrics_of
+from sbkit.train.scoring import is_finished
 
 
 class Run:
@@ -124,7 +123,6 @@ class Run:
         """Return whether the run has trained its last epoch, or has stopped early."""
         return is_finished(
             self.folder,
-            metrics_of(self.recipe.brain),
             number_of_epochs=self.hparams["epoch_counter"].limit,
             patience=self.knobs.get("early_stopping", 0),
         )
@@ -133,7 +131,7 @@ class Run:
         """Load what fits of `init_from`, unless the run has weights of its own."""
         source = self.knobs.get("init_from")
         if source and not self.is_begun:
-            for line in initialize_from(Path(source), self.hparams, self.recipe.task).lines():
+            for line in initialize_from(Path(source), self.hparams, self.recipe.task):
                 log(line)
 
     def make_brain(self, **run_opts: Any) -> Brain:

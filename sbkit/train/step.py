@@ -25,13 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.rng import seed_step, torch_state
+from sbkit.checkpoint.rng import seed_step
 from sbkit.config.hparams import KnobAttributes
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.buffers import RunningStatistics
-from sbkit.train.compiling import compile_modules
+from sbkit.train.compiling import compile_blocks
 from sbkit.train.ddp import DdpStep, ForwardLoss
 from sbkit.train.nonfinite import NonFiniteRecorder, explained_memory
 from sbkit.train.optimizers import Frozen, make_optimizers, named_parameters, with_lr_scale
@@ -87,18 +87,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def _make_step(self) -> None:
         """Make what a step consists of besides the modules and their optimizers."""
         self._statistics = RunningStatistics(self.modules)
-        self._nonfinite = NonFiniteRecorder(self._run_folder, self.modules)
+        self._nonfinite = NonFiniteRecorder(self._run_folder)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._bad = torch.zeros((), device=self.device)  # losses of it that are not finite, of all
         graph = ForwardLoss(
             modules=self.modules, forward=self.compute_forward, objectives=self.compute_objectives
         )
-        self.ddp_step = DdpStep(
-            graph,
-            self.device,
-            backward=self._backward,
-            find_unused_parameters=self.find_unused_parameters,
-        )
+        self.ddp_step = DdpStep(graph, self.device)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # micro-batch of its epoch
@@ -122,16 +117,13 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
             self._statistics.save()
         self._set_rate_and_seed()
         self.on_fit_batch_start(batch, self.should_step)
-        random = torch_state(self.device)
         with self.no_sync(not self.should_step), explained_memory(batch):
             with self.training_ctx:
                 outputs, objective = self.ddp_step(batch)
             total, counts = self._backward(objective)
         self._counts = counts if self._counts is None else self._counts + counts
-        self._nonfinite.record(batch, random, total, self.step)
+        self._nonfinite.record(batch, total)
         if self.should_step:
-            with explained_memory(batch):
-                self.ddp_step.share_first(batch, inactive=self.inactive)
             self._normalize()
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
@@ -285,7 +277,8 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
 
     def _compile(self) -> None:
         """Compile the blocks of the model where `compile` says so."""
-        compile_modules(self.modules, self.compile_module_keys, self.device, enabled=self.compile)
+        if self.compile:
+            compile_blocks(self.modules.values(), self.device)
 
     # -- several processes --------------------------------------------------------------------
 
@@ -298,7 +291,7 @@ class StepBrain(Scoring, sb.Brain):  # type: ignore[misc]
     def share_step(self) -> None:
         """Share the step among the ranks, once it has the weights that it begins with."""
         if world_size() > 1 and not self.ddp_step.is_shared and not self._has_own_step():
-            self.ddp_step.share()
+            self.ddp_step.share(self.inactive)
 
     def _unwrap_distributed(self) -> None:
         """Drop the reducers."""

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
@@ -45,17 +44,6 @@ class StopSignals:
             raise KeyboardInterrupt
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What the ranks do between two steps, all of them the same."""
-
-    stop: bool
-    save: bool
-
-
-NEITHER = Decision(stop=False, save=False)
-
-
 class RankConsensus:
     """Make ranks agree between two steps on what any of them asks for.
 
@@ -68,21 +56,21 @@ class RankConsensus:
         self._steps, self._next = 0, 0
         self._since: tuple[int, float] | None = None  # the last question: step and time
 
-    def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> Decision:
-        """Agree after a step; every rank calls this after every step.
+    def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> tuple[bool, bool]:
+        """Agree after a step whether to stop and to save; every rank calls this after every step.
 
         at_once: whatever the time, for all ranks alike.
         """
         self._steps += 1
         if world_size() == 1:
-            return Decision(stop, save)
+            return stop, save
         if self._steps < self._next and not at_once:
-            return NEITHER
+            return False, False
         answers = gather_over_ranks((stop, save, self._pace()))
         stops, saves, paces = zip(*answers, strict=True)
         self._since = (self._steps, self._clock())
         self._next = self._steps + min(MOST_STEPS, max(1, int(AGREE_EVERY / max(*paces, 1e-3))))
-        return Decision(any(stops), any(saves))
+        return any(stops), any(saves)
 
     def _pace(self) -> float:
         """Return the seconds of a step since the last question; infinite before the first."""
@@ -112,15 +100,14 @@ class SaveOrLeave:
         Raises SystemExit: any rank was asked to stop.
         """
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
-        agreed = self._consensus.ask(
-            stop=self.signals.received is not None, save=is_due, at_once=is_last
-        )
+        is_asked = self.signals.received is not None
+        stops, saves = self._consensus.ask(stop=is_asked, save=is_due, at_once=is_last)
         # Not `step`, which stands still where a recipe steps its optimizer itself.
         self._steps_since = 0 if is_last else self._steps_since + 1
         by_step = 0 < self._steps <= self._steps_since
-        if agreed.stop or ((by_step or agreed.save) and not is_last):
+        if stops or ((by_step or saves) and not is_last):
             self.save()
-        if agreed.stop:
+        if stops:
             self.leave(step)
 
     def save(self) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base import machine
 from sbkit.base.machine import (
     BUSY,
     QUIET_LOOKS,
     SETTINGS,
-    SecondTeam,
     ThreadWaiting,
     affine_cores,
     available_memory,
-    cgroup_quota,
     describe_waiting,
     prepare_waiting,
     usable_cores,
@@ -25,59 +24,44 @@ from sbkit.base.machine import (
 from tests.runs import ROOT
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no Linux")
-def test_one_core_is_usable_where_affinity_leaves_one() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pretend to be in a cgroup of two levels, on a machine of eight cores."""
+    (tmp_path / "jobs" / "mine").mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("4:memory:/old\n0::/jobs/mine\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("limits", "cores"),
     [
         ({"": "max 100000", "jobs": "400000 100000", "jobs/mine": "max 100000"}, 4),
-        ({"jobs": "400000 100000", "jobs/mine": "150000 100000"}, 1.5),
-        ({"jobs/mine": "max 100000"}, None),
-        ({}, None),
+        ({"jobs": "400000 100000", "jobs/mine": "50000 100000"}, 1),
+        ({"jobs/mine": "max 100000"}, 8),
+        ({}, 8),
     ],
 )
 def test_the_tightest_quota_of_all_groups_above_counts(
-    tmp_path: Path, limits: dict[str, str], cores: float | None
+    groups: Path, limits: dict[str, str], cores: int
 ) -> None:
-    (tmp_path / "jobs" / "mine").mkdir(parents=True)
     for group, limit in limits.items():
-        (tmp_path / group / "cpu.max").write_text(limit + "\n")
-    membership = tmp_path / "cgroup"
-    membership.write_text("4:memory:/old\n0::/jobs/mine\n")
-    assert cgroup_quota(tmp_path, membership) == cores
-
-
-GROUP = {
-    "memory.max": "1000\n",
-    "memory.current": "700\n",
-    "memory.stat": "file 9\ninactive_file 50\n",
-}
+        (groups / group / "cpu.max").write_text(limit + "\n")
+    assert usable_cores() == cores
 
 
 @pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, None),
-        ({"meminfo": "MemTotal: 9 kB\nMemAvailable:  7 kB\n"}, 7 * 1024),
-        ({"meminfo": "MemAvailable: 7 kB\n", **GROUP}, 350),
-        ({"meminfo": "MemAvailable: 7 kB\n", **GROUP, "memory.max": "max\n"}, 7 * 1024),
-        ({**GROUP, "memory.max": "100\n"}, 0),
-    ],
+    ("limit", "free"), [("1000", 350), ("max", 7 * 1024), ("100", 0), (None, 7 * 1024)]
 )
-def test_the_tightest_limit_of_memory_counts(
-    tmp_path: Path, files: dict[str, str], free: int | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert available_memory(tmp_path / "meminfo", [tmp_path, tmp_path / "none"]) == free
+def test_the_tightest_limit_of_memory_counts(groups: Path, limit: str | None, free: int) -> None:
+    files = {"current": "700", "stat": "file 9\ninactive_file 50"}
+    for name, text in ({"max": limit, **files} if limit else {}).items():
+        (groups / "jobs" / f"memory.{name}").write_text(f"{text}\n")
+    assert available_memory() == free
 
 
 FAULTS = """
@@ -157,7 +141,7 @@ def test_threads_sleep_at_once_and_spin_again_when_it_has_been_quiet(
 ) -> None:
     calls: list[str] = []
     for name in ("sleep", "spin"):
-        monkeypatch.setattr(SecondTeam, name, lambda self, name=name: calls.append(name))
+        monkeypatch.setattr(ThreadWaiting, name, lambda self, name=name: calls.append(name))
     waiting = ThreadWaiting()
     waiting.decide(BUSY / 2)
     assert not calls
@@ -172,12 +156,12 @@ def test_threads_sleep_at_once_and_spin_again_when_it_has_been_quiet(
 
 TEAMS = """
 import ctypes, json, os, time
-from sbkit.base.machine import SecondTeam, loaded_library, prepare_waiting, waited_for_cores
+from sbkit.base.machine import *
 assert prepare_waiting()
 import torch
 import sentencepiece  # has an OpenMP of its own, which is not the one to switch
 torch.ones(1 << 20).add_(1)
-team = SecondTeam()
+team = ThreadWaiting()
 
 def threads(enough=lambda count: True):
     for _ in range(600):

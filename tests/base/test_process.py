@@ -1,7 +1,6 @@
 """A command leaves with a code that says why, and a sentence where a user can fix it."""
 
 import errno
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED
-from sbkit.base.process import exit_code, rarely_collected, run_main
+from sbkit.base.process import exit_code, run_main
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +71,3 @@ def test_what_a_machine_refuses_is_a_sentence(
         run_main(command)
     assert left.value.code == exit_code(raised) == code
     assert printed in capsys.readouterr().err
-
-
-def test_old_objects_are_looked_through_less_often_and_then_as_before() -> None:
-    before = gc.get_threshold()
-    with pytest.raises(ImportError), rarely_collected():
-        assert gc.get_threshold() == (*before[:2], 10 * before[2])
-        raise ImportError
-    assert gc.get_threshold() == before

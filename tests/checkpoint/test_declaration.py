@@ -15,7 +15,7 @@ from sbkit.checkpoint.declaration import (
     RESOLVED,
     Declaration,
 )
-from sbkit.config.hparams import resolved_text
+from sbkit.config.hparams import resolve
 
 YAML = """
 seed: 1
@@ -125,7 +125,7 @@ def test_everything_else_is_refused_with_both_values(
 
 def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    text = resolved_text(tmp_path / "run.yaml", {})
+    text = resolve(tmp_path / "run.yaml", {}).text
     assert declare(tmp_path, text).check_continues(run) is None
     with pytest.raises(SbkitError, match="language: en when it began, de now"):
         declare(tmp_path, text, language="de").check_continues(run)
@@ -134,7 +134,7 @@ def test_the_resolved_yaml_declares_the_same_run(tmp_path: Path) -> None:
 def test_a_run_that_went_on_for_longer_is_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Where references were, that has values: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
-    (run / RESOLVED).write_text(resolved_text(tmp_path / "run.yaml", later))
+    (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
     own = Declaration.of(run / RESOLVED, {}, data=DATA)
     assert own.check_continues(run) is None

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import ruamel.yaml
-from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.base.errors import SbkitError
@@ -115,7 +114,6 @@ def test_both_readings_agree_and_the_saved_file_is_what_took_effect(path: Path) 
         (["--a=1e-3"], {"a": 0.001}),
         (["--a", "-1"], {"a": -1}),
         (["--a=-.5"], {"a": -0.5}),
-        (["--a=007"], {"a": "007"}),
         (["--a=no"], {"a": "no"}),
         (["--a=x # y: z"], {"a": "x # y: z"}),
         (["--a=a=b"], {"a": "a=b"}),
@@ -188,7 +186,7 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
         ("--augment.speeds.2=1", "none of that name under `augment.speeds`"),
         ("--numerator=1", "Did you mean `ratio.numerator`?"),
         ("--ratio.numeratr=1", "Did you mean `ratio.numerator`?"),
-        ("--later.other=1", "Add it in the YAML"),
+        ("--later.other=1", "add it in the YAML"),
         ("--ratio=3", "must stay the object of {path}:18"),
         ("--modules=3", "must be a mapping"),
         ("--modules.ratio=3", "must stay the object"),
@@ -196,15 +194,11 @@ def test_an_override_takes_effect(path: Path, argument: str, key: str, expected:
         ("--batch_seconds=abc", "must be a number, as in {path}:3, but is 'abc' (text)"),
         ("--seed=1.5", "must be a whole number"),
         ("--seed=null", "must be a whole number"),
-        ("--third=x", "must be a whole number"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
-        ("--augment=1", "must be a mapping"),
         ("--augment.speeds=1", "must be a list"),
         ("--augment.speeds=[a]", "a list of values that are each a number"),
         ("--ratio.numerator=abc", "must be a whole number"),
-        ("--betas=(1e-3, 0.9)", "would be read as text"),
-        ("--limit=(!!python/object/apply:os.getcwd [])", "must be a tuple of plain values"),
     ],
 )
 def test_an_override_that_would_not_take_effect_is_refused(
@@ -222,31 +216,30 @@ def test_an_override_that_would_not_take_effect_is_refused(
         ("- 1", "must consist of `key: value` lines"),
         ("", "there is nothing"),
         ("!include:other.yaml", "at its root there is !include:other.yaml"),
-        ("a: !PLACEHOLDER\n", "`a` must be given a value, but {path}:1 is a !PLACEHOLDER"),
-        ("a: {b: !PLACEHOLDER }\nc: !PLACEHOLDER\n", "Pass --a.b=... --c=..."),
-        ("a: !nwe:os.getcwd\n", "`a` ({path}:1) must have one of the tags"),
-        ("a: !new fractions.Fraction\n", "Did you mean `!new:`?"),
+        ("a: !include:other.yaml", "must stand in this file itself"),
+        ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) must be given a value. Pass --a=..."),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
-        ("a: 1\nb: !ref <a[c]>", "there is no `c`. Correct the name."),
-        ("a: !ref size", "Write the key in angle brackets"),
-        ("a: !ref <a>", "contains the reference itself"),
+        ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
         ("a: !ref <b>\nb: !ref <a>", "resolved later"),
         ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
-        ("a: !new:fractions.Fraction\nb: !ref <a.numerator> + 1", "is an object"),
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
-        ("a: (1e-3, 2)", "would be read as text"),
         ("a: (!!python/object/apply:os.getcwd [])", "must be a tuple of plain values"),
-        ("a: !new:fractions.Fractoin\n", "Did you mean `Fraction`?"),
-        ("a: !new:nothere.Thing\n", "there is no module `nothere`"),
-        ("a: !new:os.getcwd\n", "must name a class"),
-        ("a: !apply:fractions.Fraction\n", "must name a function"),
-        ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) must have arguments"),
+        (
+            "a: !new:fractions.Fractoin\n",
+            "`a` ({path}:1) must be something that `fractions.Fractoin` can make",
+        ),
+        (
+            "a: !new:nothere.Thing\n",
+            "no such class as nothere.Thing. Correct it; the folder of a module of your own",
+        ),
+        ("a: !new:os.getcwd\n", "should be a class"),
+        ("a: !apply:fractions.Fraction\n", "should be a callable"),
+        ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) must be something"),
         (
             "x: 1\na: !new:torch.optim.SGD\n  lr: 1\n",
             "Add them, or write `!name:` where the recipe",
         ),
-        ("a: !new:fractions.Fraction\n  numertor: 1\n", "Did you mean `numerator`?"),
         ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction [1, 0]\n", "raised ZeroDivisionError"),
         ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
@@ -272,55 +265,6 @@ def test_a_missing_file_names_the_nearest(path: Path) -> None:
     )
 
 
-class TestInclude:
-    """A file inside a file: HyperPyYAML accepts any key beside `!include:` in silence."""
-
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        (tmp_path / "inner.yaml").write_text(
-            "size: 1\nmust: !PLACEHOLDER\ntwice: !ref <size> * 2\nmany: [1, 2]\n"
-        )
-        path = tmp_path / "outer.yaml"
-        path.write_text(
-            "seed: 4\ninner: !include:inner.yaml\n  must: !ref <seed>\nseen: !ref <inner[twice]>\n"
-        )
-        return path
-
-    def test_it_is_read_and_overridden(self, path: Path) -> None:
-        assert knobs(path)["inner"] == {"size": 1, "must": 4, "twice": 2, "many": [1, 2]}
-        assert knobs(path, "--inner.size=5")["seen"] == 10
-
-    @pytest.mark.parametrize(
-        ("argument", "says"),
-        [
-            ("--inner.sise=3", "Did you mean `size`?"),
-            ("--inner.size=abc", "`inner.size` must be a whole number"),
-            ("--inner=3", "must be a mapping"),
-            ("--inner.many.0=3", "`inner.many.0` must name a key of"),
-        ],
-    )
-    def test_a_wrong_override_is_refused(self, path: Path, argument: str, says: str) -> None:
-        assert says in refusal(path, parse_overrides([argument]))
-
-    @pytest.mark.parametrize(
-        ("old", "new", "says"),
-        [
-            ("must: !ref", "mist: !ref", "`inner.mist` must name a key"),
-            ("  must: !ref <seed>\n", "", "`inner.must` must be given a value"),
-            ("inner.yaml", "none.yaml", "must be readable"),
-            ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
-        ],
-    )
-    def test_a_wrong_file_is_refused(self, path: Path, old: str, new: str, says: str) -> None:
-        path.write_text(path.read_text().replace(old, new))
-        assert says in refusal(path, {})
-
-    def test_a_failing_object_is_named_in_its_own_file(self, path: Path) -> None:
-        inner = path.with_name("inner.yaml")
-        inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
-        assert f"`inner.bad` ({inner}:5)" in refusal(path, {})
-
-
 def test_a_constructor_that_refuses_in_a_sentence_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "ctc.yaml"
     path.write_text("x: 1\na: !apply:sbkit.config.hparams.parse_overrides [[nonsense]]\n")
@@ -336,15 +280,6 @@ def test_ruamel_stays_as_it_was(path: Path) -> None:
         refusal(path, {})
         assert BaseConstructor.construct_object.__defaults__ == (False,)
         assert ruamel.yaml.YAML(typ="safe", pure=True).load("a: (1, 2)") == {"a": "(1, 2)"}
-
-
-def test_a_call_of_hyperpyyaml_elsewhere_changes_nothing(path: Path) -> None:
-    rules = list(ruamel.yaml.resolver.implicit_resolvers)
-    try:
-        load_hyperpyyaml("a: (1, 2)")
-        assert read_knobs(path, {}) == KNOBS
-    finally:
-        ruamel.yaml.resolver.implicit_resolvers[:] = rules
 
 
 def test_manifests_of_several_splits_are_named_on_the_command_line(tmp_path: Path) -> None:

@@ -122,9 +122,8 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_any_kind_is_read(tmp_path: Path, name: str) -> None:
     content, knobs = TABLES[name]
-    assert read(tmp_path / name, content, **knobs) == Manifest(
-        (Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"}),), ()
-    )
+    (clip,) = read(tmp_path / name, content, **knobs).clips
+    assert clip == Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"})
 
 
 def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) -> None:
@@ -133,24 +132,15 @@ def test_nemos_manifest_is_read_and_its_segments_are_bad_rows(tmp_path: Path) ->
     assert manifest.clips[0].columns == {
         "duration": "1.5", "speaker": "ann", "language": "en"
     }  # fmt: skip
-    assert [(bad.id, bad.reason) for bad in manifest.bad_rows] == [
+    assert {(bad.id, bad.reason) for bad in manifest.bad_rows} == {
         ("row 2", "a part of a longer file"),
         ("row 3", "not a JSON object"),
         ("row 4", "not a file on this machine"),
-    ]
+    }
 
 
-def test_a_quote_without_its_end_is_a_bad_row(tmp_path: Path) -> None:
-    rows = 'path,text\na.wav,"Hello,\nthere"\nb.wav,"Hello\nc.wav,there"\n'
-    manifest = read(tmp_path / "a.csv", rows)
-    assert [clip.sentence for clip in manifest.clips] == ["Hello,\nthere"]
-    assert [bad.reason for bad in manifest.bad_rows] == ["quotes around several rows"]
-
-
-def test_without_transcripts_the_fault_is_named(tmp_path: Path) -> None:
+def test_data_without_transcripts_is_read(tmp_path: Path) -> None:
     content = "path,Transcript,language\na.wav,,de\n"
-    with pytest.raises(SbkitError, match="`Transcript` of .* must hold transcripts, but is empty"):
-        read(tmp_path / "a.csv", content)
     (clip,) = read(tmp_path / "a.csv", content, text_column=False).clips
     assert clip.columns == {"Transcript": "", "language": "de"}
 
@@ -168,8 +158,7 @@ def test_of_several_languages_none_is_made_up(tmp_path: Path) -> None:
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "first line of .* hi comes twice.*or add that line"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "--text_column=said"),
         ("path,said\n1,2\n", {"text_column": "words"}, "--text_column=NAME or another"),
-        ("[{}]", {}, "but is a JSON list"),
-        ("{}", {}, "line 1 is none"),
+        ("[{}]", {}, "one object on each line, but line 1 is none"),
     ],
 )
 def test_a_table_without_its_columns_is_refused(
@@ -190,15 +179,14 @@ def test_a_folder_of_kaldi_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
     text = "u1 hello there\nu2 yes\nu4 no\n"
     knobs = kaldi(tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n")
-    assert corpus_of(knobs).read(knobs, "train") == Manifest(
-        (
-            Clip("u1", Path("/x/a.flac"), "hello there", {"speaker": "ann", "language": "en"}),
-            Clip("u2", tmp_path / "k/b.flac", "yes", {"speaker": "bob", "language": "en"}),
-        ),
-        (
-            BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
-            BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
-        ),
+    manifest = corpus_of(knobs).read(knobs, "train")
+    assert [*manifest.clips] == [
+        Clip("u1", Path("/x/a.flac"), "hello there", {"speaker": "ann", "language": "en"}),
+        Clip("u2", tmp_path / "k/b.flac", "yes", {"speaker": "bob", "language": "en"}),
+    ]
+    assert manifest.bad_rows == (
+        BadRow("wav.scp line 3", "no transcript", "text has no line for u3"),
+        BadRow("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
 
 
@@ -303,7 +291,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
     source = tmp_path / ("saved.parquet" if parquet else "saved")
     dataset.to_parquet(str(source)) if parquet else dataset.save_to_disk(str(source))
     knobs = {"manifest": {"train": str(source)}, "language": "en"}
-    first = corpus_of(knobs).read(knobs, "train").clips
+    first = [*corpus_of(knobs).read(knobs, "train").clips]
     assert [clip.sentence for clip in first] == list("abcd")
     assert [clip.id for clip in first if clip.sentence in "acd"] == ["a", "c", "d"]
     assert all(tmp_path / "cache" in clip.path.parents for clip in first)
@@ -313,8 +301,7 @@ def test_a_dataset_that_holds_its_audio_is_read(
         read_audio(first[3].path)
     (entry,) = list_entries(tmp_path / "cache")
     os.utime(entry.folder / "corpus.json", (1, 1))
-    assert corpus_of(knobs).read(knobs, "train").clips == first
-
+    assert [*corpus_of(knobs).read(knobs, "train").clips] == first
     (entry,) = list_entries(tmp_path / "cache")
     assert entry.last_used > 1
     assert entry.corpus == source

@@ -1,9 +1,8 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
-import re
 import signal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import speechbrain as sb
@@ -16,7 +15,6 @@ from torch.amp.grad_scaler import GradScaler
 import sbkit
 from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from tests import processes
@@ -70,15 +68,6 @@ def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
 def test_sbkit_brain_is_this_brain() -> None:
     assert sbkit.Brain is Brain
     assert issubclass(Brain, sb.Brain)
-
-
-@pytest.mark.parametrize("name", ["loss", "best_epoch", "utterances", "a/b"])
-def test_a_metric_may_not_be_called_as_what_is_written_beside_it(name: str) -> None:
-    class Odd(LineBrain):
-        metrics: ClassVar[Metrics] = {"score": Metric(), name: Metric()}
-
-    with pytest.raises(SbkitError, match=re.escape(f"but Odd calls one {name!r}")):
-        Odd(modules={"model": line()}, run_opts={"device": "cpu"})
 
 
 @pytest.mark.parametrize(("size", "accumulation"), [(2, 2), (1, 4), (3, 1), (2, 6)])

@@ -47,19 +47,6 @@ def test_a_skipped_step_is_undone_and_another_is_not(make: Callable[[], nn.Modul
         before = after
 
 
-def test_what_is_first_written_in_a_bad_step_is_undone() -> None:
-    module = nn.BatchNorm1d(3)
-    table = torch.ones(5)
-    module.register_buffer("table", table)
-    statistics = RunningStatistics(module)
-    for is_skipped in (False, True):
-        statistics.save()
-        if is_skipped:
-            table.fill_(torch.nan)
-        statistics.restore(torch.tensor(is_skipped))
-    assert table.tolist() == [1.0] * 5
-
-
 class NormBrain(Brain):
     """Normalize by the batch, and lose the squares."""
 
@@ -74,11 +61,10 @@ class NormBrain(Brain):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_batch_does_not_stay_in_the_running_statistics(bad: float, accumulation: int) -> None:
+def test_a_bad_batch_does_not_stay_in_the_running_statistics(accumulation: int) -> None:
     torch.manual_seed(0)
     batches = list(torch.randn(8, 5, 3))
-    batches[5][0, 0] = bad
+    batches[5][0, 0] = torch.nan
     norm = nn.BatchNorm1d(3)
     brain = NormBrain(
         modules={"norm": norm},

@@ -10,12 +10,10 @@ import speechbrain as sb
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
 from sbkit.models.transformer import Transformer
 from sbkit.train import compiling
 from sbkit.train.brain import Brain
 from tests.processes import CONTEXT
-from tests.train.test_speechbrain_ways import brain_of
 
 CPU = torch.device("cpu")
 # Of utterances and frames; a single utterance would have a graph of its own.
@@ -137,22 +135,3 @@ def test_what_is_compiled() -> None:
     assert list(compiling.find_blocks(nested)) == list(encoder.encoder)
     alone = nn.Linear(2, 2)
     assert list(compiling.find_blocks(alone)) == [alone]
-
-
-@pytest.mark.parametrize(("device", "words"), [("cpu", r"g\+\+.* \$CXX"), ("cuda", r"gcc.* \$CC")])
-def test_without_a_compiler_it_is_one_sentence(
-    device: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SbkitError, match=f"`compile` must find a compiler .{words}"):
-        compiling.require_compiler(torch.device(device))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"compile": True, "compile_module_keys": ["CNN"]}, {"compile_module_keys": ["model"]}],
-)
-def test_keys_without_effect_are_refused(options: dict[str, Any]) -> None:
-    brain = brain_of(**options)
-    with pytest.raises(SbkitError, match="`compile_module_keys` must name modules of the Brain"):
-        brain.on_fit_start()

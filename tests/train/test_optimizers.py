@@ -10,8 +10,6 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.replay import trace
-from sbkit.checkpoint.rng import torch_state
 from sbkit.train.brain import Brain
 from sbkit.train.ddp import share_batch_norms
 from sbkit.train.optimizers import Frozen, with_lr_scale
@@ -67,13 +65,6 @@ def test_a_part_that_another_one_holds_too_is_found_under_its_own_name() -> None
     assert not hparams["head"].weight.requires_grad
 
 
-def test_a_replay_computes_frozen_parts_as_training_does() -> None:
-    brain, *_ = fit(freeze=["CNN"])
-    brain.modules.eval()
-    trace(brain, torch.randn(4, 2), torch_state(brain.device))  # type: ignore[arg-type]
-    assert [part.training for part in brain.modules["model"]] == [False, True]
-
-
 def test_a_frozen_normalization_that_ranks_share_stays_so() -> None:
     """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
     hparams, x = parts(), torch.randn(4, 2)
@@ -103,12 +94,6 @@ def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
     with pytest.raises(SbkitError, match=r"`lr_annealing` \(NewBobScheduler\) sets one rate"):
         with_lr_scale(SGD, {"CNN": 0.1}, parts() | annealing)
     assert with_lr_scale(SGD, {}, parts() | annealing) is SGD
-
-
-@pytest.mark.parametrize("scale", [-1, "fast"])
-def test_a_scale_that_is_no_factor_is_refused(scale: Any) -> None:
-    with pytest.raises(SbkitError, match="a number of at least 0"):
-        with_lr_scale(SGD, {"CNN": scale}, parts())
 
 
 def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:

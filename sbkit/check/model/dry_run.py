@@ -19,15 +19,15 @@ from torch.overrides import TorchFunctionMode
 from sbkit.base.errors import SbkitError
 from sbkit.check.model.walk import reached
 from sbkit.check.planned_run import MissingPartError, PlannedRun
+from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys
 from sbkit.data.batches.batch import TextCollate, UtteranceDataset
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.train.buffers import unchanged
-from sbkit.train.ddp import TRIES
 from sbkit.train.step import as_loss, training_loss
 
 SEEN_ROWS = 32  # of which the shortest is taken, and one that is LONGER
 LONGER = 1.5  # times as long, where there is one
+TRIES = 5  # steps in which a parameter may get no gradient before it counts as one that gets none
 NAME = "dry_run"
 
 
@@ -189,6 +189,26 @@ def _changed_attributes(one: nn.Module, other: nn.Module) -> Iterator[str]:
             mine, theirs = (torch.as_tensor(vars(each).get(name, [])) for each in (one, other))
             if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
                 yield name
+
+
+@contextmanager
+def unchanged(modules: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back gradients, buffers, modes and random numbers; gradients begin at none."""
+    modes = [(each, each.training) for each in modules.modules()]
+    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
+    gradients = [(each, each.grad) for each in modules.parameters()]
+    modules.zero_grad(set_to_none=True)
+    try:
+        with preserve_rng(device):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from sbkit.check.planned_run import PlannedRun
 from sbkit.data.batches.sampler import TrainSampler
 from sbkit.distributed.device import check_precision, choose_device, find_device, parse_device
 from sbkit.distributed.rendezvous import read_number
-from sbkit.train.options import OLD_PRECISIONS
 
 PLACEMENT = "placement"
 MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of their own
@@ -22,7 +21,6 @@ MOST_EMPTY = 0.1  # share of the micro-batches that may hold no utterance of the
 def check_placement(planned: PlannedRun) -> Iterator[Finding]:
     """Find a device or a precision that would not take effect as declared."""
     yield from _find_refused(planned)
-    yield from _find_old_names(planned)
     yield from _find_idle_devices(planned)
 
 
@@ -66,20 +64,6 @@ def _find_refused(planned: PlannedRun) -> Iterator[Finding]:
         except SbkitError as error:
             if str(error) not in reported:
                 yield planned.finding(PLACEMENT, key, **words_of(str(error)))
-
-
-def _find_old_names(planned: PlannedRun) -> Iterator[Finding]:
-    """Find SpeechBrain's names of a precision, which override `precision`."""
-    declared = planned.knobs.get("precision")
-    for key, precision in OLD_PRECISIONS.items():
-        if planned.knobs.get(key) and declared not in (None, precision):
-            yield planned.finding(
-                PLACEMENT,
-                key,
-                declared=f"`precision: {declared}` must be the only declaration of a precision",
-                effect=f"`{key}: True` overrides it with {precision}",
-                fix=f"Take `{key}` away, and write `precision: {precision}` if that is meant.",
-            )
 
 
 def _find_idle_devices(planned: PlannedRun) -> Iterator[Finding]:

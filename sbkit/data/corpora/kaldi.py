@@ -20,8 +20,10 @@ def is_kaldi(source: Path) -> bool:
     return (source / "wav.scp").is_file()
 
 
-def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Clip | BadRow]:
+def read_kaldi(folder: Path, language: str, *, transcripts: bool = True) -> Iterator[Clip | BadRow]:
     """Read a data folder in the order of its ``wav.scp``; paths are relative to the folder.
+
+    Its clips have the column ``language``, which is that of what is spoken without ``utt2lang``.
 
     Raises:
         SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
@@ -51,6 +53,7 @@ def read_kaldi(folder: Path, *, transcripts: bool = True) -> Iterator[Clip | Bad
             yield BadRow(where, "no transcript", f"text has no line for {utterance}")
         else:
             kept = {column: values.get(utterance, "") for column, values in columns.items()}
+            kept.setdefault("language", language)
             yield Clip(utterance, folder / name, sentences.get(utterance, ""), kept)
     for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
         yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")

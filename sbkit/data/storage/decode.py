@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from sbkit.audio.io import AudioError, read_audio
 from sbkit.base.machine import usable_cores
@@ -25,7 +19,6 @@ from sbkit.data.storage.audio_store import encode
 from sbkit.logs.log import is_first_rank
 
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
-LARGEST = 2**31 - 100  # bytes of audio in a row of an Arrow table; 18 h at 16 kHz
 
 
 class Decoded(NamedTuple):
@@ -70,10 +63,6 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
     except OSError as error:
         sentence = f"{path} must be readable, but is not: {error}. Repair that."
         return Decoded(AudioError("unreachable", sentence))
-    if samples.nbytes > LARGEST:
-        return Decoded(
-            AudioError("too long", f"{path} must last less than 18 hours, but is longer. Cut it.")
-        )
     return Decoded(encode(samples, store=store, sample_rate=sample_rate), len(samples), digest)
 
 
@@ -92,13 +81,6 @@ def _one_torch_thread() -> Iterator[None]:
 def decoding_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal; yield what counts one clip."""
     console = Console(stderr=True, quiet=not is_first_rank())
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("clips"), TimeRemainingColumn())
-    with Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from datasets.table import InMemoryTable
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clips, Paths
+from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
 from sbkit.data.storage.audio_cache import NO_AUDIO, AudioCache, StoredAudio
@@ -63,7 +63,14 @@ def prepare_split(
     clips = Clips.of(manifest.clips)
     texts = [normalize(sentence) for sentence in clips.sentences]
     spoken = np.array([row for row, text in enumerate(texts) if keep_empty or text.strip()], int)
-    stored, errors = _find_audio(manifest, clips, spoken, split, sample_rate, cache_folder, store)
+    if manifest.stored is not None:
+        stored, errors = StoredAudio(_take(manifest.stored, spoken), {})
+    elif len(spoken):
+        paths = _take(clips.own, spoken)["path"]
+        cache = AudioCache.of(paths, sample_rate, cache_folder, store)
+        stored, errors = cache.prepare(paths, title=f"Decoding {split}")
+    else:
+        stored, errors = StoredAudio(NO_AUDIO, {})
     lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
     reasons: Counter[str] = Counter(row.reason for row in manifest.bad_rows)
     for place, error in errors.items():
@@ -79,25 +86,6 @@ def prepare_split(
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
     return PreparedSplit(dataset, lost + empty, fingerprint)
-
-
-def _find_audio(
-    manifest: Manifest,
-    clips: Clips,
-    rows: npt.NDArray[np.int64],
-    split: str,
-    sample_rate: int,
-    cache_folder: Path,
-    store: str,
-) -> StoredAudio:
-    """Return where the audio of some rows is, decoding what is neither in shards nor cached."""
-    if manifest.stored is not None:
-        return StoredAudio(_take(manifest.stored, rows), {})
-    if not len(rows):
-        return StoredAudio(NO_AUDIO, {})
-    paths = Paths(_take(clips.own, rows)["path"])
-    cache = AudioCache.of(paths, sample_rate, cache_folder, store)
-    return cache.prepare(paths, title=f"Decoding {split}")
 
 
 def check_loss(

@@ -10,7 +10,6 @@ bytes.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -124,7 +123,7 @@ def read_index(storage: Storage) -> Index:
     Raises:
         SbkitError: it is missing, or not what `sbkit prepare` wrote.
     """
-    (content,) = storage.read([INDEX])
+    content = storage.read(INDEX)
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -149,7 +148,7 @@ def write_index(storage: Storage, index: Index) -> None:
 
 def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
     """Read the table of a shard; raises SbkitError where it is missing or damaged."""
-    (content,) = storage.read([f"{name}.parquet"])
+    content = storage.read(f"{name}.parquet")
     try:
         return read_table(content)
     except (OSError, ValueError, TypeError, LookupError) as error:
@@ -181,13 +180,8 @@ def _clips(table: pa.Table) -> Clips:
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """Number repeated ids: files that were streamed may hold clips of the same name."""
-    if len(pc.unique(ids)) == len(ids):
-        return ids
-    names, seen = ids.to_pylist(), set[str]()
-    taken = {*names}
-    for place, id in enumerate(names):
-        if id in seen:
-            names[place] = next(n for n in (f"{id}-{k}" for k in count(2)) if n not in taken)
-            taken.add(names[place])
+    seen, names = set[str](), list[str]()
+    for row, id in enumerate(ids.to_pylist()):
+        names.append(f"{id}-{row}" if id in seen else id)
         seen.add(id)
     return pa.chunked_array([pa.array(names, pa.string())])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged, reading
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
@@ -38,16 +38,12 @@ from sbkit.decoding.ctc_decoder import (
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import normalize
 from sbkit.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from sbkit.inference.runtime.torch_model import TorchModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = {True: 1 << 36, False: 1 << 25}  # bytes: of safetensors, and of other files
@@ -183,15 +179,6 @@ class Bundle:
         return tokenizer
 
 
-def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
-
-    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
-    """
-    read = read_bundle(folder, WEIGHTS, own=own)
-    return replace(read.bundle, model=load_torch(read, folder, own=own))
-
-
 @dataclass(frozen=True)
 class ReadBundle:
     """A bundle without its model, and the bytes of its weights where they were read, too."""
@@ -228,16 +215,6 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     lm = None if decoder is None else decoder.language_models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
-
-
-def load_torch(read: ReadBundle, folder: Path, **more: Any) -> "TorchModel":
-    """Make a bundle's model in torch; ``more`` is what `load_model` takes by keyword."""
-    from sbkit.inference.runtime.torch_model import load_model
-
-    bundle, file = read.bundle, folder / WEIGHTS
-    return load_model(
-        bundle.config, read.weights, file=file, task=bundle.task, labels=bundle.labels, **more
-    )
 
 
 def language_of(model: Path) -> str:

@@ -29,7 +29,7 @@ from sbkit.checkpoint.weights import average
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, load_bundle
+from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
@@ -42,6 +42,7 @@ from sbkit.inference.formats.write import (
     write_formats,
     write_hub,
 )
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Task, load_task
 
 CARD = "README.md"

@@ -13,8 +13,9 @@ from sbkit.audio.io import stream_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import naming_audio
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.pieces import Cutter
 
 SHORTEST = 20.0  # seconds of a piece: one sentence is too short for a label

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from recipes.asr.recipe import ASR
-from sbkit.check.model.dry_run import dry_run
+from sbkit.check.model.dry_run import dry_run, unchanged
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
-from sbkit.train.buffers import unchanged
 from tests.check.harness import healthy_workplace
 
 

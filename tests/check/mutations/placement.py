@@ -49,10 +49,5 @@ MUTATIONS = [
         expected=(Expected("placement", "batch_seconds", ("8 processes",), stops=False),),
         **EIGHT,
     ),
-    Mutation(
-        name="an old name of another precision",
-        text=(("eval_precision: fp32", "eval_precision: fp32\nbfloat16_mix_prec: True"),),
-        expected=(Expected("placement", "bfloat16_mix_prec", ("precision: fp32", "bf16")),),
-    ),
     Mutation(name="healthy on eight devices", options=ROOMY, expected=(), **EIGHT),
 ]

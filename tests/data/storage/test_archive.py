@@ -1,9 +1,7 @@
 """A release is read straight from its archive, which is unpacked whole or not at all."""
 
 import io
-import os
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -51,19 +49,7 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     assert find_prunable([entry], older_than=None, unused=True)
 
 
-def test_using_what_was_unpacked_counts_as_use(tmp_path: Path, cache: Path) -> None:
-    archive = pack(tmp_path)
-    unpack(archive)
-    (entry,) = list_entries(cache)
-    month_ago = time.time() - 31 * 86_400
-    for path in (entry.folder / "corpus.json", entry.folder):
-        os.utime(path, (month_ago, month_ago))
-    assert find_prunable(list_entries(cache), older_than=30, unused=False)
-    unpack(archive)
-    assert not find_prunable(list_entries(cache), older_than=30, unused=False)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.5])
 def test_an_archive_that_is_cut_short_is_one_sentence(
     share: float, tmp_path: Path, cache: Path
 ) -> None:
@@ -82,7 +68,7 @@ def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> N
         info = tarfile.TarInfo(name)
         info.size = 4
         tar.addfile(info, io.BytesIO(b"evil"))
-    with pytest.raises(SbkitError, match="must hold files of its own folder"):
+    with pytest.raises(SbkitError, match="must be a whole tar file.* out of its folder"):
         unpack(archive)
     assert not [*tmp_path.rglob("outside.tsv")]
 
@@ -109,5 +95,5 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(SbkitError, match="must be room to unpack .* SBKIT_CACHE"):
+    with pytest.raises(SbkitError, match="must have room for prepared data.* SBKIT_CACHE"):
         unpack(archive)

@@ -56,7 +56,7 @@ def test_what_no_corpus_needs_is_removed(cache: Path, capsys: pytest.CaptureFixt
     cli.run(["cache", "prune", "--dry-run"])
     assert capsys.readouterr().out.count("would remove") == 1
     assert all(folder.is_dir() for folder in (here, gone, unknown))
-    cli.run(["cache", "prune", "--unused"])
+    cli.run(["cache", "prune"])
     out = capsys.readouterr().out
     assert f"{cache.parent / 'gone'} is gone" in out
     assert out.splitlines()[-1].endswith("freed, 1 folder")

@@ -15,12 +15,12 @@ import torch
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.confidence import Confidence, WordAligner
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle import bundle as bundles
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.classify import classify_files
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
@@ -59,7 +59,7 @@ def test_texts_are_written_as_when_the_model_was_trained(bundle: Path) -> None:
     edit_config(bundle, lambda all_: all_.update(normalizer=older))
     assert load_bundle(bundle).normalizer()("Café & Co") == "café et co"
     edit_config(bundle, lambda all_: all_["normalizer"].update(letters=0))
-    with pytest.raises(SbkitError, match="what `sbkit export` writes, .* a text is of another"):
+    with pytest.raises(SbkitError, match="what `sbkit export` writes, .* of another type"):
         load_bundle(bundle)
 
 
