@@ -146,8 +146,6 @@ def _prepare(options: argparse.Namespace) -> None:
     "cache",
     "list prepared audio, or remove what no corpus needs",
     ("action", {"choices": ("list", "prune"), "nargs": "?", "default": "list"}),
-    text("--older-than", "DAYS", "prune: what was not used for so long instead", type=float),
-    flag("--dry-run", "prune: only print what would be removed"),
 )
 def _cache(options: argparse.Namespace) -> None:
     from sbkit.data.storage.audio_cache import default_cache
@@ -156,8 +154,7 @@ def _cache(options: argparse.Namespace) -> None:
     if options.action == "list":
         print_entries(default_cache())
     else:
-        older_than, dry_run = options.older_than, options.dry_run
-        prune(default_cache(), older_than=older_than, unused=False, dry_run=dry_run)
+        prune(default_cache())
 
 
 @command(

@@ -36,7 +36,6 @@ from sbkit.decoding.ctc_decoder import (
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
@@ -198,7 +197,7 @@ class RunDecoding:
             for row, count, length, attention in parts
         ]
         scored = {
-            name: self._count(raise_errors(pool.decode(clips, times=True)), batch)
+            name: self._count(pool.decode(clips, times=True), batch)
             for name, pool in self._pools.items()
         }
         if self.search is None:

@@ -19,10 +19,8 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows
-from sbkit.data.corpora.kaldi import is_kaldi
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.tables import check_no_columns
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.data.storage.prepare import prepare_split
@@ -74,12 +72,8 @@ def score_model(
 
     Raises:
         SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
-            can be written there; or a column is named, which no source has.
+            can be written there.
     """
-    if all(map(is_kaldi, sources)):
-        check_no_columns(
-            vars(options), "data in Kaldi's form" if sources else "a run's own test sets"
-        )
     if options.out is not None:
         if (options.out / SCORES).exists():
             raise SbkitError(

@@ -1,8 +1,6 @@
 """Checkpoints that are damaged are passed over, SpeechBrain's are taken, and both is said."""
 
 import errno
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.existing_run import newest_checkpoint
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
 from tests.checkpoint.saves import checkpointer, cut, flip, line, recovered, save
 
@@ -68,18 +65,6 @@ def test_figures_of_numpy_and_torch_rank_checkpoints(tmp_path: Path) -> None:
     for weight, figure in enumerate(figures):
         checkpointer(tmp_path, line(weight)).save_checkpoint(meta={"CER": figure})
     assert recovered(tmp_path, min_key="CER") == 1.0
-
-
-def test_a_check_looks_at_the_one_that_a_run_would_go_on_from(tmp_path: Path) -> None:
-    older, newer = save(tmp_path / "checkpoints", 0.5, 0.2)
-    os.utime(older, (time.time() + 3600,) * 2)
-    for newest in (newer, older):
-        found = newest_checkpoint(tmp_path)
-        assert found is not None
-        assert found.path == newest
-        cut(newest / "CKPT.yaml")
-    with pytest.raises(SbkitError, match="all 2 are damaged"):
-        newest_checkpoint(tmp_path)
 
 
 def test_a_run_that_speechbrain_began_goes_on(

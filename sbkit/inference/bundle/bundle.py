@@ -33,7 +33,6 @@ from sbkit.decoding.ctc_decoder import (
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
@@ -80,7 +79,7 @@ class Bundle:
         pool = self.decoder_pool
         pairs = zip(self.model.encode(clips), clips, strict=True)
         inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(pool.decode(inputs, times=times))
+        return pool.decode(inputs, times=times)
 
     def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
         """Return the encoder's output of a clip as the decoder takes it."""
