@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples
-from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.decoding.attention import Counts, Floats
@@ -34,6 +33,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
+from sbkit.models.encoder import require_rate
 
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
