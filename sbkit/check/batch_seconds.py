@@ -24,7 +24,6 @@ from sbkit.data.batches.plan import Example, MicroBatch
 from sbkit.data.batches.sampler import to_percents
 from sbkit.data.corpora.columns import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
-from sbkit.distributed.rendezvous import read_number
 from sbkit.logs.log import log, quiet
 from sbkit.train.recipe import Recipe
 from sbkit.train.run import Run
@@ -194,7 +193,7 @@ def _free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = available_memory() if device.type == "cpu" else None
-    return free and free // read_number(os.environ, "LOCAL_WORLD_SIZE", default="1")
+    return free and free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _declared_before(knobs: Mapping[str, Any]) -> float | None:
