@@ -18,7 +18,7 @@ from sbkit.check.model.dry_run import dry_run
 from sbkit.check.model.placement import count_processes
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.declaration import CHECKPOINTS, read_declaration
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.plan import Example, MicroBatch
 from sbkit.data.batches.sampler import to_percents

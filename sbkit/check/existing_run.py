@@ -20,7 +20,7 @@ from sbkit.check.model.dry_run import dry_run
 from sbkit.check.planned_run import PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.allowed import refusal
 from sbkit.config.document import read_document

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.checkpoint.declaration import CHECKPOINTS
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.log import log
 from sbkit.logs.metric import BestKey, best_key

@@ -29,7 +29,7 @@ def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
     (path,) = save(tmp_path / "saves", 1.0)
     torch.save(Payload(tmp_path / "ran"), path / "model.ckpt")
     write_checksums(path)
-    with pytest.raises(SbkitError, match="model.ckpt must hold what training saved"):
+    with pytest.raises(SbkitError, match="CKPT.* must hold what training saved"):
         recovered(tmp_path / "saves")
     assert not (tmp_path / "ran").exists()
 
@@ -49,7 +49,7 @@ def test_a_file_of_something_else_is_refused_in_a_sentence(
     assert saved is not None
     (saved.path / f"{name}.ckpt").write_bytes(content)
     write_checksums(saved.path)
-    with pytest.raises(SbkitError, match=f"{name}.ckpt must hold what training saved") as caught:
+    with pytest.raises(SbkitError, match="CKPT.* must hold what training saved") as caught:
         Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
     assert "weights_only" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -58,7 +58,7 @@ def test_a_file_of_something_else_is_refused_in_a_sentence(
 def test_a_checkpoint_without_a_recoverable_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1.0)
     parts = {"model": line(0.0), "epochs": EpochCounter(3)}
-    with pytest.raises(SbkitError, match="has no `epochs`"):
+    with pytest.raises(SbkitError, match="missing a load path for epochs"):
         Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
     partly = Checkpointer(tmp_path, recoverables=parts, allow_partial_load=True)
     assert partly.recover_if_possible() is not None

@@ -13,7 +13,7 @@ from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.listing import newest_described
+from sbkit.checkpoint.folder import newest_described
 from sbkit.logs.metric import Metric, best_key
 from sbkit.train.evaluation import log_validation
 from sbkit.train.finished import first_best_epoch, is_finished

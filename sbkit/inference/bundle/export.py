@@ -23,7 +23,6 @@ from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
-from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, write_checksums
 from sbkit.checkpoint.part_names import listed_nodes
 from sbkit.checkpoint.weights import average
@@ -249,9 +248,7 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
             f"A run must hold the file of labels that it was trained with, but {file} is gone. Put "
             "it back: what the model predicts goes by its names."
         )
-    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    expected = best.meta.get("tokenizer") if declared is None else declared.labels
-    if expected not in (None, checksum(file)):
+    if read_declaration(run).labels != checksum(file):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "
             "predicts would go by other names. Put it back."
