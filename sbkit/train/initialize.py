@@ -169,7 +169,9 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
     there, here = size_in(theirs, name), size_in(ours, name)
     if there != here:
         return f"{there} there, {here} here"
-    return "not finite there" if theirs[name].isnan().any() else None
+    value, is_learned = theirs[name], isinstance(ours[name], nn.Parameter)
+    unfit = ~value.isfinite() if is_learned else value.isnan()  # a buffer may be a mask
+    return "not finite there" if unfit.any() else None
 
 
 def _of(names: tuple[str, ...]) -> str:

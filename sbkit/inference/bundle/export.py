@@ -24,7 +24,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
 from sbkit.checkpoint.integrity import checksum, write_checksums
-from sbkit.checkpoint.part_names import listed_nodes
+from sbkit.checkpoint.part_names import part_names_in
 from sbkit.checkpoint.weights import average
 from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
@@ -231,8 +231,7 @@ def _owned(root: CommentedMap) -> list[str]:
             f"`model` must be a torch.nn.ModuleList, but is {tag_of(node) or 'something else'}. "
             "Write `model: !new:torch.nn.ModuleList`."
         )
-    by_node = {id(value): name for name, value in root.items() if tag_of(value)}
-    return [by_node.get(id(each), "another part") for each in listed_nodes(node)]
+    return part_names_in(root)
 
 
 def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, bytes], Any]:
