@@ -19,7 +19,7 @@ for name in (
     # What is imported late: by the first optimizer, group of ranks, curve and log.
     *("torch._dynamo", "torch.distributed.nn", "torch.utils.serialization.config"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"),
+    "torch.utils.tensorboard",
     *("sbkit.models.frontend", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
 ):
     import_module(name)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,9 @@ from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batches.batch import Batch
 from sbkit.logs import curves
-from sbkit.logs.curves import Panel, _picture
+from sbkit.logs.curves import curves_of, picture
+from sbkit.logs.log import Record
+from sbkit.logs.metric import Metrics
 from tests import processes
 
 ROOT = processes.ROOT
@@ -80,7 +82,7 @@ def train_here(command: list[str], cache: Path) -> int:
     with (
         patch.object(sys, "argv", command),
         patch.dict(os.environ, {"SBKIT_CACHE": str(cache)}),
-        patch.object(curves, "_picture", drawn_once),
+        patch.object(curves, "picture", drawn_once),
         one_thread(),
         pytest.raises(SystemExit) as left,
     ):
@@ -88,12 +90,11 @@ def train_here(command: list[str], cache: Path) -> int:
     return int(left.value.code or 0)
 
 
-def drawn_once(panels: Sequence[Panel], **layout: int) -> bytes:
+def drawn_once(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
     """Draw curves as a run does, but those of one form only once: a fifth of a run this small."""
-    form = repr([replace(each, curves=()) for each in panels])
-    form += repr([(each.style, each.color) for panel in panels for each in panel.curves])
+    form = repr([[(c.panel, c.style, c.color) for c in curves_of(each, metrics)] for each in runs])
     if form not in _drawn:
-        _drawn[form] = _picture(panels, **layout)
+        _drawn[form] = picture(runs, metrics)
     return _drawn[form]
 
 

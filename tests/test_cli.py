@@ -66,24 +66,12 @@ def test_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["score", "x", "--report_by"],
-        ["score", "x", "--path_column"],
-        ["tune", "x", "--word_lm_order"],
-        ["transcribe", "x", "y.wav", "--on_recompile"],
-        ["prepare", "x", "--shard_size"],
-        ["cache", "prune", "--older_than"],
-    ],
-)
 def test_an_option_may_be_spelled_as_keys_of_a_yaml_are(
-    given: list[str], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        run(given)
-    option = given[-1].replace("_", "-")
-    assert f"argument {option}: expected one argument" in capsys.readouterr().err
+        run(["score", "x", "--report_by"])
+    assert "argument --report-by: expected one argument" in capsys.readouterr().err
 
 
 def test_a_key_of_the_yaml_may_begin_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.data.batches.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.inference.bundle.bundle import WEIGHTS, load_torch, read_bundle
+from sbkit.inference.bundle.bundle import WEIGHTS, read_bundle
 from sbkit.inference.runtime.compiled import Compilation
 from sbkit.inference.runtime.model import ModelThread
+from sbkit.inference.runtime.torch_model import load_torch
 from sbkit.logs.log import read_log
 from tests.inference.bundles import make_bundle
 from tests.runs import ROOT, Workplace, read_json, stopped_after

@@ -21,7 +21,7 @@ from sbkit.decoding.word_graph import GraphSearch
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.utterances import hash_references, read_utterances
-from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import Record, read_log
 from sbkit.models.transformer import Transformer
 from sbkit.text.normalize import normalize
@@ -97,7 +97,6 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         assert file.exists(), name
         assert any(file.iterdir()) if file.is_dir() else file.stat().st_size > 0, name
     assert not list(finished.rglob("*.tmp"))
-    assert len([*(finished / "tensorboard").iterdir()]) == 1  # of one call, the test's points too
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tools.bench_train import Side
+from tools.bench_train import Side, take_turns
 
 MODULE = "tools.bench_transcribe"
 BASE = "speechbrain"
@@ -50,12 +50,7 @@ def compare(options: argparse.Namespace) -> None:
     arguments = [str(options.bundle), str(options.data)]
     sides = [Side(name, arguments, {}, MODULE) for name in SIDES]
     try:
-        for number in range(options.rounds + 1):  # the first one warms up
-            for side in sides:
-                answer = side.ask()
-                if number:
-                    side.rounds.append(answer)
-                    print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+        take_turns(sides, options.rounds)
         base = next(side for side in sides if side.name == BASE).median("rtfx")
         for side in sides:
             rtfx = side.median("rtfx")
@@ -84,8 +79,8 @@ def serve(options: argparse.Namespace) -> None:
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, and what the bundle itself makes of them."""
-    from sbkit.inference.bundle.bundle import load_bundle
     from sbkit.inference.formats.held_out import read_whole_clips
+    from sbkit.inference.runtime.torch_model import load_bundle
     from sbkit.inference.score import ScoreOptions, prepare_source
 
     bundle = load_bundle(folder).with_decoder("greedy")

@@ -22,8 +22,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.evaluate.wer import matching_words
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import change_config
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.score import ScoreOptions, prepare_source, score_rows
 from sbkit.text.word import Word
 

@@ -22,12 +22,12 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.batches.batch import TextBatch
-from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder
 from sbkit.decoding.confidence import (
     CONFIDENCE_FILE,
     GREEDY,
     LabeledWords,
+    WordAligner,
     fit_confidence,
     label_words,
 )
@@ -36,14 +36,12 @@ from sbkit.decoding.ctc_decoder import (
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import DECODER_FILE, BeamDecoder
 from sbkit.decoding.greedy import best_tokens, merge_repeats
 from sbkit.decoding.tune import TuningUtterance, limit_tokens, tune, used_weights
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.evaluate.wer import Scored, Scores, score
+from sbkit.evaluate.wer import Scored, Scores
 from sbkit.logs.log import log
 from sbkit.models.asr import AsrModel
 from sbkit.text.normalize import separates_words
@@ -131,7 +129,7 @@ class RunDecoding:
             chosen = tuned.weights.plain()
             said = ", ".join(f"{name} {chosen[name]:g}" for name in used_weights(search))
             if search.language_models.words is not None and not search.weights.word:
-                said += ", without the model of words, which knows few of them and only misleads"
+                said += ", without the model of words, which the language does not separate"
             log(f"decoder: {said} (chosen on {', '.join(sets)})")
         self._write(DECODER_FILE, {**record, "weights": search.weights.plain()})
         return search
@@ -198,7 +196,7 @@ class RunDecoding:
             for row, count, length, attention in parts
         ]
         scored = {
-            name: self._count(raise_errors(pool.decode(clips, times=True)), batch)
+            name: self._count(pool.decode(clips, times=True), batch)
             for name, pool in self._pools.items()
         }
         if self.search is None:
@@ -210,14 +208,17 @@ class RunDecoding:
         """Return the attention decoder of each utterance, None where the search uses none."""
         if self.search is None or self.search.attention is None:
             return [None] * len(frames)
-        return attend(self._model, states, frames)
+        model, pairs = self._model, zip(states, frames.tolist(), strict=True)
+        # Copies: a view would keep the states of the whole batch as long as one utterance.
+        scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
+        return [AttentionDecoder(log_probs=each, eos=model.vocabulary.eos) for each in scores]
 
     def _count(self, found: Sequence[Recognized], batch: TextBatch) -> list[Scored]:
         """Count the errors of every utterance in its decoded text."""
         rate, samples = self._hparams.sample_rate, batch.audio_lengths.tolist()
         rows = zip(batch.ids, batch.texts, found, batch.speakers, samples, strict=True)
         return [
-            score(
+            Scored(
                 name,
                 text,
                 each.text,

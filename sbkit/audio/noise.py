@@ -54,15 +54,14 @@ class FromFolder(nn.Module):
     """What adds the sound of files of a folder to utterances, each with a chance of ``prob``.
 
     Attributes:
-        files: those that are taken, of as many as were ``found``.
+        files: those that are taken.
     """
 
     RANGES: ClassVar = {"prob": SHARE}
 
     def __init__(self, *, folder: str, prob: float, sample_rate: int) -> None:
         super().__init__()
-        found = audio_files(folder)
-        self.files, self.found = take_evenly(found), len(found)
+        self.files = take_evenly(audio_files(folder))
         self.prob, self.sample_rate = prob, sample_rate
 
 

@@ -60,7 +60,9 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
         return []
     states = np.full(2 * len(tokens) + 1, blank)
     states[1::2] = tokens
-    path = _best_path(log_probs[:, states].astype(np.float64), _may_skip(states, blank))
+    skip = np.zeros(len(states), np.bool_)  # tokens that may follow the one before without a blank
+    skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
+    path = _best_path(log_probs[:, states].astype(np.float64), skip)
     frames = [np.flatnonzero(path == 2 * place + 1) for place in range(len(tokens))]
     return [(int(each[0]), int(each[-1]) + 1) for each in frames]
 
@@ -68,13 +70,6 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
 def frames_needed(tokens: Sequence[int]) -> int:
     """Count the frames that CTC needs to emit tokens: one each, and a blank before each repeat."""
     return len(tokens) + sum(token == after for token, after in pairwise(tokens))
-
-
-def _may_skip(states: npt.NDArray[np.int64], blank: int) -> npt.NDArray[np.bool_]:
-    """Mark the tokens that may follow the one before without a blank: those that differ."""
-    skip = np.zeros(len(states), np.bool_)
-    skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
-    return skip
 
 
 def _best_path(

@@ -5,10 +5,10 @@ Legend: U frames of 40 ms, V vocabulary.
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
@@ -25,7 +25,6 @@ from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
-AnySearch = TypeVar("AnySearch", PrefixBeamSearch, JointBeamSearch, GraphSearch)
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
@@ -56,25 +55,23 @@ class Weights:
     attention: float = 1.0
 
     @classmethod
-    def of(cls, values: object) -> Self:
+    def of(cls, values: Any) -> Self:
         """Read weights from plain data; raise SbkitError for anything but numbers by name."""
-        names = {field.name for field in fields(cls)}
-        given: dict[Any, Any] = dict(values) if isinstance(values, Mapping) else {"": None}
-        if not (names >= given.keys() and all(map(is_weight, given.values()))):
+        try:
+            made = cls(**values)
+            is_sound = all(abs(each) < LARGEST_WEIGHT for each in made.plain().values())
+        except TypeError:
+            is_sound = False
+        if not is_sound:
             raise SbkitError(
-                f"The weights of a decoder must be numbers named {', '.join(sorted(names))}, but "
+                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}, but "
                 f"are {str(values)[:100]}. Correct them, or write null to have them chosen."
             )
-        return cls(**{name: float(value) for name, value in given.items()})
+        return made
 
     def plain(self) -> dict[str, float]:
         """Return them as plain data."""
         return asdict(self)
-
-
-def is_weight(value: object) -> bool:
-    """Check whether a value is a number that a weight may be."""
-    return type(value) in (int, float) and abs(value) < LARGEST_WEIGHT  # type: ignore[arg-type]
 
 
 class BeamDecoder:
@@ -101,16 +98,12 @@ class BeamDecoder:
         attention: str | None = None,
         kind: str = KINDS[0],
     ) -> None:
-        ways = (NO_ATTENTION, *ATTENTION)
-        for name, value, known in (
-            ("kind", kind, KINDS),
-            ("attention", attention or NO_ATTENTION, ways),
-        ):
-            if value not in known:
-                raise SbkitError(
-                    f"The decoder's `{name}` must be {' or '.join(known)}, but is "
-                    f"{str(value)[:100]}. Correct it."
-                )
+        if kind not in KINDS or attention not in (None, NO_ATTENTION, *ATTENTION):
+            raise SbkitError(
+                f"A decoder must be of `kind` {' or '.join(KINDS)} with `attention` "
+                f"{', '.join((NO_ATTENTION, *ATTENTION))}, but is {kind} with {attention}. Correct "
+                "it."
+            )
         self.tokenizer, self.beam_size, self.kind = tokenizer, beam_size, kind
         self.attention = None if attention == NO_ATTENTION else attention
         self._source = language_models
@@ -289,32 +282,21 @@ class BeamDecoder:
         if self.attention is not None and attention is None:
             raise SbkitError(
                 f"A decoder with `attention: {self.attention}` must be given the attention decoder "
-                "of the utterance, but has CTC alone. Pass attend(model, states, lengths)."
+                "of the utterance, but has CTC alone. Pass one."
             )
-        if isinstance(self.search, PrefixBeamSearch):
-            return self.finish(self.advance(self.start(), log_probs), attention)
-        if attention is not None:
-            return self._choose(
-                [each.decode(log_probs, attention) for each in self._of(JointBeamSearch)]
-            )
-        return self._choose([each.decode(log_probs) for each in self._of(GraphSearch)])
+        beams = [search.decode(log_probs, attention) for search in self._searches()]
+        return self._choose(beams, attention)
 
     def start(self) -> BeamStates:
         """Return the state before the first frame, for frames that come in pieces.
 
         Raises SbkitError for a search that takes whole clips alone: joint, or through a graph.
         """
-        if not isinstance(self.search, PrefixBeamSearch):
-            raise SbkitError(
-                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
-                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
-                "--decoder beam --attention none"
-            )
-        return tuple(search.start() for search in self._of(PrefixBeamSearch))
+        return tuple(search.start() for search in self._prefix_searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        """Return the state after more frames, (U, V); the one before stays as it is."""
-        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
+        """Return the state after more frames, (U, V); the one before is of no use then."""
+        pairs = zip(self._prefix_searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def finish(
@@ -324,16 +306,26 @@ class BeamDecoder:
 
         The end of the sentence is scored, and the attention decoder rescores where it is given.
         """
-        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
-        beams = [search.finish(state) for search, state in pairs]
-        if self.attention is not None and attention is not None:
-            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
-        return self._choose(beams)
+        pairs = zip(self._prefix_searches(), states, strict=True)
+        return self._choose([search.finish(state) for search, state in pairs], attention)
 
-    def _of(self, kind: type[AnySearch]) -> list[AnySearch]:
+    def _searches(self) -> list[Search]:
         """Return the search and, with hotwords, the one that is biased to them."""
-        searches = [self.search, self._biased] if self.phrases else [self.search]
-        return [each for each in searches if isinstance(each, kind)]
+        return [self.search, self._biased] if self.phrases else [self.search]
 
-    def _choose(self, beams: Sequence[list[Hypothesis]]) -> list[Hypothesis]:
+    def _prefix_searches(self) -> list[PrefixBeamSearch]:
+        searches = [each for each in self._searches() if isinstance(each, PrefixBeamSearch)]
+        if not searches:
+            raise SbkitError(
+                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
+                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
+                "--decoder beam --attention none"
+            )
+        return searches
+
+    def _choose(
+        self, beams: list[list[Hypothesis]], attention: AttentionDecoder | None
+    ) -> list[Hypothesis]:
+        if self.attention == "rescore" and attention is not None:
+            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
         return self._hotwords.choose(*beams) if self.phrases else beams[0]

@@ -5,6 +5,7 @@ Legend: U frames of 40 ms, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,7 @@ def best_tokens(log_probs: LogProbs, blank: int) -> list[int]:
     return merge_repeats(log_probs.argmax(1), blank)
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyState:
+class GreedyState(NamedTuple):
     """What was decoded so far: last is the best token of the latest frame."""
 
     last: int

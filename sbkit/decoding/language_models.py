@@ -4,9 +4,8 @@ texts, normalized -> words -> model of words; tokens of the tokenizer -> model o
 """
 
 import hashlib
-from codecs import getincrementaldecoder
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -15,17 +14,16 @@ from pathlib import Path
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_lines, require_writable
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.arpa import is_start, read_arpa, write_arpa
+from sbkit.lm.arpa import START, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
-from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
+from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.lm.storage import load, parse, save
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
 PREAMBLE = 1000  # lines at most that stand above an ARPA file's data, such as IRSTLM's
-KNOWN_SHARE = 0.5  # of the pieces; a model of words knows few of them
-SPELLED_SHARE = 0.5  # of the words of an ARPA file; that of another spelling has hardly any
+SPELLED_SHARE = 0.5  # of the words of a text or an ARPA file; another spelling has hardly any
 
 
 @dataclass(frozen=True)
@@ -36,115 +34,82 @@ class LanguageModels:
     tokens: NgramModel | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageModelSpec:
-    """The language models that a run declares.
-
-    source: identifies their text; word_order, token_order: of the n-grams, 0 for no such model.
-    """
-
-    source: str
-    word_order: int
-    token_order: int
-
-
 def ensure_language_models(
     file: Path,
-    spec: LanguageModelSpec,
     *,
+    source: str,
+    orders: Mapping[str, int],
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
 ) -> list[str]:
     """Train the language models of a run, unless the file holds them; return messages about them.
 
-    ``texts`` returns the normalized sentences to train them on; the tokenizer is the model's.
+    ``texts`` returns the normalized sentences to train them on, ``source`` identifies them;
+    ``orders`` are those of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no such model.
     ``arpa`` is an ARPA file that replaces one of them: of words, or of tokens where a word of it
     has a `▁`.
     Raises SbkitError where that cannot be read, has another order or another spelling.
     """
     about = {
-        "made_of": f"{spec.source} {spec.word_order} {spec.token_order}",
+        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
     if file.exists() and about.items() <= _metadata(file).items():
         return []
-    models, said, spelling = dict[str, NgramModel](), list[str](), Spelling.of(tokenizer)
+    models, said = dict[str, NgramModel](), list[str]()
     if arpa is not None:
-        models = _take_arpa(arpa, spec, spelling)
+        models = _take_arpa(arpa, orders, Spelling.of(tokenizer))
         said += [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
-    for name, order, split in (
-        (WORDS, spec.word_order, str.split),
-        (TOKENS, spec.token_order, partial(to_pieces, tokenizer=tokenizer)),
-    ):
-        if order and name not in models:
-            trained = train(map(split, sentences), order=order)
+    unspelled = _check_spelled(Counter(" ".join(sentences).split()), tokenizer)
+    to_tokens = partial(to_pieces, tokenizer=tokenizer)
+    splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_tokens}
+    for name, split in splits.items():
+        if orders[name] and name not in models:
+            trained = train(map(split, sentences), order=orders[name])
             models[name] = trained.model
-            said.append(describe_model(name, order, trained))
-    if TOKENS in models:  # both are checked before those that the run has are replaced
-        _require_pieces(models[TOKENS], spelling)
-    if WORDS in models and not _count_spelled(models[WORDS], spelling):
-        raise SbkitError(
-            "A language model must have words that the recognizer's tokens spell, but of its "
-            f"{len(_words_of(models[WORDS]))} words they spell none. Train it on a text in the "
-            "letters of train."
-        )
+            said.append(describe_model(name, orders[name], trained))
     save(models, file, metadata=about)
-    words = Counter(chain.from_iterable(map(str.split, sentences)))
-    return said + _describe_unspelled(words, tokenizer)
+    return said + unspelled
 
 
-def _require_pieces(lm: NgramModel, spelling: Spelling) -> None:
-    """Refuse a model that knows less than half of a tokenizer's pieces: it is another's."""
-    pieces = enumerate(spelling.pieces)
-    spoken = [piece for token, piece in pieces if token not in spelling.special]
-    known = sum(lm.id_of(piece) != UNKNOWN for piece in spoken)
-    if known < KNOWN_SHARE * len(spoken):
-        raise SbkitError(
-            "The language model must be of the tokenizer's pieces, but knows "
-            f"{known} of {len(spoken)}. Train it on more text, in the letters of train."
-        )
+def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
+    """Return the share of a text that the tokens cannot spell, where there is any.
 
-
-def _words_of(model: NgramModel) -> Sequence[str]:
-    return model.words[len(SPECIAL) :]
-
-
-def _count_spelled(model: NgramModel, spelling: Spelling) -> int:
-    return sum(bool(spelling.letters(word)) for word in _words_of(model))
-
-
-def _describe_unspelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Return the share of a text that the tokens cannot spell, where there is any."""
+    Raises SbkitError for half of it: the text is in the letters of another language.
+    """
     unknown = tokenizer.vocabulary.unk
     lost = sum(count for word, count in words.items() if unknown in tokenizer.encode(word))
     said = f"{lost / max(1, words.total()):.1%} of its words have letters that no token spells"
+    if lost > SPELLED_SHARE * words.total():
+        raise SbkitError(
+            "A language model must be of a text that the recognizer's tokens spell, but "
+            f"{said}. Train it on a text in the letters of train."
+        )
     return [said] if lost else []
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is there that is named as an ARPA file, or has its `\data\`."""
-    try:
-        lines = islice(read_lines(file, what="The text of a language model"), PREAMBLE)
-        return any(map(is_start, lines)) or file.suffix == ".arpa"
-    except SbkitError:
-        return False
+    r"""Check whether a file is named as an ARPA file, or has its `\data\`."""
+    lines = islice(read_lines(file, what="The text of a language model"), PREAMBLE)
+    return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
 
 
-def _take_arpa(file: Path, spec: LanguageModelSpec, spelling: Spelling) -> dict[str, NgramModel]:
+def _take_arpa(file: Path, orders: Mapping[str, int], spelling: Spelling) -> dict[str, NgramModel]:
     """Read the declared model of words or of tokens; raise SbkitError for any other."""
     model = read_arpa(file)
-    words, pieces = _words_of(model), {*spelling.texts}
+    words, pieces = model.words[len(SPECIAL) :], {*spelling.texts}
     if any(SPACE in word for word in words):
-        name, order, known = TOKENS, spec.token_order, len(pieces.intersection(words))
+        name, known = TOKENS, len(pieces.intersection(words))
     else:
-        name, order, known = WORDS, spec.word_order, _count_spelled(model, spelling)
-    if model.order != order:
+        name, known = WORDS, sum(map(bool, map(spelling.letters, words)))
+    if model.order != orders[name]:
         raise SbkitError(
-            f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {order}, and {file} is "
-            f"a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order={model.order}."
+            f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {orders[name]}, and "
+            f"{file} is a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order="
+            f"{model.order}."
         )
     if known <= SPELLED_SHARE * len(words):
         raise SbkitError(
@@ -164,7 +129,7 @@ def describe_model(name: str, order: int, trained: Trained) -> str:
     """Return a line about the text of a language model."""
     line = (
         f"language model of {name}: {order}-grams of {trained.tokens} {name} in "
-        f"{trained.sentences} sentences, {trained.types} different ones"
+        f"{trained.sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different ones"
     )
     if trained.fallback_orders:
         orders = ", ".join(map(str, trained.fallback_orders))
@@ -212,10 +177,9 @@ def read_sentences(file: Path, language: str) -> Iterator[str]:
     Raises SbkitError where it cannot be read, is not UTF-8, or holds no sentence.
     """
     count = 0
-    decoder = getincrementaldecoder("utf-8-sig")()
     try:
         for line in read_lines(file, what="The text of a language model"):
-            if text := normalize(decoder.decode(line), language):
+            if text := normalize(line.decode("utf-8-sig"), language):
                 count += 1
                 yield text
     except UnicodeDecodeError as error:
@@ -246,23 +210,20 @@ def train_texts(
     for file in filter(is_arpa, texts):
         raise _no_text(file, "is an ARPA file")
     require_writable(out.parent, option="--out")
-    spell = None if tokenizer is None else _open_tokenizer(tokenizer)
-    words = Counter[str]()
+    sentences = chain.from_iterable(read_sentences(file, language) for file in texts)
+    if tokenizer is None:
+        trained = train(map(str.split, sentences), order=order)
+        said = [describe_model(WORDS, order, trained)]
+    else:
+        spell, words = _open_tokenizer(tokenizer), Counter[str]()
 
-    def sentences() -> Iterator[list[str]]:
-        for file in texts:
-            for text in read_sentences(file, language):
-                if spell is None:
-                    yield text.split()
-                else:
-                    words.update(text.split())
-                    yield to_pieces(text, spell)
+        def pieces() -> Iterator[list[str]]:
+            for text in sentences:
+                words.update(text.split())
+                yield to_pieces(text, spell)
 
-    trained = train(sentences(), order=order)
-    said = [describe_model(WORDS if spell is None else TOKENS, order, trained)]
-    if spell is not None:
-        _require_pieces(trained.model, Spelling.of(spell))
-        said += _describe_unspelled(words, spell)
+        trained = train(pieces(), order=order)
+        said = [describe_model(TOKENS, order, trained), *_check_spelled(words, spell)]
     write_arpa(trained.model, out)
     return "\n".join(said)
 

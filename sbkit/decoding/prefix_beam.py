@@ -7,93 +7,57 @@ in its last token, after Graves (2012, "Sequence transduction with recurrent neu
 Hannun et al. (2014, arXiv 1408.2873). What the scorers add depends on the prefix alone.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, field
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from sbkit.decoding.frames import BeamSettings, Frame, Hypothesis, LogProbs, make_frames
 from sbkit.decoding.scorer import NOTHING, Arc, AutomatonState, LazyAutomaton, Scorer
 
-
-@dataclass(frozen=True, slots=True)
-class BeamEntry:
-    """A token sequence of the beam between two pieces of the frames.
-
-    tokens: those after the stem; in_blank, in_token: ln of the alignments that end so, total: ln of
-    their sum; added: what the scorers added; scorer: their state.
-    """
-
-    tokens: tuple[int, ...]
-    in_blank: float
-    in_token: float
-    total: float
-    added: float
-    scorer: Hashable
+Path = tuple["Path", int] | None
+"""The tokens of a prefix: those before the last and the last, None for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeamState:
-    """Where a search stands after some frames. No method changes it, so it may be kept and shared.
-
-    stem: the tokens that all sequences of the beam begin with, which no later frame changes.
-    """
-
-    stem: tuple[int, ...]
-    beam: tuple[BeamEntry, ...]
-
-
+@dataclass(eq=False, slots=True)
 class Prefix:
     """A token sequence as a node of a tree, with its probabilities after the latest frame.
 
-    As in BeamEntry; was_blank, was_total: in_blank and total one frame earlier; score: total +
-    added; frame: the latest one at which it was in the beam; children: by token, of those that
-    were in the beam once, so that two prefixes are equal only where they are one object.
+    token: the last one, -1 for none; added: what the scorers added; in_blank, in_token: ln p of the
+    alignments that end so; total: ln of their sum; score: total + added; was_blank, was_total:
+    in_blank and total one frame earlier; frame: the number of the latest one at which it was in the
+    beam; children: by token, of those that were in the beam once, so that two prefixes are equal
+    only where they are one object. It does not refer to its parent, so that a part of the tree that
+    no prefix of the beam leads to is freed at once.
     """
 
-    __slots__ = (
-        "added",
-        "children",
-        "frame",
-        "in_blank",
-        "in_token",
-        "parent",
-        "score",
-        "state",
-        "token",
-        "total",
-        "was_blank",
-        "was_total",
-    )
-
-    def __init__(
-        self, parent: "Prefix | None", token: int, state: AutomatonState, added: float
-    ) -> None:
-        self.parent, self.token, self.state, self.added = parent, token, state, added
-        self.in_blank = self.in_token = self.total = self.score = -inf
-        self.was_blank = self.was_total = -inf
-        self.children = dict[int, Prefix]()
-        self.frame = -1
-
-    def release(self) -> None:
-        """Break the reference cycles of the tree.
-
-        Python's garbage collector would visit all states of the scorers to find them.
-        """
-        waiting = [self]
-        while waiting:
-            prefix = waiting.pop()
-            waiting.extend(prefix.children.values())
-            prefix.children.clear()
+    path: Path
+    token: int
+    state: AutomatonState
+    added: float
+    in_blank: float = -inf
+    in_token: float = -inf
+    total: float = -inf
+    score: float = -inf
+    was_blank: float = -inf
+    was_total: float = -inf
+    frame: int = -1
+    children: "dict[int, Prefix]" = field(default_factory=dict)
 
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens from the first to the last."""
-        prefix, tokens = self, list[int]()
-        while prefix.parent is not None:
-            tokens.append(prefix.token)
-            prefix = prefix.parent
+        path, tokens = self.path, list[int]()
+        while path is not None:
+            path, token = path
+            tokens.append(token)
         return tuple(reversed(tokens))
+
+
+class BeamState(NamedTuple):
+    """Where a search stands: how many frames it has read, and its beam, which changes with it."""
+
+    frames: int
+    beam: list[Prefix]
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]
@@ -111,30 +75,29 @@ class PrefixBeamSearch:
         self.settings = settings
         self._automaton = LazyAutomaton(scorer)
 
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs, attention: object = None) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> BeamState:
         """Return the state before the first frame."""
-        scorer = self._automaton.start().of_scorer
-        return BeamState((), (BeamEntry((), 0.0, -inf, 0.0, 0.0, scorer),))
+        self._automaton.limit()
+        root = Prefix(None, -1, self._automaton.start(), 0.0, in_blank=0.0, total=0.0)
+        return BeamState(0, [root])
 
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        Raises SbkitError for another vocabulary and for frames without a finite largest value.
+        The state before is of no use then. Raises SbkitError for another vocabulary and for frames
+        without a finite largest value.
         """
         frames = make_frames(log_probs, self.settings)
-        self._automaton.limit()
-        root, beam = self._grow(state)
-        for place, frame in enumerate(frames):
-            self._stay(beam, frame, place)
-            extensions = self._extend(beam, frame, place) if frame.candidates else []
+        beam = state.beam
+        for number, frame in enumerate(frames, start=state.frames):
+            self._stay(beam, frame, number)
+            extensions = self._extend(beam, frame, number) if frame.candidates else []
             beam = self._select(beam, extensions)
-        after = _cut(state.stem, beam)
-        root.release()
-        return after
+        return BeamState(state.frames + len(frames), beam)
 
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.
@@ -142,36 +105,15 @@ class PrefixBeamSearch:
         They are distinct; impossible ones are left out. More frames may still follow the state, so
         these may be partial hypotheses.
         """
-        hypotheses = [self._hypothesis(state.stem, each) for each in state.beam]
+        hypotheses = map(self._hypothesis, state.beam)
         possible = [each for each in hypotheses if each.score > -inf]
         return sorted(possible, key=attrgetter("score"), reverse=True)
 
-    def _grow(self, state: BeamState) -> tuple[Prefix, list[Prefix]]:
-        """Build the tree of a beam, from the node of its stem; return that and the beam.
-
-        Nodes between are built too, so that a sequence that enters the beam again finds those that
-        continue it.
-        """
-        start = self._automaton.start()
-        root = Prefix(None, state.stem[-1] if state.stem else -1, start, 0.0)
-        beam = list[Prefix]()
-        for entry in state.beam:
-            prefix = root
-            for token in entry.tokens:
-                if token not in prefix.children:
-                    prefix.children[token] = Prefix(prefix, token, start, 0.0)
-                prefix = prefix.children[token]
-            prefix.state, prefix.added = self._automaton.state(entry.scorer), entry.added
-            prefix.in_blank, prefix.in_token = entry.in_blank, entry.in_token
-            prefix.total = entry.total
-            beam.append(prefix)
-        return root, beam
-
-    def _stay(self, beam: list[Prefix], frame: Frame, place: int) -> None:
+    def _stay(self, beam: list[Prefix], frame: Frame, number: int) -> None:
         """Let each prefix read a blank or its last token again, which leaves it as it is."""
         log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
         for prefix in beam:
-            prefix.frame = place
+            prefix.frame = number
             prefix.was_blank, prefix.was_total = prefix.in_blank, prefix.total
             prefix.in_blank = prefix.total + blank
             if prefix.token >= 0:
@@ -179,7 +121,7 @@ class PrefixBeamSearch:
             prefix.total = log_add(prefix.in_blank, prefix.in_token)
             prefix.score = prefix.total + prefix.added
 
-    def _extend(self, beam: list[Prefix], frame: Frame, place: int) -> list[Extension]:
+    def _extend(self, beam: list[Prefix], frame: Frame, number: int) -> list[Extension]:
         """Append each candidate to each prefix; return those that lead out of the beam.
 
         What leads to another prefix of the beam is added to it. A repeated token needs a blank
@@ -193,7 +135,7 @@ class PrefixBeamSearch:
             children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
-                if token in children and (child := children[token]).frame == place:
+                if token in children and (child := children[token]).frame == number:
                     child.in_token = log_add(child.in_token, log_prob)
                     child.total = log_add(child.total, log_prob)
                     child.score = child.total + child.added
@@ -230,39 +172,20 @@ class PrefixBeamSearch:
         state, added = self._automaton.state(arc[1]), parent.added + arc[0]
         prefix = parent.children.get(token)
         if prefix is None:
-            prefix = parent.children[token] = Prefix(parent, token, state, added)
+            prefix = parent.children[token] = Prefix((parent.path, token), token, state, added)
         prefix.state, prefix.added = state, added
         prefix.in_blank, prefix.score = -inf, score
         prefix.in_token = prefix.total = log_prob
         return prefix
 
-    def _hypothesis(self, stem: tuple[int, ...], entry: BeamEntry) -> Hypothesis:
-        added = entry.added + self._automaton.end(entry.scorer)
+    def _hypothesis(self, prefix: Prefix) -> Hypothesis:
+        added = prefix.added + self._automaton.end(prefix.state.of_scorer)
         return Hypothesis(
-            tokens=stem + entry.tokens,
-            score=entry.total + added,
-            ctc_score=entry.total,
+            tokens=prefix.tokens(),
+            score=prefix.total + added,
+            ctc_score=prefix.total,
             lm_score=added,
         )
-
-
-def _cut(stem: tuple[int, ...], beam: list[Prefix]) -> BeamState:
-    """Take a beam out of its tree, and lengthen the stem by what its sequences have in common."""
-    paths = [prefix.tokens() for prefix in beam]
-    ends = zip(min(paths), max(paths), strict=False) if paths else ()  # in alphabetical order
-    common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], ends)]
-    entries = [
-        BeamEntry(
-            path[len(common) :],
-            each.in_blank,
-            each.in_token,
-            each.total,
-            each.added,
-            each.state.of_scorer,
-        )
-        for path, each in zip(paths, beam, strict=True)
-    ]
-    return BeamState((*stem, *common), tuple(entries))
 
 
 def log_add(one: float, other: float) -> float:

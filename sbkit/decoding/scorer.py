@@ -5,6 +5,7 @@ and again, so `LazyAutomaton` keeps them.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sbkit.lm.ngram import END, NgramModel
@@ -56,14 +57,12 @@ Arc = tuple[float, Hashable]
 """The score of a token, and the scorer's state after it."""
 
 
+@dataclass(eq=False, slots=True)
 class AutomatonState:
     """A scorer's state, with the arcs that were computed, by token."""
 
-    __slots__ = ("arcs", "of_scorer")
-
-    def __init__(self, of_scorer: Hashable) -> None:
-        self.of_scorer = of_scorer
-        self.arcs = dict[int, Arc]()
+    of_scorer: Hashable
+    arcs: dict[int, Arc] = field(default_factory=dict)
 
 
 class LazyAutomaton:
@@ -78,7 +77,7 @@ class LazyAutomaton:
         self._states = dict[Hashable, AutomatonState]()
 
     def limit(self) -> None:
-        """Forget all states where there are too many; a search calls it where it holds none."""
+        """Forget all states where there are too many; a search calls it before it begins."""
         if len(self._states) > REMEMBERED:
             self._states = {}
 

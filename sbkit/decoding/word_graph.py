@@ -13,7 +13,7 @@ Source: Mohri, Pereira and Riley 2008, "Speech recognition with weighted finite-
 Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,9 +23,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
 from sbkit.decoding.frames import BeamSettings, Hypothesis, LogProbs, check_log_probs
 from sbkit.decoding.spelling import SPACE, Spelling
-from sbkit.lm.automaton import make_automaton
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel
+from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 
 UNKNOWN_ORDER = 3  # n-grams of the tokens in unknown words
 MOST_TOKENS = 2000  # the arcs between 1000 take 0.6 GB while it is made, between 1500 1.4 GB
@@ -111,16 +110,12 @@ def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]
 def _grammar(model: NgramModel, scale: float, word_bonus: float, unknown: float) -> Any:
     made, back = make_automaton(model), len(model.words) + 1
     arcs = list[Arc]()
-    for source, target, word, log_prob in _rows(made.words):
+    for source, target, word, log_prob in made.words:
         score = scale * log_prob + word_bonus + unknown * (word == UNKNOWN)
         arcs.append((source, target, word + 1, 0, -score))
-    arcs += [(*ends, back, 0, -scale * weight) for *ends, _, weight in _rows(made.backoffs)]
-    finals = [(source, -scale * weight) for source, _, _, weight in _rows(made.ends)]
+    arcs += [(a, b, back, 0, -scale * weight) for a, b, _, weight in made.backoffs]
+    finals = [(source, -scale * weight) for source, _, _, weight in made.ends]
     return _compile(made.start, arcs, finals)
-
-
-def _rows(arcs: Iterable[Any]) -> Iterator[Any]:
-    return zip(*(each.tolist() for each in arcs), strict=True)
 
 
 # ---- L: tokens to words; state 0 is before the first word, state 1 after a word
@@ -170,17 +165,17 @@ class LexiconArcs:
         made, first, marks = make_automaton(model), self._states, self._marks
         start = first + made.start
         self.arcs.append((begin, start, marks.unknown, UNKNOWN + 1, 0.0))
-        for source, target, word, weight in _rows(made.words):
+        for source, target, word, weight in made.words:
             within = first + source != start
             if word == UNKNOWN or (within and self._begins_word(int(model.words[word]))):
                 continue
             ends = first + source, first + target
             self.arcs.append((*ends, int(model.words[word]) + 1, 0, -self._scale * weight))
-        for source, target, _, weight in _rows(made.backoffs):
+        for source, target, _, weight in made.backoffs:
             if begin == 0 or first + source != start:
                 ends = first + source, first + target
                 self.arcs.append((*ends, marks.letters, 0, -self._scale * weight))
-        for source, _, _, weight in _rows(made.ends):
+        for source, _, _, weight in made.ends:
             self.arcs.append((first + source, 1, 0, 0, -self._scale * weight))
         self._states = 1 + max(max(arc[:2]) for arc in self.arcs)
 
@@ -227,7 +222,7 @@ class GraphSearch:
         self._options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
         self.graph, self._settings = graph, settings
 
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs, attention: object = None) -> list[Hypothesis]:
         """Return the best hypothesis of natural log-probabilities (U, V), one alone."""
         check_log_probs(log_probs, self._settings.vocab_size)
         if not len(log_probs):

@@ -24,47 +24,29 @@ class LexiconNode:
     word: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A word of a lexicon: its characters, its id, and its look-ahead value.
-
-    value: a natural log-probability, such as that of the unigram.
-    """
-
-    letters: str
-    word: int
-    value: float
+Entry = tuple[str, int, float]
+"""A word's characters, its id, and its look-ahead value: the log-probability of its unigram."""
 
 
 def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
     """Return a tree with more words; of two that are spelled alike, the first is kept.
 
-    It shares the nodes on whose path no new word lies, so the time is that of the new words,
-    however large the tree is.
+    It shares the nodes on whose path no new word is, so the time is that of the new words, however
+    large the tree is.
     """
     larger, own = _copy(root), set[int]()  # nodes that no other tree has, and that may change
-    for entry in entries:
-        if _holds(root, entry.letters):
-            continue
+    for letters, word, value in entries:
         node = larger
-        for letter in entry.letters:
-            node.best = max(node.best, entry.value)
+        for letter in letters:
+            node.best = max(node.best, value)
             child = node.children.get(letter)
             if child is None or id(child) not in own:
                 child = node.children[letter] = LexiconNode() if child is None else _copy(child)
                 own.add(id(child))
             node = child
-        node.best = max(node.best, entry.value)
-        node.word = entry.word if node.word is None else node.word
+        node.best = max(node.best, value)
+        node.word = word if node.word is None else node.word
     return larger
-
-
-def _holds(node: LexiconNode, letters: str) -> bool:
-    for letter in letters:
-        if letter not in node.children:
-            return False
-        node = node.children[letter]
-    return node.word is not None
 
 
 def _copy(node: LexiconNode) -> LexiconNode:
@@ -75,7 +57,7 @@ def make_lexicon(lm: NgramModel, spelling: Spelling) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
     spelled = ((spelling.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
-        Entry(letters, word, lm.score(NO_HISTORY, word)[0])
+        (letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spelled
         if letters and SPACE not in letters
     ]
@@ -113,7 +95,7 @@ class WordScorer:
         self._unknown_word_score = unknown_word_score
         value = lm.score(NO_HISTORY, UNKNOWN)[0]
         spelled = (spelling.letters(word) for word in added_words)
-        added = [Entry(letters, UNKNOWN, value) for letters in spelled if letters]
+        added = [(letters, UNKNOWN, value) for letters in spelled if letters]
         self._root = extend_lexicon(lexicon, added)
 
     def start(self) -> Hashable:

@@ -4,7 +4,8 @@ Legend: N words, of which some are right.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,13 @@ import numpy.typing as npt
 BINS = 10  # of confidences, of equal width
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bin:
+class Bin(NamedTuple):
     """Words of similar confidence: how many, their mean confidence, and the share of right ones."""
 
-    count: int
+    words: int
     confidence: float
     right: float
 
@@ -40,10 +41,6 @@ class Calibration:
     words: int
     right: int
 
-    def plain(self) -> dict[str, float | None]:
-        """Return the figures as plain data."""
-        return asdict(self)
-
     def __str__(self) -> str:
         """Write the figures in one line."""
         figures = (("AUC", self.AUC), ("NCE", self.NCE), ("ECE", self.ECE))
@@ -54,22 +51,34 @@ class Calibration:
 def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
     """Compare confidences, above 0 and below 1, with whether the words are right: (N,), (N,).
 
-    None where there are no words.
+    None where there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015,
+    "Obtaining well calibrated probabilities using Bayesian binning").
     """
     given, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
     if not len(given):
         return None
     mixed = 0 < truth.sum() < len(truth)
+    bins = reliability_bins(confidences, right)
     return Calibration(
         AUC=_auc(given, truth) if mixed else None,
         NCE=_nce(given, truth) if mixed else None,
-        ECE=_ece(reliability_bins(confidences, right)),
+        ECE=sum(each.words * abs(each.confidence - each.right) for each in bins) / len(given),
         words=len(truth),
         right=int(truth.sum()),
     )
 
 
-def _auc(given: Floats, right: npt.NDArray[np.bool_]) -> float:
+def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
+    """Sort words by tenths of their confidence; bins without words are left out: (N,), (N,)."""
+    given, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
+    tenths = np.minimum((given * BINS).astype(np.int64), BINS - 1)
+    return tuple(
+        Bin(int(inside.sum()), float(given[inside].mean()), float(truth[inside].mean()))
+        for inside in (tenths == each for each in np.unique(tenths))
+    )
+
+
+def _auc(given: Floats, right: Bools) -> float:
     """Compare every right word with every wrong one; equal confidences count a half."""
     wrong = np.sort(given[~right])
     below = np.searchsorted(wrong, given[right], "left")
@@ -77,7 +86,7 @@ def _auc(given: Floats, right: npt.NDArray[np.bool_]) -> float:
     return float((below + not_above).mean() / (2 * len(wrong)))
 
 
-def _nce(given: Floats, right: npt.NDArray[np.bool_]) -> float:
+def _nce(given: Floats, right: Bools) -> float:
     """Compute the normalized cross entropy as NIST's sclite does.
 
     (H + sum of log2 p of the right words + sum of log2 (1 - p) of the wrong ones) / H, where H is
@@ -89,27 +98,3 @@ def _nce(given: Floats, right: npt.NDArray[np.bool_]) -> float:
     entropy = -(right.sum() * np.log2(share) + (~right).sum() * np.log2(1 - share))
     evidence = np.log2(given[right]).sum() + np.log2(1 - given[~right]).sum()
     return float((entropy + evidence) / entropy)
-
-
-def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
-    """Sort words by tenths of their confidence; bins without words are left out: (N,), (N,)."""
-    given, truth = np.array(confidences, np.float64), np.array(right, np.bool_)
-    tenths = np.minimum((given * BINS).astype(np.int64), BINS - 1)
-    return tuple(
-        Bin(
-            count=int(inside.sum()),
-            confidence=float(given[inside].mean()),
-            right=float(truth[inside].mean()),
-        )
-        for inside in (tenths == each for each in np.unique(tenths))
-    )
-
-
-def _ece(bins: Sequence[Bin]) -> float:
-    """Sum the distances of bins of equal width, weighted by their words.
-
-    Naeini, Cooper and Hauskrecht (2015, "Obtaining well calibrated probabilities using Bayesian
-    binning").
-    """
-    distances = sum(each.count * abs(each.confidence - each.right) for each in bins)
-    return distances / sum(each.count for each in bins)

@@ -10,8 +10,8 @@ too narrow: in 1,000 simulations of speakers with rates of their own, intervals 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,8 @@ Counts = npt.NDArray[np.int64]  # one for each utterance, or for each unit
 Rates = npt.NDArray[np.float64]  # one for each draw
 
 
-@dataclass(frozen=True, kw_only=True)
-class Units:
-    """What is drawn: the unit of each utterance, and what the units are, in the singular."""
+class Units(NamedTuple):
+    """What is drawn: what the units are, in the singular, and the unit of each utterance."""
 
     name: str
     groups: tuple[str, ...]
@@ -36,7 +35,7 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A 95 % interval, in fractions; without one both ends are None and ``reason`` says why.
+    """A 95 % interval, in fractions; both ends are None where there is nothing to draw from.
 
     ``unit`` is what was drawn, in the singular; ``unit_count`` how many of them there are.
     """
@@ -45,37 +44,17 @@ class Interval:
     high: float | None
     unit: str
     unit_count: int
-    reason: str = ""
 
     def __str__(self) -> str:
         """Write it in percent, and what was drawn: "31.4 to 50.2, 65 clips"."""
         if self.low is None or self.high is None:
-            return f"no interval: {self.reason}"
+            return f"no interval over {self.unit_count} {self.unit}"
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}, {self.describe_units()}"
 
     def describe_units(self) -> str:
         """Write how many units were drawn, "only" where an interval over so few is too narrow."""
         plural = " or ".join(f"{each}s" for each in self.unit.split(" or "))
         return f"{'only ' if self.unit_count < FEW else ''}{self.unit_count} {plural}"
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain data; without one its ends are null and there is a reason."""
-        return {name: value for name, value in asdict(self).items() if value != ""}
-
-
-def interval_of(counts: Sequence[ErrorCounts], units: Units) -> Interval:
-    """Compute the interval of a rate from the counts of each utterance."""
-    return rate_interval(errors_of(counts), totals_of(counts), units)
-
-
-def errors_of(counts: Sequence[ErrorCounts]) -> Counts:
-    """Return the errors of each utterance, (N,)."""
-    return np.array([each.errors for each in counts], dtype=np.int64)
-
-
-def totals_of(counts: Sequence[ErrorCounts]) -> Counts:
-    """Return the words or characters of each reference, (N,)."""
-    return np.array([each.total for each in counts], dtype=np.int64)
 
 
 def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
@@ -89,8 +68,22 @@ def units_of(ids: Sequence[str], speakers: Sequence[str]) -> Units:
         for clip, speaker in zip(clips, speakers, strict=True)
     )
     if len(set(groups)) < 2 or not any(speakers):
-        return Units(name="clip", groups=clips)
-    return Units(name="speaker" if all(speakers) else "speaker or clip", groups=groups)
+        return Units("clip", clips)
+    return Units("speaker" if all(speakers) else "speaker or clip", groups)
+
+
+def interval_of(
+    counts: Sequence[ErrorCounts], units: Units, *, minus: Sequence[ErrorCounts] = ()
+) -> Interval:
+    """Compute the interval of a rate from the counts of each utterance.
+
+    With the counts of another system on the same references, ``minus``, of the difference of the
+    two rates: both rates of a draw are of the same units, so that what is hard for both cancels.
+    """
+    errors = np.array([each.errors for each in counts], dtype=np.int64)
+    if minus:
+        errors -= [each.errors for each in minus]
+    return rate_interval(errors, np.array([each.total for each in counts], dtype=np.int64), units)
 
 
 def rate_interval(
@@ -98,37 +91,23 @@ def rate_interval(
 ) -> Interval:
     """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
 
-    Given differences in errors, A - B, over the same references, this is the interval of the
-    difference of two rates: both rates of a draw are of the same units, so that what is hard for
-    both cancels out. The same input gives the same interval, also in another order.
+    The same input gives the same interval, also in another order.
     """
-    errors, totals = _by_unit((errors, totals), units.groups)
-    unit, count = units.name, len(totals)
-    if reason := _why_none(totals, unit):
-        return Interval(low=None, high=None, unit=unit, unit_count=count, reason=reason)
-    rates = np.concatenate([*_resampled(errors, totals, draws, seed)])
-    low, high = np.quantile(rates, (0.025, 0.975)).tolist()
-    return Interval(low=low, high=high, unit=unit, unit_count=count)
+    names, unit_of = np.unique(np.array(units.groups, dtype=np.str_), return_inverse=True)
+    of_units = np.zeros((len(names), 2), dtype=np.int64)
+    np.add.at(of_units, unit_of, np.stack([errors, totals], axis=1))
+    low: float | None = None
+    high: float | None = None
+    if len(names) > 1 and totals.any():
+        rates = np.concatenate([*_resampled(of_units, draws, seed)])
+        low, high = np.quantile(rates, (0.025, 0.975)).tolist()
+    return Interval(low=low, high=high, unit=units.name, unit_count=len(names))
 
 
-def _by_unit(counts: tuple[Counts, Counts], groups: Sequence[str]) -> tuple[Counts, Counts]:
-    """Add the counts of each unit; units are in the order of their names."""
-    names, unit_of = np.unique(np.array(groups, dtype=np.str_), return_inverse=True)
-    added = np.zeros((2, len(names)), dtype=np.int64)
-    for row, each in zip(added, counts, strict=True):
-        np.add.at(row, unit_of, each)
-    return added[0], added[1]
-
-
-def _why_none(totals: Counts, unit: str) -> str:
-    if len(totals) < 2:
-        return f"there must be at least two to draw from, but there is {len(totals)} {unit}"
-    return "" if totals.any() else "the references are empty"
-
-
-def _resampled(errors: Counts, totals: Counts, draws: int, seed: int) -> Iterator[Rates]:
+def _resampled(of_units: Counts, draws: int, seed: int) -> Iterator[Rates]:
     """Yield the rates of all draws, some at a time; a draw of empty references divides by one."""
-    random, units = np.random.default_rng(seed), len(totals)
+    random, units = np.random.default_rng(seed), len(of_units)
+    errors, totals = of_units.T.copy()
     step = max(1, CHUNK // units)
     for first in range(0, draws, step):
         drawn = random.integers(units, size=(min(step, draws - first), units))

@@ -10,8 +10,8 @@ speakers is what the interval of the difference shows (`sbkit/evaluate/interval.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,48 +24,30 @@ SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # what they cost in an alignment of
 Counts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mapsswe:
-    """The result of the test; Z is positive where A makes more errors than B.
+def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> dict[str, Any]:
+    """Test whether A and B differ, from (reference, A's transcript, B's) of each utterance.
 
-    ``z`` and the two-sided ``p`` are None where there is no test, and ``reason`` says why.
-    """
-
-    segment_count: int
-    mean: float
-    z: float | None
-    p: float | None
-    reason: str = ""
-
-
-def mapsswe(
-    references: Sequence[str],
-    hypotheses_a: Sequence[str],
-    hypotheses_b: Sequence[str],
-    *,
-    by_words: bool = True,
-) -> Mapsswe:
-    """Test whether A and B differ, from their transcripts of the same utterances.
-
+    Returns the number of segments, the mean difference A - B, Z and the two-sided p; where there is
+    no test these two are None, and `reason` says why.
     Characters take the place of words where a language writes no spaces between them.
     Segments and Z equal those of sc_stats (SCTK 2.4.10). p takes Z as normal, for which Gillick &
     Cox ask for some fifty segments.
     """
-    triples = list(zip(references, hypotheses_a, hypotheses_b, strict=True))
     differences = [
         each for triple in triples for each in segment_differences(*triple, by_words=by_words)
     ]
     count = len(differences)
     mean = float(np.mean(differences)) if differences else 0.0
+    found = {"segments": count, "mean": mean, "z": None, "p": None}
     if count < 2:
         reason = f"there must be at least 2 segments with errors, but there are {count}"
-        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+        return {**found, "reason": reason}
     error = float(np.std(differences, ddof=1)) / math.sqrt(count)
     if error == 0 and mean != 0:
         reason = f"segments must differ, but all {count} have the same difference, {mean:+g}"
-        return Mapsswe(segment_count=count, mean=mean, z=None, p=None, reason=reason)
+        return {**found, "reason": reason}
     z = mean / error if error else 0.0
-    return Mapsswe(segment_count=count, mean=mean, z=z, p=math.erfc(abs(z) / math.sqrt(2)))
+    return {**found, "z": z, "p": math.erfc(abs(z) / math.sqrt(2))}
 
 
 def segment_differences(
@@ -115,17 +97,15 @@ def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts
     return inserted, wrong
 
 
-def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> npt.NDArray[np.int32]:
+def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return the least cost of aligning each beginning of the one with each of the other."""
-    numbers = {word: number for number, word in enumerate({*reference, *hypothesis})}
-    found = np.array([numbers[word] for word in hypothesis], dtype=np.int32)
-    inserted = INSERTION * np.arange(len(hypothesis) + 1, dtype=np.int32)
-    costs = np.empty((len(reference) + 1, len(hypothesis) + 1), dtype=np.int32)
+    found = np.array(hypothesis, dtype=object)
+    inserted = INSERTION * np.arange(len(hypothesis) + 1)
+    costs = np.empty((len(reference) + 1, len(hypothesis) + 1), dtype=np.int64)
     costs[0] = inserted
     for above, row, word in zip(costs, costs[1:], reference, strict=False):
         row[:] = above + DELETION
-        paired = above[:-1] + SUBSTITUTION * (found != numbers[word])
-        np.minimum(row[1:], paired, out=row[1:])
+        np.minimum(row[1:], above[:-1] + SUBSTITUTION * (found != word), out=row[1:])
         # The least of what lies to the left, and the insertions from there on.
         row[:] = np.minimum.accumulate(row - inserted) + inserted
     return costs

@@ -6,20 +6,19 @@ results -> for each test set the chosen utterances, frequent errors, slices -> a
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.evaluate.calibration import Bin, reliability_bins
+from sbkit.evaluate.calibration import reliability_bins
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import Scored, WordPairs, have_words, mark_pair
 from sbkit.evaluate.wer_report import judge_words
-from sbkit.logs.curves import encode_panel, overlay, run_panels
+from sbkit.logs.curves import encode_curves
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.logs.page import render_page
 from sbkit.text.word import Word
@@ -35,105 +34,14 @@ ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and the bytes that they may take, return MP3 in base64 by id."""
 
+Compared = tuple[Scored, ...]  # an utterance as each run recognized it
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+
+class Known(NamedTuple):
     """The words that a recognizer has seen written, and where."""
 
     words: Container[str]
     source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """An utterance as each run recognized it; pairs: its aligned words, for each run.
-
-    Of a language that writes no spaces between words, these are its characters.
-    """
-
-    runs: tuple[Scored, ...]
-    pairs: tuple[WordPairs, ...]
-
-    @property
-    def id(self) -> str:
-        """Return its id, which is the same for all."""
-        return self.runs[0].id
-
-    @property
-    def errors(self) -> int:
-        """Count the errors of all runs."""
-        return sum(each.errors.errors for each in self.runs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """A word, what was recognized instead, and how often by each run.
-
-    One of the two is "": of a word that was inserted, or deleted.
-    """
-
-    reference: str
-    hypothesis: str
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnknownWord:
-    """A word of the references that the recognizer has never seen written.
-
-    count: of its occurrences; right: of those recognized; instead: words recognized in its place,
-    the most frequent first.
-    """
-
-    word: str
-    count: int
-    right: int
-    instead: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What the page shows of a test set beside its table; of a classifier nothing but slices.
-
-    played: how many of the ``shown`` utterances can be played, of ``utterances`` in all.
-    """
-
-    name: str
-    utterances: int
-    shown: int
-    played: int
-    errors: tuple[Confusion, ...]
-    unknown: tuple[UnknownWord, ...] | None
-    reliability: tuple[tuple[Bin, ...], ...]
-
-    @property
-    def calibrated(self) -> bool:
-        """Return whether words have confidences."""
-        return any(self.reliability)
-
-    @property
-    def substituted(self) -> list[Confusion]:
-        """Return the words for which others were recognized."""
-        return [each for each in self.errors if each.reference and each.hypothesis][:MOST]
-
-    @property
-    def deleted(self) -> list[Confusion]:
-        """Return the words that were not recognized."""
-        return [each for each in self.errors if not each.hypothesis][:MOST]
-
-    @property
-    def inserted(self) -> list[Confusion]:
-        """Return the recognized words that are not in the reference."""
-        return [each for each in self.errors if not each.reference][:MOST]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slices:
-    """The figures of some values of a column, for each run; ``values`` counts all of them."""
-
-    column: str
-    values: int
-    rows: list[tuple[str, list[Mapping[str, Any]]]]
 
 
 def write_report(
@@ -155,10 +63,11 @@ def write_report(
     with_text = [name for name in names if all(name in each.utterances for each in runs)]
     by_words = all(have_words(each.utterances[name]) for each in runs for name in with_text)
     known = known if by_words else None
-    sections, tables = list[Section](), dict[str, list[dict[str, Any]]]()
+    sections, tables = list[dict[str, Any]](), dict[str, list[dict[str, Any]]]()
     for name in with_text:
         section, tables[name] = _section(name, runs, clips, known, share=len(with_text))
         sections.append(section)
+    measured = [each.test[name] for each in runs for name in names]
     content = render_page(
         title=" and ".join(each.name for each in runs),
         notes=notes,
@@ -166,9 +75,9 @@ def write_report(
         names=names,
         sections=sections,
         slices={name: [*_slices(name, runs)] for name in names},
-        metrics={name: each for name, each in metrics.items() if _all_have(name, runs, names)},
+        metrics={name: each for name, each in metrics.items() if all(name in m for m in measured)},
         unit="word" if by_words else "character",
-        panels=_panels(runs, metrics),
+        curves=encode_curves([each.log for each in runs], metrics),
         known=known,
         compared=compared,
         facts=runs[0].data,
@@ -177,48 +86,33 @@ def write_report(
     write_text_atomically(file, content)
 
 
-def _all_have(metric: str, runs: Sequence[RunResults], names: Sequence[str]) -> bool:
-    return all(metric in each.test[name] for each in runs for name in names)
-
-
 def _section(
     name: str, runs: Sequence[RunResults], clips: Clips, known: Known | None, *, share: int
-) -> tuple[Section, list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return what is shown of a test set, and its rows, in a ``share``-th of the page's bytes."""
     utterances = compare_utterances([each.utterances[name] for each in runs])
     ordered = choose(utterances)
     sizes = [*accumulate(len(to_json(row(each, {})).encode()) for each in ordered)]
     chosen = ordered[: bisect_right(sizes, ROW_BYTES // share)]
     left = ALL_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
-    found = clips(name, [each.id for each in chosen[: CLIPS // share]], left)
-    section = Section(
-        name=name,
-        utterances=len(utterances),
-        shown=len(chosen),
-        played=len(found),
-        errors=confusions([[each.pairs[run] for each in utterances] for run in range(len(runs))]),
-        unknown=unknown_words([each.pairs[0] for each in utterances], known.words)
-        if known
-        else None,
-        reliability=tuple(reliability_bins(*judge_words(each.utterances[name])) for each in runs),
-    )
-    return section, [row(each, found) for each in sorted(chosen, key=lambda each: each.id)]
+    found = clips(name, [each[0].id for each in chosen[: CLIPS // share]], left)
+    pairs = [[each.pairs for each in run] for run in zip(*utterances, strict=True)]
+    reliability = [reliability_bins(*judge_words(each.utterances[name])) for each in runs]
+    section = {
+        "name": name,
+        "utterances": len(utterances),
+        "shown": len(chosen),
+        "played": len(found),
+        "errors": confusions(pairs),
+        "unknown": unknown_words(pairs[0], known.words) if known and pairs else [],
+        "reliability": reliability,
+        "calibrated": any(reliability),
+    }
+    return section, [row(each, found) for each in sorted(chosen, key=lambda each: each[0].id)]
 
 
-def _panels(runs: Sequence[RunResults], metrics: Metrics) -> list[tuple[str, str]]:
-    """Return what the curves show and their pictures, none where nothing was trained."""
-    drawn = [run_panels(each.log, metrics) for each in runs if each.log]
-    if len(drawn) > 1:
-        drawn = [tuple(overlay(*both) for both in zip(*drawn, strict=True))]
-    return [
-        (f"{panel.title}: {'; '.join(each.label for each in panel.curves)}", encode_panel(panel))
-        for panels in drawn
-        for panel in panels
-    ]
-
-
-def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Slices]:
-    """Yield the figures of each column that all runs are reported by."""
+def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each column that all runs are reported by; `all` counts its values."""
     reported = [each.test[name].get("report_by") or {} for each in runs]
     for column, values in reported[0].items():
         shared = [
@@ -227,16 +121,13 @@ def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Slices]:
         largest = nlargest(SLICES, shared, key=lambda value: values[value]["utterances"])
         rows = [(value, [each[column][value] for each in reported]) for value in sorted(largest)]
         if rows:
-            yield Slices(column=column, values=len(shared), rows=rows)
+            yield {"column": column, "all": len(shared), "rows": rows}
 
 
 def compare_utterances(runs: Sequence[Iterable[Scored]]) -> list[Compared]:
     """Put the same utterances of each run together, in the order of their ids."""
     ordered = [sorted(each, key=lambda one: (one.id, one.reference)) for each in runs]
-    return [
-        Compared(runs=same, pairs=tuple(each.pairs for each in same))
-        for same in zip(*ordered, strict=True)
-    ]
+    return list(zip(*ordered, strict=True))
 
 
 def choose(utterances: Sequence[Compared]) -> list[Compared]:
@@ -244,7 +135,9 @@ def choose(utterances: Sequence[Compared]) -> list[Compared]:
 
     The same utterances give the same order.
     """
-    worst_first = sorted(utterances, key=lambda each: (-each.errors, each.id))
+    worst_first = sorted(
+        utterances, key=lambda each: (-sum(one.errors.errors for one in each), each[0].id)
+    )
     drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
     by_turns = (place for pair in zip(count(), drawn, strict=False) for place in pair)
     return [worst_first[place] for place in dict.fromkeys(by_turns)]
@@ -252,8 +145,7 @@ def choose(utterances: Sequence[Compared]) -> list[Compared]:
 
 def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
     """Return an utterance as plain data; ``clips`` are MP3 in base64, by id."""
-    first = utterance.runs[0]
-    sides = zip(utterance.runs, utterance.pairs, strict=True)
+    first = utterance[0]
     return {
         "id": first.id,
         "reference": first.reference,
@@ -262,16 +154,16 @@ def row(utterance: Compared, clips: Mapping[str, str]) -> dict[str, Any]:
         "seconds": first.seconds,
         "speaker": first.speaker,
         "clip": clips.get(first.id),
-        "runs": [_side(scored, pairs) for scored, pairs in sides],
+        "runs": [_side(each) for each in utterance],
     }
 
 
-def _side(scored: Scored, pairs: WordPairs) -> dict[str, Any]:
+def _side(scored: Scored) -> dict[str, Any]:
     """Return a hypothesis; ``marks`` has S, D, I or, of a right word, = for each pair of words."""
     timed = [each.text for each in scored.words] == scored.hypothesis.split()
     return {
         "hypothesis": scored.hypothesis,
-        "marks": "".join(mark_pair(*pair) or "=" for pair in pairs),
+        "marks": "".join(mark_pair(*pair) or "=" for pair in scored.pairs),
         "errors": scored.errors.errors,
         "character_errors": scored.scores.characters.errors,
         "heard": [_time(each) for each in scored.words] if timed else None,
@@ -283,40 +175,40 @@ def _time(word: Word) -> list[float | None]:
     return [round(word.start, 3), round(word.end, 3), confidence]
 
 
-def confusions(runs: Sequence[Iterable[WordPairs]]) -> tuple[Confusion, ...]:
-    """Return the errors of one run or several, the most frequent first."""
+def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the most frequent errors of one run or several, by kind, with the counts of each.
+
+    Of a word that was inserted the reference is "", of a deleted one the hypothesis.
+    """
     counted = [
         Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
         for utterances in runs
     ]
     together = sum(counted, Counter[tuple[str, str]]())
-    ranked = sorted(together, key=lambda pair: (-together[pair], pair))
-    return tuple(
-        Confusion(
-            reference=reference,
-            hypothesis=hypothesis,
-            counts=tuple(each[reference, hypothesis] for each in counted),
-        )
-        for reference, hypothesis in ranked
-    )
+    kinds: dict[str, list[dict[str, Any]]] = {"Substituted": [], "Deleted": [], "Inserted": []}
+    for pair in sorted(together, key=lambda pair: (-together[pair], pair)):
+        kind = {"S": "Substituted", "D": "Deleted", "I": "Inserted"}[mark_pair(*pair)]
+        both = dict(zip(("reference", "hypothesis"), pair, strict=True))
+        kinds[kind].append({**both, "counts": [each[pair] for each in counted]})
+    return {kind: each[:MOST] for kind, each in kinds.items()}
 
 
-def unknown_words(
-    utterances: Iterable[WordPairs], known: Container[str]
-) -> tuple[UnknownWord, ...]:
-    """Return the words of the references that are not known, the most frequent first."""
+def unknown_words(utterances: Iterable[WordPairs], known: Container[str]) -> list[dict[str, Any]]:
+    """Return the words of the references that are not known, the most frequent first.
+
+    Of each how often it occurs, how often it is right, and what was recognized in its place.
+    """
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for pairs in utterances:
         for word, recognized in pairs:
             if word and word not in known:
                 found[word][recognized] += 1
-    words = (
-        UnknownWord(
-            word=word,
-            count=counts.total(),
-            right=counts[word],
-            instead=tuple(other for other, _ in counts.most_common() if other not in (word, "")),
-        )
-        for word, counts in found.items()
-    )
-    return tuple(sorted(words, key=lambda each: (-each.count, each.word)))
+    return [
+        {
+            "word": word,
+            "count": counts.total(),
+            "right": counts[word],
+            "instead": [other for other, _ in counts.most_common() if other not in (word, "")],
+        }
+        for word, counts in sorted(found.items(), key=lambda each: (-each[1].total(), each[0]))
+    ]

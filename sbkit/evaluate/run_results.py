@@ -1,4 +1,4 @@
-"""What a tested run left in its folder, as the page of a report needs it."""
+"""What a tested run leaves in its folder: ``summary.json``, and what the page of a report needs."""
 
 import json
 import re
@@ -7,14 +7,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.machine import usable_cores
+from sbkit.base.text import cpu_name, git_commit, versions
 from sbkit.evaluate.utterances import read_utterances, utterances_file
 from sbkit.evaluate.wer import Scored
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
-FIGURES = ("summary.json", "scores.json")  # of a run, of `sbkit score --out`
+SUMMARY = "summary.json"  # of a run
+SCORES = "scores.json"  # of `sbkit score --out`
 DATA_REPORT = "data_report.json"
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def write_summary(
+    path: Path,
+    *,
+    test: Mapping[str, Mapping[str, Any]],
+    parameters: int,
+    train_seconds: float,
+    audio_seconds: float,
+    device: torch.device,
+) -> None:
+    """Write the run's figures as JSON, those of each test set by its name.
+
+    ``train_seconds`` is wall time; ``audio_seconds`` is all the audio trained on in it, every
+    epoch and every rank counted; ``rtfx`` is their quotient, null for a run that did not train.
+    """
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    summary = {
+        "test": test,
+        "parameters": parameters,
+        "train_seconds": round(train_seconds, 1),
+        "audio_seconds": round(audio_seconds, 1),
+        "rtfx": round(audio_seconds / train_seconds, 1) if train_seconds > 0 else None,
+        "versions": versions(),
+        "git_commit": git_commit(Path(__file__).parent),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": usable_cores(),
+            "device": str(device),
+            "accelerator": accelerator,
+        },
+    }
+    write_text_atomically(path, to_json(summary, indent=2) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +78,13 @@ def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         SbkitError: there are none.
     """
-    for file in (folder / name for name in FIGURES):
+    for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
             test: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["test"]
             return test
     raise SbkitError(
-        f"{folder} must be a run that was tested, or a folder of scores, but has neither "
-        f"{' nor '.join(FIGURES)}. Finish the run, or: sbkit score RUN DATA --out DIR."
+        f"{folder} must be a run that was tested, or a folder of scores, but has neither {SUMMARY} "
+        f"nor {SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
     )
 
 
@@ -67,20 +106,9 @@ def read_results(folder: Path, test: Mapping[str, Mapping[str, Any]]) -> RunResu
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:
-    """Return the MP3 in base64 of every clip of a report, by test set and id; none without a page.
-
-    Raises:
-        SbkitError: the page is no report.
-    """
-    if not page.exists():
-        return {}
-    found = DATA.search(page.read_text("utf-8"))
-    if found is None:
-        raise SbkitError(
-            f"{page} must be a page that sbkit wrote, whose clips can be played, but is another. "
-            "Remove it, or score again: sbkit score RUN DATA --out DIR."
-        )
+    """Return the MP3 in base64 of every clip of a report, by test set and id; none without one."""
+    found = DATA.search(page.read_text("utf-8")) if page.exists() else None
     return {
         name: {row["id"]: row["clip"] for row in rows if row["clip"] is not None}
-        for name, rows in json.loads(found[1])["sets"].items()
+        for name, rows in (json.loads(found[1])["sets"] if found else {}).items()
     }

@@ -57,20 +57,18 @@ def slice_columns(
     seconds = [samples_to_seconds(each, sample_rate) for each in samples]
     found = {LENGTH: [_group(each, LENGTHS, "s") for each in seconds], **columns}
     if NOISE in names and NOISE not in found:
-        found[NOISE] = [_group_noise(estimate_snr(each, sample_rate)) for each in clips]
+        found[NOISE] = [_group(estimate_snr(each, sample_rate), RATIOS, "dB") for each in clips]
     return list(zip(*(found[name] for name in names), strict=True))
 
 
-def _group(value: float, groups: Sequence[int], unit: str) -> str:
+def _group(value: float | None, groups: Sequence[int], unit: str) -> str:
     """Name the numbers between which a value is; sorted, the names are in their order."""
+    if value is None:
+        return ""
     place = bisect_right(groups, value) - 1
     if place == len(groups) - 1:
         return f"{groups[place]} {unit} or more"
     return f"{groups[place]:02d} to {groups[place + 1]:02d} {unit}"
-
-
-def _group_noise(snr: float | None) -> str:
-    return "" if snr is None else _group(snr, RATIOS, "dB")
 
 
 def measure_slices(

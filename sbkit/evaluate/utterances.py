@@ -14,14 +14,14 @@ A line for each utterance, sorted by id:
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.evaluate.wer import ErrorCounts, Scored, score
+from sbkit.evaluate.wer import ErrorCounts, Scored
 from sbkit.text.word import Word
 
 PREFIX, SUFFIX = "utterances_", ".jsonl"
@@ -44,20 +44,55 @@ def write_utterances(path: Path, scored: Iterable[Scored]) -> None:
     write_text_atomically(path, "".join(to_json(_row(each)) + "\n" for each in ordered))
 
 
+def _row(utterance: Scored) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": utterance.id,
+        "reference": utterance.reference,
+        "hypothesis": utterance.hypothesis,
+        "by_words": utterance.by_words,
+    }
+    for unit in ("word", "character") if utterance.by_words else ("character",):
+        counts = getattr(utterance.scores, f"{unit}s")
+        row |= {f"reference_{unit}s": counts.total, f"{unit}_errors": edits(counts)}
+    words = [word.plain() for word in utterance.words]
+    return row | {
+        "seconds": utterance.seconds,
+        "speaker": utterance.speaker or None,
+        "words": words,
+    }
+
+
+def edits(counts: ErrorCounts) -> dict[str, int]:
+    """Return the three kinds of errors by their names."""
+    return {name: count for name, count in asdict(counts).items() if name != "total"}
+
+
 def read_utterances(path: Path) -> list[Scored]:
-    """Read what `write_utterances` wrote, and count the errors anew.
+    """Read what `write_utterances` wrote.
 
     Raises:
         SbkitError: a line is not one that it writes.
     """
     try:
         lines = path.read_text("utf-8").split("\n")
-        return [_read_row(json.loads(line)) for line in lines if line]
+        return [_scored(**json.loads(line)) for line in lines if line]
     except (ValueError, KeyError, TypeError) as error:
         raise SbkitError(
             f"{path} must have an object with id, reference and hypothesis in every line, but has "
             f"another ({error}). Write it again: sbkit score RUN DATA --out DIR."
         ) from error
+
+
+def _scored(*, id: str, reference: str, hypothesis: str, words: Any, **row: Any) -> Scored:
+    return Scored(
+        id,
+        reference,
+        hypothesis,
+        speaker=row["speaker"] or "",
+        seconds=row["seconds"],
+        words=tuple(Word(**each) for each in words),
+        by_words=row["by_words"],
+    )
 
 
 def hash_references(scored: Iterable[Scored]) -> str:
@@ -68,44 +103,3 @@ def hash_references(scored: Iterable[Scored]) -> str:
 def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """Return the SHA-256 of ids with their references, whatever their order."""
     return hashlib.sha256(to_json(sorted(pairs)).encode()).hexdigest()
-
-
-def _row(utterance: Scored) -> dict[str, Any]:
-    words, characters = utterance.scores.words, utterance.scores.characters
-    return {
-        "id": utterance.id,
-        "reference": utterance.reference,
-        "hypothesis": utterance.hypothesis,
-        "by_words": utterance.by_words,
-        **(
-            {"reference_words": words.total, "word_errors": edits(words)}
-            if utterance.by_words
-            else {}
-        ),
-        "reference_characters": characters.total,
-        "character_errors": edits(characters),
-        "seconds": utterance.seconds,
-        "speaker": utterance.speaker or None,
-        "words": [word.plain() for word in utterance.words],
-    }
-
-
-def edits(counts: ErrorCounts) -> dict[str, int]:
-    """Return the three kinds of errors by their names."""
-    return {name: count for name, count in asdict(counts).items() if name != "total"}
-
-
-def _read_row(row: Mapping[str, Any]) -> Scored:
-    words = tuple(
-        Word(each["text"], each["start"], each["end"], each.get("confidence"))
-        for each in row["words"]
-    )
-    return score(
-        row["id"],
-        row["reference"],
-        row["hypothesis"],
-        speaker=row["speaker"] or "",
-        seconds=row["seconds"],
-        words=words,
-        by_words=row["by_words"],
-    )

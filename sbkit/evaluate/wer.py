@@ -1,20 +1,21 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, astuple, dataclass
+from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
 
 from rapidfuzz.distance import Levenshtein
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from sbkit.text.word import Word
 
 SPACE = "\N{OPEN BOX}"  # what shows a space where characters are aligned
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ErrorCounts:
     """The edits that turn references into hypotheses; ``ErrorCounts()`` is the zero of a sum.
 
@@ -28,12 +29,7 @@ class ErrorCounts:
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
         """Add count by count."""
-        return ErrorCounts(
-            substitutions=self.substitutions + other.substitutions,
-            deletions=self.deletions + other.deletions,
-            insertions=self.insertions + other.insertions,
-            total=self.total + other.total,
-        )
+        return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def errors(self) -> int:
@@ -77,7 +73,7 @@ class Scores:
         return self.characters.rate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scored:
     """One utterance: its reference, its hypothesis and the errors.
 
@@ -90,12 +86,17 @@ class Scored:
     id: str
     reference: str
     hypothesis: str
-    scores: Scores
+    _: KW_ONLY
     greedy: "Scored | None" = None
     speaker: str = ""
     seconds: float | None = None
     words: tuple[Word, ...] = ()
     by_words: bool = True
+
+    @cached_property
+    def scores(self) -> "Scores":
+        """Count the errors."""
+        return count_errors(self.reference, self.hypothesis)
 
     @property
     def errors(self) -> ErrorCounts:
@@ -105,41 +106,10 @@ class Scored:
     @property
     def pairs(self) -> "WordPairs":
         """Pair its words, or its characters, with their counterparts."""
-        return _pair_units(self.reference, self.hypothesis, by_words=self.by_words)
-
-
-class Alignment(NamedTuple):
-    """Three lines to print below each other in a fixed-width font."""
-
-    reference: str
-    hypothesis: str
-    marks: str
+        return pair_units(self.reference, self.hypothesis, by_words=self.by_words)
 
 
 WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" where one has no counterpart
-
-
-def score(
-    id: str,
-    reference: str,
-    hypothesis: str,
-    *,
-    speaker: str = "",
-    seconds: float | None = None,
-    words: tuple[Word, ...] = (),
-    by_words: bool = True,
-) -> Scored:
-    """Score one utterance."""
-    return Scored(
-        id=id,
-        reference=reference,
-        hypothesis=hypothesis,
-        scores=count_errors(reference, hypothesis),
-        speaker=speaker,
-        seconds=seconds,
-        words=words,
-        by_words=by_words,
-    )
 
 
 def have_words(scored: Iterable[Scored]) -> bool:
@@ -152,9 +122,15 @@ def split_units(text: str, *, by_words: bool) -> list[str]:
     return text.split() if by_words else list(SPACE.join(text.split()))
 
 
-def _pair_units(reference: str, hypothesis: str, *, by_words: bool) -> "WordPairs":
-    both = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
-    return pair_words(*both)
+def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> WordPairs:
+    """Pair each word, or character, with its counterpart, "" where there is none."""
+    said, found = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
+    pairs: WordPairs = []
+    for operation in Levenshtein.opcodes(said, found):
+        words = said[operation.src_start : operation.src_end]
+        others = found[operation.dest_start : operation.dest_end]
+        pairs += zip_longest(words, others, fillvalue="")
+    return pairs
 
 
 def total_scores(scored: Iterable[Scored]) -> Scores:
@@ -192,18 +168,23 @@ def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[
     ]
 
 
-def align(reference: str, hypothesis: str, *, by_words: bool = True) -> Alignment:
+def align(reference: str, hypothesis: str, *, by_words: bool = True) -> tuple[str, str, str]:
     """Set the words of both in shared columns, ``*`` where one is missing, marked S, D or I.
 
-    Without words, the characters.
-
+    Without words, the characters. Returns three lines to print below each other.
     Columns are as wide as a terminal shows them: two cells for a CJK character, none for a
     combining accent.
     """
-    columns = [_column(*pair) for pair in _pair_units(reference, hypothesis, by_words=by_words)]
-    lines = zip(*columns, strict=True) if columns else iter([(), (), ()])
+    columns = []
+    for pair in pair_units(reference, hypothesis, by_words=by_words):
+        width = max(1, *map(cell_len, pair))
+        cells = (*(each or "*" * width for each in pair), mark_pair(*pair))
+        columns.append([set_cell_size(each, width) for each in cells])
     between = " " if by_words else ""
-    return Alignment(*(between.join(line).rstrip() for line in lines))
+    first, second, marks = (
+        between.join(column[line] for column in columns).rstrip() for line in range(3)
+    )
+    return first, second, marks
 
 
 def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
@@ -216,28 +197,8 @@ def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCo
     )
 
 
-def pair_words(reference: Sequence[str], hypothesis: Sequence[str]) -> WordPairs:
-    """Pair each word with its counterpart, "" where there is none."""
-    pairs: WordPairs = []
-    for operation in Levenshtein.opcodes(reference, hypothesis):
-        words = reference[operation.src_start : operation.src_end]
-        others = hypothesis[operation.dest_start : operation.dest_end]
-        pairs += zip_longest(words, others, fillvalue="")
-    return pairs
-
-
-def _column(reference: str, hypothesis: str) -> tuple[str, str, str]:
-    width = max(cell_len(reference), cell_len(hypothesis), 1)
-    cells = (reference or "*" * width, hypothesis or "*" * width, mark_pair(reference, hypothesis))
-    return (_pad(cells[0], width), _pad(cells[1], width), _pad(cells[2], width))
-
-
 def mark_pair(reference: str, hypothesis: str) -> str:
     """Return S, D or I for a word and its counterpart, "" where they are equal."""
     if reference == hypothesis:
         return ""
     return "S" if reference and hypothesis else "D" if reference else "I"
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))

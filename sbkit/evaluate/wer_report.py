@@ -1,6 +1,7 @@
 """A report of every utterance of a split with its word errors, and the figures of the whole."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,63 +30,41 @@ def report_errors(folder: Path, split: str, scored: Sequence[Scored]) -> dict[st
 
 def write_wer(path: Path, scored: Iterable[Scored]) -> None:
     """Write every utterance with its aligned errors, the worst first, below the totals."""
-    worst_first = sorted(scored, key=_badness)
-    head = _describe_scores(total_scores(worst_first), by_words=have_words(worst_first))
-    bodies = map(_describe_utterance, worst_first)
-    write_text_atomically(path, "\n".join([head, *bodies]))
-
-
-def _badness(utterance: Scored) -> tuple[int, float, str]:
-    return (-utterance.errors.errors, -utterance.errors.rate, utterance.id)
-
-
-def _describe_scores(scores: Scores, *, by_words: bool) -> str:
-    wer = f"WER {_describe_counts(scores.words, 'words')}\n" if by_words else ""
-    return (
-        f"{wer}CER {_describe_counts(scores.characters, 'characters')}\n\n"
+    worst_first = sorted(scored, key=lambda each: (-each.errors.errors, -each.errors.rate, each.id))
+    scores, by_words = total_scores(worst_first), have_words(worst_first)
+    wer = [f"WER {_describe_counts(scores.words, 'words')}"] if by_words else []
+    head = [
+        *wer,
+        f"CER {_describe_counts(scores.characters, 'characters')}",
+        "",
         f"Utterances: {scores.utterances}, the worst first. "
-        "S: substituted, D: deleted, I: inserted, *: no counterpart.\n"
-    )
+        "S: substituted, D: deleted, I: inserted, *: no counterpart.",
+        "",
+    ]
+    bodies = map(_describe_utterance, worst_first)
+    write_text_atomically(path, "\n".join([*head, *bodies]))
 
 
 def _describe_counts(counts: ErrorCounts, unit: str) -> str:
     return (
-        f"{_percent(counts.rate)} ({counts.errors} errors / {counts.total} {unit}: "
+        f"{100 * counts.rate:.2f} % ({counts.errors} errors / {counts.total} {unit}: "
         f"{counts.substitutions} S, {counts.deletions} D, {counts.insertions} I)"
     )
 
 
 def _describe_utterance(utterance: Scored) -> str:
-    words, characters = utterance.scores.words, utterance.scores.characters
+    scores = utterance.scores
+    rates = {"WER": scores.words} if utterance.by_words else {}
+    described = ", ".join(
+        f"{name} {100 * each.rate:.2f} % ({each.errors} / {each.total})"
+        for name, each in {**rates, "CER": scores.characters}.items()
+    )
     lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
-    wer = f"WER {_percent(words.rate)} ({words.errors} / {words.total}), "
-    return (
-        f"{printable(utterance.id)}: {wer if utterance.by_words else ''}"
-        f"CER {_percent(characters.rate)} ({characters.errors} / {characters.total})\n"
-        + _label("reference", lines.reference)
-        + _label("hypothesis", lines.hypothesis)
-        + (_label("", lines.marks) if lines.marks else "")
-    )
-
-
-def _label(name: str, line: str) -> str:
-    return f"  {name:<10}  {printable(line)}".rstrip() + "\n"
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.2f} %"
-
-
-def _describe_rates(scored: Sequence[Scored]) -> str:
-    """Write both rates with their counts and 95 % intervals, in one line."""
-    test, intervals = total_scores(scored), _intervals(scored)
-    rates = (("CER", test.characters, "characters"), ("WER", test.words, "words"))
-    return ", ".join(
-        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; "
-        f"{intervals[name]})"
-        for name, counts, unit in rates
-        if name in intervals
-    )
+    text = f"{printable(utterance.id)}: {described}\n"
+    for name, line in zip(("reference", "hypothesis", ""), lines, strict=True):
+        if name or line:
+            text += f"  {name:<10}  {printable(line)}".rstrip() + "\n"
+    return text
 
 
 def _intervals(scored: Sequence[Scored]) -> dict[str, Interval]:
@@ -95,6 +74,17 @@ def _intervals(scored: Sequence[Scored]) -> dict[str, Interval]:
     if have_words(scored):
         rates["WER"] = [each.scores.words for each in scored]
     return {name: interval_of(counts, units) for name, counts in rates.items()}
+
+
+def _describe_rates(scored: Sequence[Scored]) -> str:
+    """Write both rates with their counts and 95 % intervals, in one line."""
+    test = total_scores(scored)
+    rates = {"CER": (test.characters, "characters"), "WER": (test.words, "words")}
+    return ", ".join(
+        f"{name} {100 * counts.rate:.1f} % ({counts.errors} / {counts.total} {unit}; {interval})"
+        for name, interval in _intervals(scored).items()
+        for counts, unit in [rates[name]]
+    )
 
 
 def describe_results(scored: Sequence[Scored]) -> str:
@@ -145,7 +135,7 @@ def _decoder_figures(scored: Sequence[Scored]) -> dict[str, Any]:
     return {
         **error_figures(total_scores(scored), by_words=have_words(scored)),
         **_interval_figures(scored),
-        **({} if confidence is None else {"confidence": confidence.plain()}),
+        **({} if confidence is None else {"confidence": asdict(confidence)}),
     }
 
 
@@ -176,4 +166,4 @@ def slice_error_rates(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _interval_figures(scored: Sequence[Scored]) -> dict[str, Any]:
-    return {f"{name}_interval": each.plain() for name, each in _intervals(scored).items()}
+    return {f"{name}_interval": asdict(each) for name, each in _intervals(scored).items()}

@@ -19,11 +19,10 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.text import __version__, plural
 from sbkit.data.batches.batch import user_columns
 from sbkit.data.corpora.columns import filled_rows
-from sbkit.data.corpora.kaldi import is_kaldi
 from sbkit.data.corpora.manifest import Manifest
 from sbkit.data.corpora.own_manifest import read_manifests
 from sbkit.data.corpora.release import read_release
-from sbkit.data.corpora.tables import TEXT_COLUMNS, check_no_columns, read_table
+from sbkit.data.corpora.tables import TEXT_COLUMNS, read_table
 from sbkit.data.storage.audio_cache import default_cache
 from sbkit.data.storage.audio_store import read_clips
 from sbkit.data.storage.prepare import prepare_split
@@ -31,10 +30,11 @@ from sbkit.decoding.confidence import GREEDY
 from sbkit.evaluate.report import REPORT, Known, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.inference.bundle.bundle import CONFIG, Bundle, load_bundle
+from sbkit.inference.bundle.bundle import CONFIG, Bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.formats.held_out import find_held_out, read_whole_clips
 from sbkit.inference.runtime.model import naming_audio
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Scorer
 from sbkit.train.evaluation import clips_of
 
@@ -74,12 +74,8 @@ def score_model(
 
     Raises:
         SbkitError: the model or a source cannot be read, ``out`` holds scores already, or nothing
-            can be written there; or a column is named, which no source has.
+            can be written there.
     """
-    if all(map(is_kaldi, sources)):
-        check_no_columns(
-            vars(options), "data in Kaldi's form" if sources else "a run's own test sets"
-        )
     if options.out is not None:
         if (options.out / SCORES).exists():
             raise SbkitError(

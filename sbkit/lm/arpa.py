@@ -13,13 +13,11 @@ Words are UTF-8 without white space. SRILM's manual, ngram-format(5), describes 
 
 import math
 from array import array
-from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_lines, write_bytes_atomically
@@ -27,209 +25,124 @@ from sbkit.lm.ngram import LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramMod
 
 LN_10 = math.log(10)
 ZERO = -99.0  # log10, by convention that of no probability
-FARTHEST = 1e6  # log10, of anything that was ever estimated
-LINES_AT_ONCE = 1 << 16
-LONGEST_COUNT = 18  # digits; Python refuses to read thousands of them
+START = b"\\data\\"  # above it, tools may write what they like
 
 
 def read_arpa(path: Path) -> NgramModel:
-    r"""Read a model from an ARPA file.
+    """Read a model from an ARPA file.
 
     A file without `<unk>` gives unknown words no probability; theirs becomes a log10 of -99, which
-    stands for that in ARPA files. Back-offs of the highest order say nothing and are dropped.
-    Raises SbkitError for a file that cannot be read, is cut short, is not UTF-8, or holds: other
-    numbers of n-grams than it says, a value that is no logarithm of a probability, a word that is
-    no unigram, an n-gram twice, an n-gram whose first n - 1 words are no n-gram.
+    stands for that in ARPA files. Back-offs of the highest order have no effect and are dropped.
+    Raises SbkitError for a file that cannot be read, is cut short, holds other numbers of n-grams
+    than it says, or an n-gram whose words are no unigrams or whose first words are no n-gram.
     """
-    return _read(Lines(path, read_lines(path, what="An ARPA file")))
-
-
-class Lines:
-    """The lines of a file, counted, so that an error can name one."""
-
-    def __init__(self, path: Path, lines: Iterator[bytes]) -> None:
-        self.path, self.lines = path, lines
-        self.number = 0  # of the line read last
-
-    def take(self) -> bytes:
-        """Return the next line that is not blank; raise SbkitError at the end of the file."""
-        for line in self.lines:
-            self.number += 1
-            if stripped := line.strip():
-                return stripped
-        raise self.fault("must go on until \\end\\", "is cut short")
-
-    def take_rows(self, count: int) -> Iterator[list[list[bytes]]]:
-        """Yield the fields of so many lines, or fewer at the file's end, a block at a time."""
-        while rows := [each.split() for each in islice(self.lines, min(count, LINES_AT_ONCE))]:
-            yield rows
-            self.number += len(rows)
-            count -= len(rows)
-
-    def fault(self, must: str, but: str, *, line: int | None = None) -> SbkitError:
-        """Return the error of a line, by default the one read last."""
-        number = self.number if line is None else line
-        return SbkitError(
-            f"An ARPA file {must}, but {self.path} {but} (line {number}). Make or fetch the file "
-            "again."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """The n-grams of one order as they stand in a file.
-
-    words: one after the other, as many as the order for each n-gram; log_probs, backoffs: natural
-    logarithms; first: the number of the line of the first.
-    """
-
-    words: list[bytes]
-    log_probs: Floats
-    backoffs: Floats
-    first: int
-
-
-def _read(lines: Lines) -> NgramModel:
-    counts = _read_counts(lines)
-    words, unigrams = _read_unigrams(lines, counts[0])
+    file = ArpaFile(path)
+    counts = file.read_counts()
+    words, unigrams = _read_unigrams(file, counts[0])
     ids = {word.encode(): number for number, word in enumerate(words)}
     ids.setdefault(b"<UNK>", ids[b"<unk>"])
     grams = [unigrams]
     for order, count in enumerate(counts[1:], start=2):
-        _expect(lines, b"\\%d-grams:" % order)
-        grams.append(_read_grams(lines, order, count, ids, grams))
+        grams.append(_read_grams(file, order, count, ids, grams))
+    if file.take() != b"\\end\\":
+        raise file.error(f"end with \\end\\ after {counts[-1]} {len(counts)}-grams")
     last = grams[-1]
     grams[-1] = Grams(last.keys, last.log_probs, np.zeros_like(last.backoffs))
-    _expect(lines, b"\\end\\")
     return NgramModel(words, tuple(grams))
 
 
-def is_start(line: bytes) -> bool:
-    r"""Check whether a line is `\data\`, above which tools may write what they like."""
-    return line.strip().removeprefix(BOM_UTF8) == b"\\data\\"
+class ArpaFile:
+    """The lines of a file, counted, so that an error can name the latest one."""
 
+    def __init__(self, path: Path) -> None:
+        self._path, self._lines = path, read_lines(path, what="An ARPA file")
+        self._number, self._line = 0, b""
 
-def _read_counts(lines: Lines) -> list[int]:
-    r"""Read what follows \data\: the number of n-grams of each order."""
-    while not is_start(lines.take()):
-        pass
-    counts = list[int]()
-    while (line := lines.take()).startswith(b"ngram "):
-        order, _, count = line.removeprefix(b"ngram ").partition(b"=")
-        is_count = count.strip().isdigit() and len(count) < LONGEST_COUNT
-        if order.strip() != b"%d" % (len(counts) + 1) or not is_count:
-            raise lines.fault('must count its n-grams as in "ngram 1=20"', f"says {_show(line)}")
-        counts.append(int(count))
-    if not 1 <= len(counts) <= LARGEST_ORDER:
-        raise lines.fault(f"must count 1 to {LARGEST_ORDER} orders", f"counts {len(counts)}")
-    if line != b"\\1-grams:":
-        raise lines.fault(r"must go on with \1-grams:", f"goes on with {_show(line)}")
-    return counts
+    def take(self) -> bytes:
+        """Return the next line that is not blank, nothing at the end of the file."""
+        for line in self._lines:
+            self._number += 1
+            if stripped := line.strip():
+                self._line = stripped
+                return stripped
+        self._line = b""
+        return b""
 
-
-def _expect(lines: Lines, heading: bytes) -> None:
-    if (line := lines.take()) != heading:
-        raise lines.fault(
-            f"must go on with {heading.decode()} after as many n-grams as it says",
-            f"goes on with {_show(line)}",
+    def error(self, must: str) -> SbkitError:
+        """Return an error that names the latest line."""
+        line = self._line[:80].decode(errors="backslashreplace")
+        came = f"has {line!r} in line {self._number}" if line else "is cut short"
+        return SbkitError(
+            f"An ARPA file must {must}, but {self._path} {came}. Make or fetch the file again."
         )
 
+    def read_counts(self) -> list[int]:
+        r"""Read what follows \data\: the number of n-grams of each order."""
+        while self.take() not in (START, b""):
+            pass
+        counts = list[int]()
+        while self.take().startswith(b"ngram "):
+            count = self._line.partition(b"=")[2].strip()
+            counts.append(int(count) if count.isdigit() else 0)
+        if not 1 <= len(counts) <= LARGEST_ORDER or self._line != b"\\1-grams:":
+            raise self.error(f"count the n-grams of 1 to {LARGEST_ORDER} orders before \\1-grams:")
+        return counts
 
-def _read_section(lines: Lines, order: int, count: int) -> Section:
-    words = list[bytes]()
-    log_probs, backoffs = array("d"), array("d")
-    first = lines.number + 1
-    for rows in lines.take_rows(count):
+    def read_rows(self, order: int, count: int) -> Iterator[tuple[float, list[bytes], float]]:
+        """Yield the log10 probability, the words and the back-off of each n-gram of an order."""
+        for _ in range(count):
+            fields = self.take().split()
+            try:
+                log_prob = float(fields[0])
+                backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
+                is_sound = log_prob <= 0 and math.isfinite(log_prob) and math.isfinite(backoff)
+            except (ValueError, IndexError):
+                is_sound = False
+            if not is_sound or not order + 1 <= len(fields) <= order + 2:
+                raise self.error(
+                    f"hold {count} {order}-grams, each a log10 probability, {order} "
+                    f"word{'s' * (order > 1)} and perhaps a back-off"
+                )
+            yield log_prob, fields[1 : order + 1], backoff
+
+
+def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
+    rows: dict[str, tuple[float, float]] = {SPECIAL[0]: (ZERO, 0.0)}
+    for log_prob, (field,), backoff in file.read_rows(1, count):
         try:
-            backoffs.extend(_backoff(row, order) for row in rows)
-            log_probs.extend(float(row[0]) for row in rows)
-        except (ValueError, IndexError):
-            raise _malformed(lines, rows, order) from None
-        words += chain.from_iterable(row[1 : order + 1] for row in rows)
-    if len(log_probs) != count:
-        raise lines.fault("must go on until \\end\\", "is cut short")
-    values = np.array([log_probs, backoffs]) * LN_10  # (2, N)
-    right = (np.abs(values) <= FARTHEST).all(0) & (values[0] <= 0)
-    if not right.all():
-        raise lines.fault(
-            "must hold log10 probabilities of at most 0 and finite back-offs",
-            "does not",
-            line=first + int(np.argmin(right)),
-        )
-    log_probs_32, backoffs_32 = values.astype(np.float32)
-    return Section(words, log_probs_32, backoffs_32, first)
+            word = field.decode()
+        except UnicodeDecodeError:
+            raise file.error("be UTF-8") from None
+        rows[SPECIAL[0] if word == "<UNK>" else word] = log_prob, backoff
+    if not rows.keys() >= {*SPECIAL}:
+        raise file.error(f"have {' and '.join(SPECIAL[1:])} among its unigrams")
+    words = (*SPECIAL, *sorted(rows.keys() - {*SPECIAL}))
+    values = LN_10 * np.array([rows[word] for word in words])  # (V, 2)
+    return words, Grams(np.arange(len(words)), *_columns(values))
 
 
-def _backoff(row: list[bytes], order: int) -> float:
-    if len(row) == order + 2:
-        return float(row[-1])
-    if len(row) == order + 1 and not row[0].startswith(b"\\"):
-        return 0.0
-    raise ValueError
-
-
-def _malformed(lines: Lines, rows: list[list[bytes]], order: int) -> SbkitError:
-    """Return the error of the first row that is no n-gram."""
-    for line, row in enumerate(rows, start=lines.number + 1):
-        try:
-            _backoff(row, order), float(row[0])
-        except (ValueError, IndexError):
-            early = not row or row[0].startswith(b"\\")
-            return lines.fault(
-                f"must hold as many {order}-grams as it says, each a log10 probability, {order} "
-                f"word{'s' * (order > 1)} and perhaps a back-off",
-                "ends them early" if early else f"says {_show(b' '.join(row))}",
-                line=line,
-            )
-    raise AssertionError("no row is malformed")
-
-
-def _read_unigrams(lines: Lines, count: int) -> tuple[tuple[str, ...], Grams]:
-    section = _read_section(lines, 1, count)
-    rows: dict[str, int] = {}
-    for row, field in enumerate(section.words):
-        word = _decode(lines, field, line=section.first + row)
-        if rows.setdefault(word, row) != row:
-            raise lines.fault(
-                "must hold each n-gram once",
-                f"holds {_show(field)} twice",
-                line=section.first + row,
-            )
-    rows.setdefault(SPECIAL[0], len(rows))
-    for word in SPECIAL:
-        if word not in rows:
-            raise lines.fault(f"must have {word} among its unigrams", "has not")
-    words = (*SPECIAL, *sorted(set(rows).difference(SPECIAL)))
-    log_probs = np.append(section.log_probs, np.float32(ZERO * LN_10))
-    backoffs = np.append(section.backoffs, np.float32(0))
-    by_word = [rows[word] for word in words]
-    return words, Grams(np.arange(len(words)), log_probs[by_word], backoffs[by_word])
+def _columns(values: npt.NDArray[np.float64]) -> Iterator[Floats]:
+    return (each.astype(np.float32) for each in values.T)
 
 
 def _read_grams(
-    lines: Lines, order: int, count: int, ids: Mapping[bytes, int], lower: Sequence[Grams]
+    file: ArpaFile, order: int, count: int, ids: dict[bytes, int], lower: Sequence[Grams]
 ) -> Grams:
-    section = _read_section(lines, order, count)
-    try:
-        numbers = np.fromiter(map(ids.__getitem__, section.words), np.int64, len(section.words))
-    except KeyError as error:
-        line = section.first + section.words.index(error.args[0]) // order
-        raise lines.fault(
-            "must list every word as a unigram", f"does not {_show(error.args[0])}", line=line
-        ) from None
-    keys = _find_keys(numbers.reshape(-1, order), lower)
-    if (lost := np.flatnonzero(keys < 0)).size:
-        raise lines.fault(
-            f"must hold the first words of each {order}-gram as an n-gram of their own",
-            "does not",
-            line=section.first + int(lost[0]),
-        )
+    if file.take() != b"\\%d-grams:" % order:
+        raise file.error(f"go on with \\{order}-grams: after as many n-grams as it says")
+    numbers, values = array("q"), array("d")
+    for log_prob, fields, backoff in file.read_rows(order, count):
+        try:
+            numbers.extend([ids[field] for field in fields])
+        except KeyError:
+            raise file.error("list every word as a unigram") from None
+        values.extend((log_prob, backoff))
+    keys = _find_keys(np.array(numbers, np.int64).reshape(-1, order), lower)
+    if (keys < 0).any():
+        raise file.error(f"hold the first words of each {order}-gram as an n-gram")
     by_key = np.argsort(keys, kind="stable")
-    keys = keys[by_key]
-    if (again := by_key[1:][keys[1:] == keys[:-1]]).size:
-        line = section.first + int(again.min())
-        raise lines.fault("must hold each n-gram once", "holds one twice", line=line)
-    return Grams(keys, section.log_probs[by_key], section.backoffs[by_key])
+    columns = _columns(LN_10 * np.array(values).reshape(-1, 2)[by_key])
+    return Grams(keys[by_key], *columns)
 
 
 def _find_keys(words: Ints, lower: Sequence[Grams]) -> Ints:
@@ -243,18 +156,6 @@ def _find_keys(words: Ints, lower: Sequence[Grams]) -> Ints:
         rows = np.where(found & (keys >= 0), rows, -size)
     found_keys: Ints = np.where(rows >= 0, rows * size + words[:, -1], -1)
     return found_keys
-
-
-def _decode(lines: Lines, field: bytes, *, line: int) -> str:
-    try:
-        word = field.decode()
-    except UnicodeDecodeError:
-        raise lines.fault("must be UTF-8", f"holds {_show(field)}", line=line) from None
-    return SPECIAL[0] if word == "<UNK>" else word
-
-
-def _show(field: bytes) -> str:
-    return f'"{field[:80].decode(errors="backslashreplace")}"'
 
 
 def write_arpa(model: NgramModel, path: Path) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.base.errors import SbkitError
-from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Grams, Ints, NgramModel
+from sbkit.lm.ngram import BEGIN, END, LARGEST_ORDER, SPECIAL, Floats, Grams, Ints, NgramModel
 
-Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # lmplz's --discount_fallback
@@ -33,14 +32,13 @@ class Trained:
     """A model and what it was trained on.
 
     fallback_orders: those whose discounts could not be estimated and are 0.5, 1 and 1.5;
-    tokens: words read; types: different words.
+    tokens: words read.
     """
 
     model: NgramModel
     fallback_orders: tuple[int, ...]
     sentences: int
     tokens: int
-    types: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +65,6 @@ class Counted:
     counts: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class Smoothed:
-    """The probabilities of one order (N,), and the back-offs of the order below."""
-
-    probs: Doubles
-    backoffs: Doubles
-
-
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     """Train a model of an order, from sentences of words that are read once.
 
@@ -90,13 +80,11 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     text = read_text(sentences)
     counted = count(text, order)
     discounts = [estimate_discounts(each.counts) for each in counted]
-    smoothed = smooth(counted, [each or FALLBACK for each in discounts])
     return Trained(
-        model=NgramModel(text.words, _grams(counted, smoothed)),
+        model=NgramModel(text.words, smooth(counted, [each or FALLBACK for each in discounts])),
         fallback_orders=tuple(n for n, each in enumerate(discounts, start=1) if each is None),
         sentences=text.sentences,
         tokens=len(text.ids) - 2 * text.sentences,
-        types=len(text.words) - len(SPECIAL),
     )
 
 
@@ -173,11 +161,11 @@ def estimate_discounts(counts: Ints) -> tuple[float, ...] | None:
     return discounts if all(0 <= each <= k for k, each in enumerate(discounts)) else None
 
 
-def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> list[Smoothed]:
+def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> tuple[Grams, ...]:
     """Compute the probabilities of all orders, each interpolated with the one below."""
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of the order 0: uniform over all words but <s>
-    smoothed = []
+    log_probs, weights = list[Floats](), list[Floats]()
     for order, (grams, discount) in enumerate(zip(counted, discounts, strict=True), start=1):
         taken = np.array(discount)[np.minimum(grams.counts, 3)]  # (N,)
         contexts = len(lower)
@@ -189,19 +177,13 @@ def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -
         probs += backoffs[grams.prefixes] * lower[grams.suffixes]
         if order == 1:
             probs[BEGIN] = 1.0  # as lmplz writes it: scored, it changes nothing
-        smoothed.append(Smoothed(probs, backoffs))
+        log_probs.append(_log(probs))
+        weights.append(_log(backoffs))
         lower = probs
-    return smoothed
+    weights.append(_log(np.ones(len(lower))))  # the highest order has nothing to back off from
+    keys = (each.keys for each in counted)
+    return tuple(map(Grams, keys, log_probs, weights[1:]))
 
 
-def _grams(counted: Sequence[Counted], smoothed: Sequence[Smoothed]) -> tuple[Grams, ...]:
-    """Make the arrays of a model; its highest order has nothing to back off from."""
-    backoffs = [each.backoffs for each in smoothed[1:]] + [np.ones(len(counted[-1].keys))]
-    return tuple(
-        Grams(each.keys, _log(estimates.probs), _log(weights))
-        for each, estimates, weights in zip(counted, smoothed, backoffs, strict=True)
-    )
-
-
-def _log(values: Doubles) -> npt.NDArray[np.float32]:
+def _log(values: npt.NDArray[np.float64]) -> Floats:
     return np.log(np.clip(values, LEAST, 1.0)).astype(np.float32)

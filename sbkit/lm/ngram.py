@@ -23,7 +23,6 @@ NO_HISTORY = 0  # a state
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids
 SPECIAL = ("<unk>", "<s>", "</s>")  # by id
-BLANKS = frozenset(" \t\n\r\v\f\0")  # what separates words in a text or an ARPA file
 LARGEST_ORDER = 10
 
 
@@ -156,3 +155,36 @@ def _longest(keys: Ints, shorter: Ints, states: Ints, words: Ints, size: int) ->
         left = left[~is_there]
         states[left] = shorter[states[left]]
     return found
+
+
+Arc = tuple[int, int, int, float]  # two states, a word's id, a natural logarithm
+
+
+class Automaton(NamedTuple):
+    """An n-gram model as an automaton that is deterministic but for its arcs of back-off.
+
+    start: the state after `<s>`; words: an arc for each n-gram but those that end in `<s>` or
+    `</s>`; ends: for those that end in `</s>`; backoffs: to the state of a shorter history.
+    """
+
+    start: int
+    words: list[Arc]
+    ends: list[Arc]
+    backoffs: list[Arc]
+
+
+def make_automaton(model: NgramModel) -> Automaton:
+    """Make an automaton of the states of a model, by their numbers."""
+    made = model.numbered()
+    every = _arcs(made.contexts[1:], made.states[1:], made.words[1:], made.log_probs[1:])
+    states = 1 + np.flatnonzero(made.states[1:] == np.arange(1, len(made.states)))
+    return Automaton(
+        model.start,
+        [each for each in every if each[2] not in (BEGIN, END)],
+        [each for each in every if each[2] == END],
+        _arcs(states, made.shorter[states], made.words[states], made.backoffs[states]),
+    )
+
+
+def _arcs(*columns: Ints | Floats) -> list[Arc]:
+    return list(zip(*(each.tolist() for each in columns), strict=True))

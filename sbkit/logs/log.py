@@ -6,10 +6,8 @@ the host wait for the device.
 
 import json
 import os
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +18,6 @@ from sbkit.base.text import printable
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-EVENT_VERSION = "brain.Event:2"  # of the format of TensorBoard's files
-STARTED = time.time()  # in the name of the one file of events of this process
 
 Record = dict[str, Any]  # a line of the log, as JSON gives it
 
@@ -137,55 +133,7 @@ def _parse(line: str) -> Record | None:
     return record
 
 
-class QuietLog:
-    """The log of every rank but the first: it keeps nothing."""
-
-    def write(self, figures: Figures) -> None:
-        """Keep nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class EventFile:
-    """Append points of curves to TensorBoard's file of this process in ``folder``.
-
-    It is what torch's SummaryWriter writes, without its thread, which on a full disk ends with a
-    traceback of its own. TensorBoard shows no point of an earlier file from ``first_step`` on.
-    """
-
-    def __init__(self, folder: Path, *, first_step: int) -> None:
-        """Start the file, or continue it: training and test of one process share it."""
-        self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
-        self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
-        records: Any = import_module("tensorboard.summary.writer.record_writer")
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{STARTED:.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._path = folder / name
-        self._file = self._path.open("ab")
-        self._records = records.RecordWriter(self._file)
-        start = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._append(step=first_step, file_version=EVENT_VERSION)
-        self._append(step=first_step, session_log=start)
-
-    def write(self, step: int, points: Mapping[str, float]) -> None:
-        """Add a point to each of the curves named."""
-        one = self._summaries.Summary.Value
-        values = [one(tag=name, simple_value=value) for name, value in points.items()]
-        self._append(step=step, summary=self._summaries.Summary(value=values))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _append(self, **content: Any) -> None:
-        event = self._events.Event(wall_time=time.time(), **content)
-        with naming(self._path):
-            self._records.write(event.SerializeToString())
-            self._file.flush()
-
-
-class RunLog(QuietLog):
+class RunLog:
     """Append figures to ``train_log.jsonl``, a JSON object a line; mirror them to TensorBoard.
 
     A run that resumes at ``resume_step`` drops the records beyond it, and its test figures, which
@@ -204,10 +152,11 @@ class RunLog(QuietLog):
     ) -> None:
         """Open the log of the run in ``folder``; ``keep_test``: keep the test figures."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._folder = folder / LOG_FILE, folder
+        self._path = folder / LOG_FILE
         tested = resume_step if keep_test else -1
         _forget_beyond(self._path, resume_step, within_epoch=within_epoch, tested=tested)
-        self._curves = EventFile(folder / TENSORBOARD_FOLDER, first_step=resume_step + 1)
+        writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
+        self._curves = writer(folder / TENSORBOARD_FOLDER, purge_step=resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:
@@ -215,24 +164,17 @@ class RunLog(QuietLog):
         record = figures.as_record()
         with naming(self._path):
             self._file.write(to_json(record) + "\n")
-        self._mirror(record, step=figures.step)
+        group = record.get("split", record["kind"])  # each test set has curves of its own
+        for name, value in record.items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                self._curves.add_scalar(f"{group}/{name}", value, figures.step)
+        self._curves.flush()
 
     def close(self) -> None:
-        """Close both files; an error is only printed, since it may follow from an earlier one."""
-        for close in (self._file.close, self._curves.close):
-            try:
-                close()
-            except OSError as error:
-                log(f"The log in {self._folder} may lack its end ({error.strerror}).")
-
-    def _mirror(self, record: Record, *, step: int) -> None:
-        group = record.get("split", record["kind"])  # each test set has curves of its own
-        points = {
-            f"{group}/{name}": float(value)
-            for name, value in record.items()
-            if isinstance(value, int | float) and name not in ("step", "epoch")
-        }
-        self._curves.write(step, points)
+        """Close both; an error follows from an earlier one."""
+        self._curves.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 def _forget_beyond(path: Path, step: int, *, within_epoch: bool, tested: int) -> None:

@@ -19,7 +19,7 @@ OPTIONAL = {  # what a page may show, and its value where it does not
     "names": (),
     "sections": (),
     "slices": {},
-    "panels": (),
+    "curves": "",
     "known": None,
     "compared": None,
     "facts": None,

@@ -3,14 +3,14 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sbkit.logs.log import EpochFigures, Figures, StepFigures, is_first_rank, keep
+from sbkit.logs.log import EpochFigures, StepFigures, is_first_rank, keep
 from sbkit.logs.metric import Metrics, as_words
 
 
@@ -47,13 +47,15 @@ class Progress:
     def step(self, figures: StepFigures) -> None:
         """Update the live line."""
         self._points.append((figures.step, self._clock()))
+        waiting = f"waiting {100 * figures.waiting:.0f} %"
+        line = self._line(figures, f"lr {figures.learning_rate:.1e}", after=[waiting])
         self._live.start()
-        line = Text(self._join(_step_words(figures), figures), no_wrap=True, overflow="ellipsis")
-        self._live.update(line, refresh=True)
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def epoch(self, figures: EpochFigures) -> None:
         """Print the line of an epoch, and write it to the text log."""
-        line = self._join(_epoch_words(figures, self._metrics), figures)
+        valid = [] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]
+        line = self._line(figures, *valid, *as_words(self._metrics, figures.metrics))
         if is_first_rank():
             keep(line)
         self._live.console.print(line, markup=False, soft_wrap=True)
@@ -62,11 +64,15 @@ class Progress:
         """Remove the live line."""
         self._live.stop()
 
-    def _join(self, words: list[str], figures: Figures) -> str:
-        head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
+    def _line(
+        self, figures: StepFigures | EpochFigures, *words: str, after: Sequence[str] = ()
+    ) -> str:
         seconds = self._seconds_left()
-        tail = [] if seconds is None else [f"{timedelta(seconds=round(seconds))} left"]
-        return " ".join([head, *words, *tail])
+        skipped = [f"{figures.skipped} skipped"] if figures.skipped else []
+        left = [] if seconds is None else [f"{timedelta(seconds=round(seconds))} left"]
+        head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
+        known = [f"{figures.rtfx:.0f} RTFx", *after, *skipped, *left]
+        return " ".join([head, f"loss {figures.loss:.3f}", *words, *known])
 
     def _seconds_left(self) -> float | None:
         """Estimate the time left at the pace of the last 50 points, None before there are two."""
@@ -75,27 +81,3 @@ class Progress:
         (first_step, first_time), (step, now) = self._points[0], self._points[-1]
         seconds_per_step = (now - first_time) / max(step - first_step, 1)
         return seconds_per_step * max(self._total_steps - step, 0)
-
-
-def _step_words(figures: StepFigures) -> list[str]:
-    return [
-        f"loss {figures.loss:.3f}",
-        f"lr {figures.learning_rate:.1e}",
-        f"{figures.rtfx:.0f} RTFx",
-        f"waiting {figures.waiting:.0%}".replace("%", " %"),
-        *_skipped_words(figures.skipped),
-    ]
-
-
-def _epoch_words(figures: EpochFigures, metrics: Metrics) -> list[str]:
-    return [
-        f"loss {figures.loss:.3f}",
-        *([] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]),
-        *as_words(metrics, figures.metrics),
-        f"{figures.rtfx:.0f} RTFx",
-        *_skipped_words(figures.skipped),
-    ]
-
-
-def _skipped_words(steps: int) -> list[str]:
-    return [f"{steps} skipped"] if steps else []

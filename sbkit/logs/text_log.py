@@ -1,13 +1,12 @@
 """``train.log``: the messages of a run, each line with its time."""
 
-import sys
 import time
 import traceback
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self, TextIO
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import printable
@@ -20,14 +19,14 @@ class TextLog:
     """Append messages, warnings and the last error of a run to ``train.log`` in its folder.
 
     Messages wait until `open`: a run that is refused leaves the folder as it was. Only the first
-    rank writes.
+    rank writes. What does not fit on the disk is lost, and the run goes on.
     """
 
     def __init__(self, folder: Path, *, title: str) -> None:
         """Open nothing yet; ``title`` is the first line of this call."""
         self._path = folder / TEXT_LOG
-        self._file: BinaryIO | None = None
-        self._waiting: list[str] | None = []  # None once it is open
+        self._file: TextIO | None = None
+        self._waiting: list[str] = []
         self._hooks = ExitStack()
         self.write(title)
 
@@ -48,37 +47,27 @@ class TextLog:
         if error is not None:
             self.write(_describe_end(error))
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
     def open(self) -> None:
         """Write what waits, and append from now on."""
-        if not is_first_rank():
-            return
-        self._file = self._path.open("ab", buffering=0)
-        waiting, self._waiting = self._waiting, None
-        for line in waiting or []:
-            self._append(line)
+        if is_first_rank():
+            self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._append(self._waiting)
 
     def write(self, message: str) -> None:
         """Add the lines of a message, each with the time."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in message.splitlines():
-            stamped = f"{now} {printable(line)}\n"
-            if self._waiting is None:
-                self._append(stamped)
-            else:
-                self._waiting.append(stamped)
+        self._append([f"{now} {printable(line)}\n" for line in message.splitlines()])
 
-    def _append(self, line: str) -> None:
-        """Write a line; the run goes on where that fails."""
+    def _append(self, lines: list[str]) -> None:
         if self._file is None:
+            self._waiting += lines
             return
-        try:
-            self._file.write(line.encode(errors="backslashreplace"))
-        except OSError as error:
-            self._file.close()
-            self._file, why = None, error.strerror
-            print(f"{self._path} could not be written ({why}); the run goes on.", file=sys.stderr)
+        with suppress(OSError):
+            self._file.writelines(lines)
+            self._file.flush()
 
     def _and_show(self, show: Any) -> Any:
         def keep_and_show(message: Warning | str, category: type[Warning], *rest: Any) -> None:

@@ -7,6 +7,9 @@ Training, transcription and export all call this one model.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
@@ -115,6 +118,17 @@ class AsrModel(AcousticModel):
         begun = nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
         decoded = self.encoder.part.decode(begun, states, frame_lengths)
         return self._seq_logits(decoded).float().log_softmax(-1)
+
+    @torch.no_grad()
+    def score_tokens(
+        self, states: Tensor, tokens: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Score sequences of one utterance as above, in numpy: (U, D), (N, L) -> (N, L + 1, V)."""
+        states = states.float().expand(len(tokens), *states.shape)
+        lengths = torch.full((len(tokens),), states.shape[1])
+        scored = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
+        found: npt.NDArray[np.float64] = scored.double().cpu().numpy()
+        return found
 
     def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
         """Return the modules that CTC alone does not run: the decoder and its head."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.evaluate.wer import Scored, score
+from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import LabelFile, Scorer, Task
@@ -18,7 +18,7 @@ def transcribe_rows(
     """Transcribe the clips of rows, and count the errors of each."""
     rate, recognized = bundle.config.sample_rate, bundle.recognize(clips, times=times)
     return [
-        score(
+        Scored(
             row["id"],
             row["text"],
             found.text,

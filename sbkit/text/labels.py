@@ -26,8 +26,7 @@ class ClassLabels:
             self.names = content.decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise SbkitError(
-                f"{self.file} must list the classes, a line each, but cannot be read ({error}). "
-                "Restore it, or choose another output_folder."
+                f"{self.file} must be UTF-8, but is not ({error}). Restore it."
             ) from error
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
             raise SbkitError(
@@ -49,8 +48,7 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder has them; refuse others.
 
-    Raises SbkitError where the run folder lists other classes, there are fewer than two, or a name
-    is empty, or has several lines or a tab.
+    Raises SbkitError where the run folder lists other classes, or there are fewer than two.
     """
     wanted = sorted(set(names))
     if len(wanted) < 2:
@@ -58,22 +56,14 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
             "The training set must have two classes or more, but every label in it is "
             f"{wanted[0] if wanted else 'missing'}. Choose another `label`, or add data."
         )
-    if strange := [name for name in wanted if not name or {*name} & {"\n", "\t"}]:
-        raise SbkitError(
-            f"Every label must be text of one line without tabs, but {strange[0]!r} is none. "
-            "Correct it in the manifest."
-        )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, "".join(f"{name}\n" for name in wanted))
     labels = ClassLabels(file=file)
     if labels.names != wanted:
-        more, fewer = ({*wanted}.difference(labels.names), {*labels.names}.difference(wanted))
-        came = [f"it also has {listed(sorted(more))}"] * bool(more)
-        came += [f"it lacks {listed(sorted(fewer))}"] * bool(fewer)
+        others = listed(sorted({*wanted}.symmetric_difference(labels.names)))
         raise SbkitError(
-            f"The classes of the training set must be those that {file} lists, but "
-            f"{' and '.join(came) or 'they are not in alphabetical order there'}. Choose another "
-            "output_folder."
+            f"The classes of the training set must be those that {file} lists, but differ in "
+            f"{others}. Choose another output_folder."
         )
     return labels

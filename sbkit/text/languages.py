@@ -1,8 +1,6 @@
-"""Language tags: the known ones, and advice for the others."""
+"""Language tags, as Common Voice writes them."""
 
 import re
-from collections.abc import Mapping
-from difflib import get_close_matches
 
 from sbkit.base.errors import SbkitError
 
@@ -30,44 +28,6 @@ _LONG_CODES = {
 }
 KNOWN_CODES = frozenset(_LONG_CODES.values())
 
-# Names in English and in the language itself, and codes of countries.
-_OTHER_NAMES: Mapping[str, str] = {
-    "ar": "arabic",
-    "ca": "catalan català",
-    "cs": "czech čeština",
-    "cy": "welsh cymraeg",
-    "da": "danish dansk",
-    "de": "german deutsch",
-    "el": "greek",
-    "en": "english",
-    "es": "spanish español espanol castellano",
-    "fa": "persian farsi",
-    "fi": "finnish suomi",
-    "fr": "french français francais",
-    "he": "hebrew",
-    "hi": "hindi",
-    "hu": "hungarian magyar",
-    "it": "italian italiano",
-    "ja": "japanese jp",
-    "ko": "korean kr",
-    "nb": "bokmål bokmal",
-    "nl": "dutch nederlands",
-    "nn": "nynorsk",
-    "no": "norwegian norsk",
-    "pl": "polish polski",
-    "pt": "portuguese português portugues",
-    "ro": "romanian română",
-    "ru": "russian русский",
-    "sv": "swedish svenska",
-    "sw": "swahili kiswahili",
-    "th": "thai",
-    "tr": "turkish türkçe turkce",
-    "uk": "ukrainian українська ua",
-    "vi": "vietnamese",
-    "yue": "cantonese",
-    "zh": "chinese mandarin cn 中文",
-}
-_MEANT = _LONG_CODES | {name: tag for tag, names in _OTHER_NAMES.items() for name in names.split()}
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
     r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*",
@@ -86,16 +46,18 @@ def check_language(value: object) -> str:
             "`language` must be a tag as de or sv-SE, but is false: YAML reads no without quotes "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
-    if isinstance(value, str) and _TAG.fullmatch(value) and _is_known(primary(value)):
-        return value
-    raise SbkitError(
-        "`language` must be the tag of a known language, as de, sv-SE or zh-CN, but is "
-        f"{value!r}. {_advice(str(value))}"
-    )
-
-
-def _is_known(code: str) -> bool:
-    return code in KNOWN_CODES or (len(code) == 3 and code not in _LONG_CODES)
+    code = primary(str(value))
+    if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in KNOWN_CODES):
+        raise SbkitError(
+            "`language` must be the tag of a known language, as de, sv-SE or zh-CN, but is "
+            f"{value!r}. Write its code of ISO 639, such as en."
+        )
+    if code in _LONG_CODES:
+        raise SbkitError(
+            f"`language` must be the shortest code of a language, but is {value!r}. Write "
+            f"{_LONG_CODES[code]}."
+        )
+    return str(value)
 
 
 def language_tags(value: object) -> tuple[str, ...]:
@@ -118,16 +80,3 @@ def spoken_language(value: object) -> str:
 def primary(tag: str) -> str:
     """Return the language of a tag without its region: ``sv`` of ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()
-
-
-def _advice(value: str) -> str:
-    """Name the nearest tag: by name, by its first part, or by its letters."""
-    given = value.strip().lower()
-    first = re.split(r"[\W_]", given)[0]
-    for name in (given, first):
-        if name in KNOWN_CODES or name in _MEANT:
-            return f"Write {_MEANT.get(name, name)}."
-    if value == "None":
-        return "Write en for English."
-    near = get_close_matches(given, [*_MEANT, *sorted(KNOWN_CODES)], n=1, cutoff=0.6)
-    return f"Did you mean {_MEANT.get(near[0], near[0])}?" if near else "Write en for English."

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, write_bytes_atomically
@@ -21,7 +20,10 @@ class Tokenizer:
 
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
-        self.content = _read(self.model_file) if content is None else content
+        if content is None:
+            what = "The tokenizer, a sentencepiece model,"
+            content = read_regular(self.model_file.resolve(), largest=LARGEST_MODEL, what=what)
+        self.content = content
         self._pieces = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(
             size=self._pieces.get_piece_size(),
@@ -35,14 +37,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Count the tokens, the four special ones included."""
         return self.vocabulary.size
-
-    @property
-    def kind(self) -> str:
-        """Name what was trained: char, bpe or unigram."""
-        model = sentencepiece_model_pb2.ModelProto()
-        model.ParseFromString(self.content)
-        names = {4: "char", 2: "bpe", 1: "unigram"}
-        return names.get(model.trainer_spec.model_type, "other")
 
     def encode(self, text: str) -> list[int]:
         """Turn normalized text into ids; a character never seen in training becomes ``unk``."""
@@ -68,7 +62,7 @@ class Tokenizer:
 def ensure_tokenizer(
     *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
 ) -> Tokenizer:
-    """Train a tokenizer unless the run folder has one; raise SbkitError for other than declared."""
+    """Train a tokenizer, unless the run folder has one."""
     if kind not in KINDS:
         raise SbkitError(
             f"`token_type` must be one of {', '.join(KINDS)}, but is {kind!r}. Choose one of them."
@@ -76,37 +70,23 @@ def ensure_tokenizer(
     if not model_file.exists():
         model_file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(model_file, _train(kind, vocab_size, texts()))
-    tokenizer = Tokenizer(model_file=model_file)
-    if tokenizer.kind != kind:
-        raise SbkitError(
-            f"The run folder's tokenizer must be of the declared `token_type` {kind}, but "
-            f"{model_file} is {tokenizer.kind}. Choose another output_folder."
-        )
-    if vocab_size is not None and tokenizer.vocab_size != vocab_size:
-        raise SbkitError(
-            f"`vocab_size` must be the tokenizer's own size, but is {vocab_size} where "
-            f"{model_file} has {tokenizer.vocab_size} tokens. Leave it null for characters, or "
-            "choose another output_folder."
-        )
-    return tokenizer
+    return Tokenizer(model_file=model_file)
 
 
 def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
-    """Return the number of tokens to train; raises SbkitError where it is another than declared."""
-    if kind != "char":
-        if vocab_size is None:
-            raise SbkitError(
-                f"`vocab_size` must be a number when token_type is {kind}, but is null. "
-                "Try --vocab_size=500."
-            )
-        return vocab_size
-    size = characters + 4
-    if vocab_size not in (None, size):
+    """Return the number of tokens to train; raise SbkitError where it is another than declared."""
+    size = characters + 4  # special tokens
+    if kind == "char" and vocab_size not in (None, size):
         raise SbkitError(
             f"`vocab_size` must be null when token_type is char, but is {vocab_size}: the training "
             f"text has {size} tokens, four special ones included. Leave it null."
         )
-    return size
+    if kind != "char" and vocab_size is None:
+        raise SbkitError(
+            f"`vocab_size` must be a number when token_type is {kind}, but is null. "
+            "Try --vocab_size=500."
+        )
+    return vocab_size or size
 
 
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
@@ -146,12 +126,6 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
             f"tokens could not be trained: {reason}"
         ) from error
     return model.getvalue()
-
-
-def _read(model_file: Path) -> bytes:
-    return read_regular(
-        model_file.resolve(), largest=LARGEST_MODEL, what="The tokenizer, a sentencepiece model,"
-    )
 
 
 def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -5,12 +5,14 @@ A recipe overrides `compute_forward` and `compute_objectives`, and as much of `o
 counts, or a plain mean as in SpeechBrain.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from speechbrain import Stage
 from speechbrain.dataio.dataloader import LoopedLoader
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
@@ -18,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.rng import State, restore_random_state
+from sbkit.checkpoint.rng import State, random_state, restore_random_state
 from sbkit.data.batches.batch import Batch
 from sbkit.data.batches.loaders import Loaders
 from sbkit.data.batches.sampler import TrainSampler
@@ -26,7 +28,7 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.log import log
 from sbkit.logs.metric import best_key
-from sbkit.train.ddp import agree_on_buffers, check_same_weights
+from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.evaluation import (
     evaluate_splits,
     gather_results,
@@ -35,23 +37,21 @@ from sbkit.train.evaluation import (
     report_test,
     validation_error,
 )
-from sbkit.train.finished import stops_early
 from sbkit.train.metrics import ZERO, MetricTotals, TrainingMetrics
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.position import (
-    counters_kept,
     length_of,
     mark_last,
-    read_counters,
     share_of_steps,
-    write_counters,
 )
 from sbkit.train.profiling import profiled
+from sbkit.train.scoring import stops_early
 from sbkit.train.step import StepBrain, as_loss
 from sbkit.train.stopping import SaveOrLeave
 from sbkit.train.watchdog import NullWatchdog, Watchdog
 
 STALL_SECONDS = 120.0
+COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 LOG_EVERY = 10  # optimizer steps between two readings of the device, unless `log_every` says more
 
 
@@ -86,8 +86,9 @@ class Brain(StepBrain):
         self.signals = self.between.signals
         self.watchdog = NullWatchdog()
         self._profiles = rank() == 0 and self._declared("profile", False)  # the first epoch
-        self.resume_rng: State | None = None  # of the checkpoint, until it is set
-        self.saved_accumulation: int | None = None  # likewise
+        self._resume_rng: State | None = None  # of the checkpoint, until it is set
+        self._saved_accumulation: int | None = None  # likewise
+        self._keeps_counters = False  # while an earlier checkpoint is loaded
         self._steps_of_epoch = 0
         self._valid_set: Mapping[str, Any] = {}  # of the last fit
 
@@ -151,10 +152,9 @@ class Brain(StepBrain):
         Without a key the checkpoints say by which figure they were saved.
         """
         test_set = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        if max_key is None and min_key is None:
-            self.on_evaluate_start(**self._best_keys())
-        else:
-            self.on_evaluate_start(max_key=max_key, min_key=min_key)
+        is_told = max_key is not None or min_key is not None
+        keys = {"max_key": max_key, "min_key": min_key} if is_told else self._best_keys()
+        self.on_evaluate_start(**keys)
         with self.signals, self._watchdog() as self.watchdog:
             return self._evaluate_stage(test_set, Stage.TEST, None)
 
@@ -220,19 +220,20 @@ class Brain(StepBrain):
 
         The counters stay those of the whole run.
         """
-        with counters_kept(self):
-            super().on_evaluate_start(max_key=max_key, min_key=min_key)
-            count = int(self._declared("average_checkpoints", 1))
-            if count > 1 and isinstance(self.checkpointer, Checkpointer):
-                valid = self._valid_set
-                score = partial(validation_error, self, valid) if valid else None
-                averaged = self.checkpointer.load_average(
-                    count, score, max_key=max_key, min_key=min_key
-                )
-                if averaged is not None:
-                    self.averaged = len(averaged.checkpoints)
-                    if score is not None:
-                        log(str(averaged))
+        self._keeps_counters = True
+        super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        self._keeps_counters = False
+        count = int(self._declared("average_checkpoints", 1))
+        if count > 1 and isinstance(self.checkpointer, Checkpointer):
+            valid = self._valid_set
+            score = partial(validation_error, self, valid) if valid else None
+            averaged = self.checkpointer.load_average(
+                count, score, max_key=max_key, min_key=min_key
+            )
+            if averaged is not None:
+                self.averaged = len(averaged.checkpoints)
+                if score is not None:
+                    log(str(averaged))
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -242,8 +243,6 @@ class Brain(StepBrain):
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
     def _evaluate_stage(self, loaders: Mapping[str, Any], stage: Stage, epoch: int | None) -> float:
-        if self._has_own_step():
-            check_same_weights(self.modules)
         self.on_stage_start(stage, epoch)
         losses = evaluate_splits(self, loaders, stage, phase=stage.name.lower())
         steps, self.step = self.step, 0
@@ -296,13 +295,13 @@ class Brain(StepBrain):
         self._is_planned = isinstance(sampler, TrainSampler)
         self._nonfinite.epoch = epoch
         if isinstance(sampler, TrainSampler):
-            if self.saved_accumulation is not None:  # other micro-batches of the same steps
-                steps = self.step // self.saved_accumulation
+            if self._saved_accumulation is not None:  # other micro-batches of the same steps
+                steps = self.step // self._saved_accumulation
                 self.step = steps * self.grad_accumulation_factor
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
             self.train_sampler.set_epoch(epoch)
-        self.saved_accumulation = None
+        self._saved_accumulation = None
 
     def _log_step(self, epoch: int, *, live: bool) -> None:
         rates = [each.param_groups[0]["lr"] for each in self._active_optimizers().values()]
@@ -368,14 +367,28 @@ class Brain(StepBrain):
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
-        write_counters(self, Path(path))
+        """Write where the run stands: counters, sums of metrics, random state."""
+        state = {name: getattr(self, name) for name in COUNTERS}
+        state["accumulation"] = self.grad_accumulation_factor
+        state |= self._training_metrics.state()
+        state["random"] = random_state(self.device)
+        Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
-        read_counters(self, Path(path))
+        """Set the Brain to where the run stood."""
+        if self._keeps_counters:
+            return
+        text = Path(path).read_text()  # SpeechBrain's is YAML, with fewer counters
+        state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+        for name in COUNTERS:
+            setattr(self, name, int(state.get(name, getattr(self, name))))
+        self._training_metrics.restore(state)
+        self._resume_rng = state.get("random")
+        self._saved_accumulation = state.get("accumulation")
 
     def _resume_random(self) -> None:
         """Go on drawing where the run stood when it was saved."""
-        if self.resume_rng is not None:
-            restore_random_state(self.resume_rng, self.device)
-            self.resume_rng = None
+        if self._resume_rng is not None:
+            restore_random_state(self._resume_rng, self.device)
+            self._resume_rng = None

@@ -1,12 +1,13 @@
-"""Restore what a skipped step, or one that was only tried, must not change."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""What modules count while they train: undone with a skipped step, the same on all ranks."""
 
 import torch
 from torch import Tensor, nn
 
-from sbkit.checkpoint.rng import preserve_rng
+from sbkit.distributed.ranks import (
+    from_main_rank,
+    sum_over_ranks,
+    world_size,
+)
 
 
 class RunningStatistics:
@@ -39,21 +40,22 @@ class RunningStatistics:
                 now.copy_(torch.where(skipped, before.to(now.dtype), now))
 
 
-@contextmanager
-def unchanged(modules: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back gradients, buffers, modes and random numbers; gradients begin at none."""
-    modes = [(each, each.training) for each in modules.modules()]
-    buffers = [(each, each.detach().clone()) for each in modules.buffers()]
-    gradients = [(each, each.grad) for each in modules.parameters()]
-    modules.zero_grad(set_to_none=True)
-    try:
-        with preserve_rng(device):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+@torch.no_grad()
+def agree_on_buffers(modules: nn.Module) -> None:
+    """Make the buffers of all ranks the same, before an evaluation or a checkpoint.
+
+    The statistics of batch normalizations are averaged; of all other buffers, such as a running
+    mean of a module of the user's, those of rank 0 are taken, which a checkpoint holds.
+    """
+    if world_size() == 1:
+        return
+    norms = [
+        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
+    ]
+    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
+    averaged = {id(each): each for each in statistics if each is not None}
+    for statistic in averaged.values():
+        sum_over_ranks(statistic).div_(world_size())
+    for buffer in modules.buffers():
+        if id(buffer) not in averaged and buffer.numel():
+            from_main_rank(buffer)

@@ -4,8 +4,6 @@ A block is compiled for any number of utterances and frames. Random numbers are 
 that a compiled run has the losses of one that is not.
 """
 
-import os
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,23 +14,20 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sbkit.base.errors import SbkitError
 from sbkit.logs.log import log
 
 OPTIONS = {"fallback_random": True}
 # Forms of one function; torch's 8 are fewer than training, validation, two precisions, and sizes of
 # one, which it compiles apart, make together. Beyond them it runs uncompiled.
 MOST = 64
-CXX, CC = ("CXX", "g++", "clang++"), ("CC", "gcc", "clang")  # a variable, and the usual compilers
 
 
 def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counter[str]:
     """Compile the blocks of modules, or of the parts in a ModuleList, in place; count each class.
 
     Not as SpeechBrain has it, a compiled wrapper for each of the Brain's modules: nobody calls a
-    ModuleList. Raises SbkitError where there is no compiler for the device.
+    ModuleList.
     """
-    require_compiler(device)
     parts = [
         part
         for module in modules
@@ -78,19 +73,3 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
             yield from child
         else:
             yield from _members(child)
-
-
-def require_compiler(device: torch.device) -> None:
-    """Raise SbkitError where PyTorch would find no compiler: C++ for the CPU, C for Triton."""
-    variable, *usual = CXX if device.type == "cpu" else CC
-    if find_compiler(variable, *usual) is None:
-        raise SbkitError(
-            f"`compile` must find a compiler ({', '.join(usual)} or ${variable}), but there is "
-            "none. Install one, or set --compile=False."
-        )
-
-
-def find_compiler(variable: str, *usual: str) -> str | None:
-    """Return the path of the compiler that a variable names, or of a usual one."""
-    named = os.environ.get(variable, usual[0])
-    return next(filter(None, map(shutil.which, (named, *usual))), None)

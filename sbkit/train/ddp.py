@@ -10,15 +10,10 @@ from speechbrain import Stage
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import SbkitError
 from sbkit.distributed.ranks import (
     from_main_rank,
-    gather_over_ranks,
-    sum_over_ranks,
-    world_size,
 )
 
-TRIES = 5  # steps in which a parameter may get no gradient before `check` says that it gets none
 Forward = Callable[[Any, Stage], Any]
 Objective = Callable[[Any, Any, Stage], Any]
 
@@ -126,39 +121,3 @@ def share_batch_norms(modules: nn.Module) -> None:
         if type(each) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             each.__class__ = nn.SyncBatchNorm
             each.process_group = None  # that of all
-
-
-@torch.no_grad()
-def agree_on_buffers(modules: nn.Module) -> None:
-    """Make the buffers of all ranks the same, before an evaluation or a checkpoint.
-
-    The statistics of batch normalizations are averaged; of all other buffers, such as a running
-    mean of a module of the user's, those of rank 0 are taken, which a checkpoint holds.
-    """
-    if world_size() == 1:
-        return
-    norms = [
-        each for each in modules.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)
-    ]
-    statistics = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
-    averaged = {id(each): each for each in statistics if each is not None}
-    for statistic in averaged.values():
-        sum_over_ranks(statistic).div_(world_size())
-    for buffer in modules.buffers():
-        if id(buffer) not in averaged and buffer.numel():
-            from_main_rank(buffer)
-
-
-def check_same_weights(modules: nn.Module) -> None:
-    """Raise SbkitError, on all ranks, where they have other weights than rank 0."""
-    if world_size() == 1:
-        return
-    mine = {name: each.detach().double().sum().item() for name, each in modules.named_parameters()}
-    everyone = gather_over_ranks(mine)
-    for name in mine:
-        if len({str(each[name]) for each in everyone}) > 1:  # as text, where nan is nan
-            raise SbkitError(
-                f"All ranks must have the same weights, but `{name.replace('.module.', '.')}` "
-                "differs: its gradients are not added up over them. Call each module as "
-                "`self.modules.NAME`, by which SpeechBrain's DDP sees it, and step on all ranks."
-            )

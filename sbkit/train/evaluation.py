@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow.compute as pc
 import torch
 from speechbrain import Stage
-from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
 from sbkit.base.text import __version__, plural
 from sbkit.checkpoint.checkpointer import RANKED_BY
@@ -18,17 +16,15 @@ from sbkit.data.corpora.columns import take_columns
 from sbkit.data.players import encode_clips
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.report import LONGEST, REPORT, Known, write_report
-from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
-from sbkit.evaluate.summary import SUMMARY, write_summary
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.log import LOG_FILE, FinalFigures, RunLog, log
 from sbkit.logs.metric import LOSS, best_key
 from sbkit.models.loss import Loss
-from sbkit.train.ddp import agree_on_buffers
-from sbkit.train.finished import first_best_epoch
+from sbkit.train.buffers import agree_on_buffers
 from sbkit.train.nonfinite import explained_memory
-from sbkit.train.scoring import BEST_EPOCH, metrics_of
+from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, metrics_of
 from sbkit.train.step import as_loss
 
 Results = dict[str, list[Any]]  # of each split, one for every utterance
@@ -112,9 +108,6 @@ def log_validation(brain: Any, results: Results, loss: float, epoch: int) -> Non
     values, best = measure_splits(brain.measured, results), best_key(metrics_of(type(brain)))
     figures = {name: value for name, value in values.items() if name not in LOSS}
     brain._training_metrics.log_epoch(epoch, brain.optimizer_step, valid_loss=loss, values=figures)
-    counter = brain._declared("epoch_counter", None)
-    if isinstance(counter, EpochCounterWithStopper):
-        counter.update_metric(values[best.name])
     if brain.checkpointer is None:
         return
     first = first_best_epoch(brain.checkpointer, best, epoch=epoch, value=values[best.name])
@@ -148,11 +141,22 @@ def report_test(brain: Any, results: Results) -> None:
             write_slices(folder / f"report_by_{name}.tsv", slices)
             entries[name]["report_by"] = slices
     weights = f"mean of {brain.averaged} checkpoints" if brain.averaged > 1 else "best checkpoint"
-    report_run(brain, folder, entries, weights=weights)
+    parameters = sum(each.numel() for each in brain.modules.parameters())
+    read, splits = read_results(folder, entries), brain.loaders and brain.loaders.splits
+    write_report(
+        folder / REPORT,
+        [read],
+        clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
+        if splits
+        else lambda *_: {},  # a Brain that no Run made knows no data
+        metrics=metrics_of(type(brain)),
+        known=_known_words(splits.train) if splits and read.utterances else None,
+        notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
+    )
     write_summary(
         folder / SUMMARY,
         test=entries,
-        parameters=sum(each.numel() for each in brain.modules.parameters()),
+        parameters=parameters,
         train_seconds=brain._training_metrics.train_seconds,
         audio_seconds=brain._training_metrics.audio_seconds,
         device=brain.device,
@@ -161,28 +165,6 @@ def report_test(brain: Any, results: Results) -> None:
     rows = ("utterance",) if type(brain).metrics else ("loss", "losses")
     for name, each in results.items():
         log(f"{name}: {brain.describe(each)}, {plural(len(each), *rows)}, {weights}")
-
-
-def report_run(
-    brain: Any, folder: Path, test: Mapping[str, Mapping[str, Any]], *, weights: str
-) -> None:
-    """Write the report of a test; ``test`` holds the figures, and the other files are there.
-
-    A Brain that no Run made knows no data: its report has no audio and no unknown words.
-    """
-    results = read_results(folder, test)
-    parameters = sum(each.numel() for each in brain.modules.parameters())
-    splits = None if brain.loaders is None else brain.loaders.splits
-    write_report(
-        folder / REPORT,
-        [results],
-        clips=partial(clips_of, splits.test, brain.hparams.sample_rate)
-        if splits
-        else lambda *_: {},
-        metrics=metrics_of(type(brain)),
-        known=_known_words(splits.train) if splits and results.utterances else None,
-        notes=[f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"],
-    )
 
 
 def clips_of(

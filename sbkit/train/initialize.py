@@ -9,7 +9,6 @@ or JSON as text; nothing of the other folder is built.
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +35,11 @@ LARGEST_LABELS = 1 << 25  # bytes
 SHOWN = 4  # names in a line
 
 
-@dataclass(frozen=True)
-class Initialized:
-    """What became of each tensor.
-
-    loaded: taken from there; new: ours, but not there or of another shape, with the reason; left:
-    there, but not ours.
-    """
-
-    source: Path
-    loaded: tuple[str, ...]
-    new: tuple[str, ...]
-    left: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """Write it in three lines."""
-        return [
-            f"init_from {self.source}: {len(self.loaded)} tensors are loaded{_of(self.loaded)}",
-            f"init_from: {len(self.new)} tensors are new{_of(self.new)}",
-            f"init_from: {len(self.left)} tensors there are not used{_of(self.left)}",
-        ]
-
-
-def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> Initialized:
+def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
     """Load into the model of a task what fits of a run's or a bundle's weights.
 
-    Call it only where the run has no checkpoint of its own.
+    Returns three lines: which tensors are loaded, which are new, with the reason, and which of
+    those there are not ours. Call it only where the run has no checkpoint of its own.
     Raises SbkitError when the folder is neither, or when nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
@@ -84,7 +62,7 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> Ini
                 loaded.append(name)
             else:
                 new.append(f"{name} ({fault})")
-    left = tuple(name for name in theirs if name not in ours)
+    left = [name for name in theirs if name not in ours]
     if not loaded:
         raise SbkitError(
             f"`init_from` must name a run or a bundle with parts of this model, but of the "
@@ -92,7 +70,11 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> Ini
             f"({', '.join([*theirs][:SHOWN])}). Give the parts the names that they "
             "have there."
         )
-    return Initialized(source, tuple(loaded), tuple(new), left)
+    return [
+        f"init_from {source}: {len(loaded)} tensors are loaded{_of(loaded)}",
+        f"init_from: {len(new)} tensors are new{_of(new)}",
+        f"init_from: {len(left)} tensors there are not used{_of(left)}",
+    ]
 
 
 def _has_same_labels(source: Path, hparams: Mapping[str, Any], task: Task) -> bool:
@@ -174,5 +156,5 @@ def _fault(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> 
     return "not finite there" if unfit.any() else None
 
 
-def _of(names: tuple[str, ...]) -> str:
+def _of(names: list[str]) -> str:
     return f": {listed(names, most=SHOWN)}." if names else "."

@@ -14,7 +14,7 @@ from sbkit.config.hparams import parse_command, save_resolved
 from sbkit.data.report import write_data_report
 from sbkit.distributed.device import describe_products
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
-from sbkit.evaluate.summary import SUMMARY
+from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.log import log
 from sbkit.logs.text_log import TextLog
 from sbkit.train.brain import Brain

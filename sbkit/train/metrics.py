@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
-from sbkit.logs.log import EpochFigures, Figures, QuietLog, RunLog, StepFigures
+from sbkit.logs.log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.logs.metric import Metrics
 from sbkit.logs.progress import Progress
 from sbkit.models.loss import Loss
@@ -128,7 +128,8 @@ class TrainingMetrics:
         self.so_far = ZERO
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = ZERO
-        self._log, self._progress = QuietLog(), Progress(total_epochs=0, total_steps=0)
+        self._log: RunLog | None = None  # of the first rank
+        self._progress = Progress(total_epochs=0, total_steps=0)
 
     def open(
         self,
@@ -156,7 +157,8 @@ class TrainingMetrics:
     def close(self) -> None:
         """Close the log and the progress bar."""
         self._progress.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
         """Start an epoch, or go on within one; what was counted before does not belong to it."""
@@ -209,7 +211,8 @@ class TrainingMetrics:
 
     def _write(self, figures: Figures) -> None:
         with _together():
-            self._log.write(figures)
+            if self._log is not None:
+                self._log.write(figures)
 
     # -- with the run's checkpoints -----------------------------------------------------------
 

@@ -13,7 +13,6 @@ generator, nor the other way round. A single loss moves all. Of `parts`, `*` sta
 the optimizer without `parts` has the rest.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -136,18 +135,12 @@ def with_lr_scale(
     The longest path decides where several lead to a parameter. Groups that come in, such as those
     without weight decay, are split, and keep what they declare. A schedule sets a group's rate to
     its own times ``group.get("lr_scale", 1.0)``.
-    Raises SbkitError for a path that leads nowhere, a scale that is no number of at least 0, what
-    is no mapping, or a scheduler of SpeechBrain's, all of which set one rate for all groups.
+    Raises SbkitError for a path that leads nowhere, what is no mapping, or a scheduler of
+    SpeechBrain's, all of which set one rate for all groups.
     """
     _check_knob("lr_scale", scales, Mapping, "a mapping of paths in `model` to numbers", hparams)
     scale_of: dict[int, float] = {}
     for path, scale in sorted(scales.items(), key=lambda item: item[0].count(".")):
-        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-        if not is_number or not 0 <= scale < math.inf:
-            raise SbkitError(
-                f"`lr_scale` must give each path a number of at least 0, but gives {path} "
-                f"{scale!r}. Write 0.1 for a tenth of `lr`, and use `freeze` for none."
-            )
         for parameter in _parameters_at(path, hparams, "lr_scale"):
             scale_of[id(parameter)] = float(scale)
     for name, each in hparams.items() if scale_of else ():

@@ -25,9 +25,9 @@ from sbkit.logs.log import log
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.finished import is_finished
 from sbkit.train.initialize import initialize_from
 from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.scoring import is_finished
 
 
 class Run:
@@ -131,7 +131,7 @@ class Run:
         """Load what fits of `init_from`, unless the run has weights of its own."""
         source = self.knobs.get("init_from")
         if source and not self.is_begun:
-            for line in initialize_from(Path(source), self.hparams, self.recipe.task).lines():
+            for line in initialize_from(Path(source), self.hparams, self.recipe.task):
                 log(line)
 
     def make_brain(self, **run_opts: Any) -> Brain:

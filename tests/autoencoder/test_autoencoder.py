@@ -15,7 +15,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.inference.bundle.bundle import load_bundle
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.logs.log import read_log
 from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
 from tests.runs import ROOT, Workplace, last_parameters, make_workplace, read_json, train_here

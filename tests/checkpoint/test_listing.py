@@ -1,14 +1,11 @@
 """Checkpoints that are damaged are passed over, SpeechBrain's are taken, and both is said."""
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 
 from sbkit.base.errors import SbkitError
-from sbkit.check.existing_run import newest_checkpoint
 from sbkit.checkpoint.integrity import CHECKSUMS, find_damage
 from tests.checkpoint.saves import cut, flip, line, recovered, save
 
@@ -40,18 +37,6 @@ def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path: Path) -> 
         cut(path / "model.ckpt")
     with pytest.raises(SbkitError, match="but all 2 are damaged"):
         recovered(tmp_path)
-
-
-def test_a_check_looks_at_the_one_that_a_run_would_go_on_from(tmp_path: Path) -> None:
-    older, newer = save(tmp_path / "checkpoints", 0.5, 0.2)
-    os.utime(older, (time.time() + 3600,) * 2)
-    for newest in (newer, older):
-        found = newest_checkpoint(tmp_path)
-        assert found is not None
-        assert found.path == newest
-        cut(newest / "CKPT.yaml")
-    with pytest.raises(SbkitError, match="all 2 are damaged"):
-        newest_checkpoint(tmp_path)
 
 
 def test_a_run_that_speechbrain_began_goes_on(

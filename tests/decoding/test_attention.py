@@ -1,6 +1,7 @@
 """The attention decoder decodes as it was trained, alone or together with CTC."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding import joint_beam
-from sbkit.decoding.attend import attend
 from sbkit.decoding.attention import AttentionDecoder, rescore
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.joint_beam import JointBeamSearch
@@ -132,7 +132,12 @@ def test_a_text_is_scored_as_in_training_and_as_token_by_token() -> None:
     tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
     logits = model.decoder_log_probs(tokens, states, lengths)
     losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
-    long, short = attend(model, states, lengths)
+    long, short = (
+        AttentionDecoder(
+            log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
+        )
+        for row, count in zip(states, lengths.tolist(), strict=True)
+    )
     assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
     steps = [long.next_log_probs([(4, 5, 6)[:place]])[0] for place in range(4)]
@@ -143,7 +148,7 @@ def test_a_text_is_scored_as_in_training_and_as_token_by_token() -> None:
 
 
 def test_another_way_to_take_part_is_refused_and_so_is_a_missing_decoder() -> None:
-    with pytest.raises(SbkitError, match="must be none or rescore or joint, but is aloud"):
+    with pytest.raises(SbkitError, match="none, rescore, joint, but is beam with aloud"):
         BeamDecoder(tokenizer=None, language_models="x", attention="aloud")  # type: ignore[arg-type]
     decoder = BeamDecoder(tokenizer=None, language_models="x", attention="joint")  # type: ignore[arg-type]
     with pytest.raises(SbkitError, match="must be given the attention decoder"):

@@ -5,7 +5,7 @@ import pytest
 
 from sbkit.evaluate.accuracy_report import Answer, accuracy_figures, describe_accuracy
 from sbkit.evaluate.interval import Interval, Units, rate_interval, units_of
-from sbkit.evaluate.wer import score
+from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import describe_results
 
 SPEAKERS = Units(name="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
@@ -59,21 +59,11 @@ def test_the_same_clips_in_another_order_have_the_same_interval() -> None:
     assert (first.unit, first.unit_count) == ("speaker", 60)
 
 
-@pytest.mark.parametrize(
-    ("errors", "totals", "units", "reason"),
-    [
-        ([1, 2], [5, 5], Units(name="speaker", groups=("ann", "ann")), "is 1 speaker"),
-        ([1], [5], clips(1), "but there is 1 clip"),
-        ([], [], clips(0), "but there is 0 clip"),
-        ([0, 1], [0, 0], clips(2), "references are empty"),
-    ],
-)
-def test_where_nothing_can_be_drawn_there_is_no_interval(
-    errors: list[int], totals: list[int], units: Units, reason: str
-) -> None:
-    found = rate_interval(np.array(errors, int), np.array(totals, int), units)
-    assert (found.low, found.high, found.unit) == (None, None, units.name)
-    assert reason in found.reason
+def test_where_nothing_can_be_drawn_there_is_no_interval() -> None:
+    speaker = Units(name="speaker", groups=("ann", "ann"))
+    for totals, units in (([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2))):
+        found = rate_interval(np.ones(len(totals), int), np.array(totals, int), units)
+        assert (found.low, found.high, found.unit) == (None, None, units.name)
 
 
 def test_a_draw_of_empty_references_is_finite() -> None:
@@ -98,19 +88,17 @@ def test_speakers_are_drawn_where_they_are_known(
 
 
 # Twenty clips of two speakers: Ann's are all right, of Bob's every second word is wrong.
-SET = [score(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10)]
-SET += [score(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
+SET = [Scored(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10)]
+SET += [Scored(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 
 
 def test_the_line_of_a_test_set_names_what_was_drawn() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
     assert describe_results(SET).endswith(f", {words}")
-    clips = describe_results([score(each.id, each.reference, each.hypothesis) for each in SET])
+    clips = describe_results([Scored(each.id, each.reference, each.hypothesis) for each in SET])
     assert clips.endswith(", WER 25.0 % (10 / 40 words; 15.0 to 35.0, 20 clips)")
     assert clips.startswith("CER 16.7 % (10 / 60 characters; 10.0 to 23.3, 20 clips), ")
-    assert describe_results(SET[:1]).endswith(
-        "(0 / 2 words; no interval: there must be at least two to draw from, but there is 1 clip)"
-    )
+    assert describe_results(SET[:1]).endswith("(0 / 2 words; no interval over 1 clip)")
 
 
 def test_an_accuracy_has_its_interval() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.utterances import hash_references, read_utterances, write_utterances
-from sbkit.evaluate.wer import score
+from sbkit.evaluate.wer import Scored
 from sbkit.text.word import Word
 
 SET = [
-    score(
+    Scored(
         "b",
         "hold the line",
         "told line",
@@ -19,7 +19,7 @@ SET = [
         seconds=1.25,
         words=(Word("told", 0.04, 0.4, 0.312), Word("line", 0.48, 1.0)),
     ),
-    score("a", "naïve\u2028 «да»", "", by_words=False),
+    Scored("a", "naïve\u2028 «да»", "", by_words=False),
 ]
 
 
@@ -58,6 +58,6 @@ def test_the_hash_is_of_ids_and_references_alone() -> None:
     expected = hash_references(SET)
     assert len(expected) == 64
     assert hash_references(SET[::-1]) == expected
-    assert hash_references([SET[0], score("a", SET[1].reference, "other")]) == expected
-    assert hash_references([SET[0], score("a", "naïve да", "")]) != expected
-    assert hash_references([SET[0], score("c", SET[1].reference, "")]) != expected
+    assert hash_references([SET[0], Scored("a", SET[1].reference, "other")]) == expected
+    assert hash_references([SET[0], Scored("a", "naïve да", "")]) != expected
+    assert hash_references([SET[0], Scored("c", SET[1].reference, "")]) != expected

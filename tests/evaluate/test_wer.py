@@ -6,10 +6,10 @@ from dataclasses import astuple
 import pytest
 
 from sbkit.evaluate.wer import (
+    Scored,
     align,
     count_errors,
     right_words,
-    score,
     total_scores,
 )
 
@@ -59,7 +59,7 @@ def test_errors_are_the_edit_distance() -> None:
 
 
 def test_a_split_is_scored_by_summed_counts_not_by_the_mean_of_rates() -> None:
-    split = [score("long", "a b c d e f g h i", "a b c d e f g h i"), score("short", "a", "b")]
+    split = [Scored("long", "a b c d e f g h i", "a b c d e f g h i"), Scored("short", "a", "b")]
     total = total_scores(split)
     assert total.wer == 1 / 10
     assert total.cer == 1 / 18

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.evaluate.summary import write_summary
-from sbkit.evaluate.wer import Scores, score, total_scores
+from sbkit.evaluate.run_results import write_summary
+from sbkit.evaluate.wer import Scored, Scores, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     error_figures,
@@ -22,10 +22,10 @@ from sbkit.evaluate.wer_report import (
 from sbkit.text.word import Word
 
 SPLIT = [
-    score("c_right", "all is well", "all is well"),
-    score("b_long", "please hold the line", "please told line"),
-    score("a_short", "hello there", "yellow chair"),
-    score("d_silent", "", "oh"),
+    Scored("c_right", "all is well", "all is well"),
+    Scored("b_long", "please hold the line", "please told line"),
+    Scored("a_short", "hello there", "yellow chair"),
+    Scored("d_silent", "", "oh"),
 ]
 
 REPORT = """\
@@ -63,8 +63,8 @@ def test_wer_report(tmp_path: Path) -> None:
 def test_confidences_are_compared_with_what_was_said() -> None:
     """Words that have none do not count; greedy decoding has figures of its own."""
     sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
-    beam = score("a", "please hold the line", "please told line", words=sure)
-    greedy = score("a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),))
+    beam = Scored("a", "please hold the line", "please told line", words=sure)
+    greedy = Scored("a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),))
     figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
     assert figures["confidence"] == {
         "AUC": 1.0,
@@ -84,7 +84,7 @@ def test_confidences_are_compared_with_what_was_said() -> None:
 def test_a_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
-    scored = [score(*each, by_words=False) for each in texts]
+    scored = [Scored(*each, by_words=False) for each in texts]
     scored = [replace(each, greedy=each) for each in scored]
     assert "; greedily CER " in describe_results(scored)
     figures = report_errors(tmp_path, "test", scored)

@@ -10,7 +10,6 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.decoding.alignment import WordOffsets
-from sbkit.decoding.attention import Counts, Floats
 from sbkit.decoding.frames import LogProbs
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig
@@ -28,7 +27,6 @@ class ToneModel:
     """Hear the loudest frequency of each frame."""
 
     samples_per_frame = STEP
-    fallbacks = 0
 
     def __init__(self, vocab_size: int, blank: int) -> None:
         self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
@@ -39,14 +37,8 @@ class ToneModel:
         self.batches.append([len(clip) / RATE for clip in clips])
         return [Encoded(self._hear(clip)) for clip in clips]
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
         return run_batches(self.encode, batches)
-
-    def decoder_log_probs(self, states: object, tokens: Counts) -> Floats:
-        raise NotImplementedError
-
-    def predict(self, clips: Sequence[Samples]) -> object:
-        raise NotImplementedError
 
     def _hear(self, clip: Samples) -> LogProbs:
         frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)

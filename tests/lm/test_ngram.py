@@ -8,8 +8,8 @@ import pytest
 
 from sbkit.lm.arpa import read_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import BEGIN, END, NO_HISTORY, Grams, NgramModel
-from tests.decoding.by_definition import state_after
+from sbkit.lm.ngram import BEGIN, END, NO_HISTORY, Arc, Automaton, Grams, NgramModel, make_automaton
+from tests.decoding.by_definition import sentence_log_prob, state_after
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
@@ -104,3 +104,33 @@ def test_an_ngram_may_be_there_without_its_first_word() -> None:
         log_prob, state = model.score(state, word)
         assert log_prob == pytest.approx(expected)
     assert state == NO_HISTORY
+
+
+def rows(arcs: list[Arc]) -> dict[tuple[int, int], tuple[int, float]]:
+    """List arcs by state and word: where they lead, and their weight."""
+    return {(source, word): (target, weight) for source, target, word, weight in arcs}
+
+
+def walk(made: Automaton, words: list[int]) -> float:
+    """Follow a sentence, and back off only where no arc has the word."""
+    arcs = rows(made.words) | rows(made.ends)
+    backoffs = {source: to for (source, _), to in rows(made.backoffs).items()}
+    state, total = made.start, 0.0
+    for word in [*words, END]:
+        while (state, word) not in arcs:
+            state, weight = backoffs[state]
+            total += weight
+        state, weight = arcs[state, word]
+        total += weight
+    return total
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_an_automaton_scores_every_sentence_as_its_model(order: int) -> None:
+    sentences = [line.split() for line in SENTENCES]
+    model = train(sentences, order=order).model
+    empty = grams([], [], [])  # an order may be
+    made = make_automaton(NgramModel(model.words, (*model.grams, empty)))
+    for sentence in sentences:
+        words = [model.id_of(word) for word in sentence]
+        assert walk(made, words) == pytest.approx(sentence_log_prob(model, sentence), abs=1e-4)

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.data.players import encode_mp3
-from sbkit.evaluate.compare import RunComparison, compare, comparison_figures
+from sbkit.evaluate.compare import compare
 from sbkit.evaluate.report import Known, write_report
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Scored, score
+from sbkit.evaluate.wer import Scored
 from sbkit.evaluate.wer_report import result_figures, slice_error_rates
 from sbkit.logs.log import EpochFigures, StepFigures
 from sbkit.text.word import Word
@@ -35,9 +35,9 @@ RECORDS = [
 def utterances(c: str, words: tuple[Word, ...]) -> list[Scored]:
     """Make three utterances, of which one can be heard."""
     return [
-        score(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
-        score("c", SAID, c, speaker="ann", seconds=2.0, words=words),
-        score("a", "=1+1", ""),
+        Scored(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
+        Scored("c", SAID, c, speaker="ann", seconds=2.0, words=words),
+        Scored("a", "=1+1", ""),
     ]
 
 
@@ -66,17 +66,13 @@ def tone() -> str:
 
 def write_example(folder: Path, *, runs: int = 1) -> Path:
     """Write the page of one run, or of two."""
-    compared = RunComparison(
-        a=folder, b=folder, test=(compare("test", A, B),), only_a=(), only_b=()
-    )
-    figures = comparison_figures(compared)["test"]
     page = folder / "report.html"
     write_report(
         page,
         [results(HOSTILE, A), results("b", B)][:runs],
         clips=lambda name, ids, most: {"c": tone()},
         known=Known(words={"two", "the"}, source="the words of the training transcripts"),
-        compared=figures if runs == 2 else None,
+        compared={"test": compare("test", A, B)} if runs == 2 else None,
         notes=[HOSTILE],
     )
     return page

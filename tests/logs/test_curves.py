@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import draw_curves, run_panels
+from sbkit.logs.curves import curves_of, draw_curves, encode_curves
 from sbkit.logs.log import EpochFigures, Figures, FinalFigures, StepFigures
 from sbkit.logs.metric import Metric
 
@@ -54,10 +54,10 @@ LOSSES = ["as logged", "running mean"]
             LOSSES,
             ["training", "validation"],
             [
-                "valid CER, best 30",
-                "test CER, 25",
-                "valid WER, best 70",
-                "test WER, 62.5",
+                "valid CER, best 30 %",
+                "test CER, 25 %",
+                "valid WER, best 70 %",
+                "test WER, 62.5 %",
             ],
         ),
     ],
@@ -80,16 +80,19 @@ def test_panels(
     assert _size(tmp_path / "curves.png") == (1440, 960)
 
 
-def test_the_running_mean_of_a_long_run_has_few_points() -> None:
-    records = [
-        {"kind": "step", "step": step, "epoch": 1, "loss": float(step % 2)}
-        for step in range(100_000)
-    ]
-    raw, mean = run_panels(records, METRICS)[0].curves
-    assert len(raw.ys) == 100_000
-    assert 250 < len(mean.ys) < 350
-    assert mean.ys == pytest.approx([0.5] * len(mean.ys), abs=1e-3)
-    assert mean.xs[0] == 100_000 // 30 // 2
+def test_the_running_mean_of_a_curve() -> None:
+    records = [{"kind": "step", "step": step, "loss": float(step % 2)} for step in range(6000)]
+    raw, mean = curves_of(records, METRICS)
+    assert (len(raw.ys), len(mean.ys), mean.xs[0], mean.xs[-1]) == (6000, 5801, 100, 5900)
+    assert mean.ys == pytest.approx([0.5] * 5801)
+
+
+def test_two_runs_are_drawn_over_each_other(drawn: Drawn) -> None:
+    records = [each.as_record() for each in (*STEPS, VALIDATED)]
+    assert encode_curves([records, records], METRICS)
+    assert drawn["Training loss"] == ["A running mean", "B running mean"]
+    assert drawn["Metrics"][::2] == ["A valid CER, best 30 %", "B valid CER, best 30 %"]
+    assert encode_curves([[]], METRICS) == ""
 
 
 def _size(png: Path) -> tuple[int, int]:

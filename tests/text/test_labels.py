@@ -18,20 +18,8 @@ def test_one_class_is_refused_and_nothing_is_written(
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "a\ttab"])
-def test_a_label_that_is_no_line_is_refused_and_nothing_is_written(
-    name: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SbkitError, match="must be text of one line without tabs, but"):
-        ensure_labels(tmp_path / "labels.txt", ["a", name])
-    assert not (tmp_path / "labels.txt").exists()
-
-
 def test_what_differs_is_named_also_among_many(tmp_path: Path) -> None:
     many = [f"speaker {number}" for number in range(100)]
     ensure_labels(tmp_path / "labels.txt", many)
-    with pytest.raises(SbkitError, match="lists, but it also has zoe and it lacks speaker 99. Ch"):
+    with pytest.raises(SbkitError, match="lists, but differ in speaker 99, zoe. Ch"):
         ensure_labels(tmp_path / "labels.txt", [*many[:99], "zoe"])
-    (tmp_path / "labels.txt").write_text("b\na\n")
-    with pytest.raises(SbkitError, match="but they are not in alphabetical order there"):
-        ensure_labels(tmp_path / "labels.txt", ["a", "b"])

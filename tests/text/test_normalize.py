@@ -15,7 +15,6 @@ from sbkit.data.storage.audio_cache import default_cache
 from sbkit.text.normalize import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
-    count_dropped,
     describe_dropped,
     describe_normalizer,
     normalize,
@@ -108,32 +107,24 @@ def test_a_table_is_what_was_stored_of_it(language: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"version": "2"},
-        {"letters": "a" * 1001},
-        {"rewrite": {"": " and "}},
-        {"rewrite": {"a": "bb", "b": "aa"}},
-        {"spaces": 1},
-    ],
+    "change", [{"version": "2"}, {"letters": 0}, {"rewrite": {"a": 1}}, {"rewrite": 1}, {"x": ""}]
 )
 def test_a_table_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises((ValueError, TypeError)):
         read_stored_table({**table_to_store("en"), **change})
 
 
 def test_the_table_that_is_used_is_named() -> None:
     assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
-    assert "its lower case" in describe_normalizer("tr")
+    assert "of every script" in describe_normalizer("tr")
     assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
 
 
 def test_dropped_symbols_are_counted() -> None:
+    note = "normalization dropped symbols ({}). Write in words those that are read aloud"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
-    assert count_dropped(texts, "en") == {"€": 2, "½": 1, "№": 1}
-    assert count_dropped(texts, "sw") == {"€": 2, "½": 1, "№": 1, "%": 1, "&": 1}
-    note = "normalization dropped 1 symbol (1 €). Write in words those that are read aloud"
-    assert describe_dropped(Counter("1 €"), "en") == note
+    assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
+    assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
     assert describe_dropped(Counter('"Yes," she said - twice.'), "en") is None
 
 

@@ -33,7 +33,6 @@ def train(
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
 def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     tokenizer = train(tmp_path, kind, vocab_size)
-    assert tokenizer.kind == kind
     assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
     assert tokenizer.pieces()[:4] == ["<blank>", "<unk>", "<s>", "</s>"]
     for text in [*SENTENCES, " ".join(SENTENCES), "fox", ""]:
@@ -102,14 +101,6 @@ def test_a_declaration_that_cannot_be_met_is_refused(tmp_path: Path, case: str) 
     kind, vocab_size, texts, words = DECLARED[case]
     with pytest.raises(SbkitError, match=words):
         train(tmp_path, kind, vocab_size, texts)
-
-
-def test_a_run_folder_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, "bpe", 100)
-    with pytest.raises(SbkitError, match="is 120 where .* has 100 tokens"):
-        train(tmp_path, "bpe", 120)
-    with pytest.raises(SbkitError, match="`token_type` char, but .* is bpe"):
-        train(tmp_path, "char", None)
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing"])

@@ -2,23 +2,14 @@
 
 import errno
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from speechbrain.utils.epoch_loop import EpochCounterWithStopper
 
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import newest_described
 from sbkit.logs.metric import Metric, best_key
-from sbkit.train.evaluation import log_validation
-from sbkit.train.finished import first_best_epoch, is_finished
-from sbkit.train.metrics import TrainingMetrics
-from sbkit.train.scoring import BEST_EPOCH, Scoring
+from sbkit.train.scoring import BEST_EPOCH, first_best_epoch, is_finished
 from tests.runs import Workplace, make_workplace
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
@@ -44,28 +35,6 @@ def test_epochs_are_counted_from_the_best(metrics: dict[str, Metric], tmp_path: 
     assert since == [0, 0, 0, 1, 2, 0, 1, 2]
     assert is_finished(tmp_path, number_of_epochs=8)
     assert not is_finished(tmp_path, number_of_epochs=9)
-
-
-def test_speechbrains_counter_with_a_stopper_is_told_the_first_metric(tmp_path: Path) -> None:
-    counter = EpochCounterWithStopper(limit=9, limit_to_stop=2, limit_warmup=0, direction="min")
-
-    class Validated(Scoring):
-        metrics = LOWER
-        optimizer_step, checkpointer = 1, Checkpointer(tmp_path)
-        _training_metrics = TrainingMetrics(torch.device("cpu"))
-
-        def measure(self, results: Sequence[Any]) -> dict[str, float]:
-            return {"CER": np.float32(0.5)}
-
-        def _declared(self, name: str, default: Any) -> Any:
-            return {"epoch_counter": counter}.get(name, default)
-
-    for epoch in counter:
-        log_validation(Validated(), {}, 1.0, epoch)
-    assert counter.current == 3
-    newest = newest_described(tmp_path)
-    assert newest is not None
-    assert newest.meta["CER"] == 0.5
 
 
 @pytest.mark.slow

@@ -55,16 +55,13 @@ def test_what_fits_is_loaded_and_another_vocabulary_makes_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    done = initialize_from(source, ours, SPEECH_RECOGNITION)
-    assert done.loaded == ("CNN.weight", "CNN.bias")
-    assert sorted(done.new) == [
-        "ctc_lin.bias (4 there, 9 here)",
-        "ctc_lin.weight (4x3 there, 9x3 here)",
-    ]
+    loaded, new, left = initialize_from(source, ours, SPEECH_RECOGNITION)
+    assert loaded == f"init_from {source}: 2 tensors are loaded: CNN.weight, CNN.bias."
+    assert ": 2 tensors are new: " in new
+    assert "ctc_lin.weight (4x3 there, 9x3 here)" in new
+    assert left.endswith(": 0 tensors there are not used.")
     assert ours["CNN"].weight.unique().tolist() == [7.0]
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
-    assert len(done.lines()) == 3
-    assert ": 2 tensors are loaded: CNN.weight, CNN.bias." in done.lines()[0]
 
 
 def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
@@ -72,36 +69,17 @@ def test_statistics_of_other_features_are_measured_anew(tmp_path: Path) -> None:
     theirs, ours = parts(7.0), parts(1.0)
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
-    done = initialize_from(write_run(tmp_path / "run", theirs), ours, SPEECH_RECOGNITION)
-    assert "CNN.normalize.frames (beside buffers that do not fit)" in done.new
+    run = write_run(tmp_path / "run", theirs)
+    loaded, new, _ = initialize_from(run, ours, SPEECH_RECOGNITION)
+    assert "CNN.normalize.frames (beside buffers that do not fit)" in new
     assert ours["CNN"].normalize.frames == 0
-    assert "CNN.weight" in done.loaded
+    assert "CNN.weight" in loaded
 
 
-def test_parts_that_are_not_ours_are_left(tmp_path: Path) -> None:
-    source = write_run(tmp_path / "source", parts(7.0))
-    cnn = nn.Linear(2, 3)
-    done = initialize_from(source, {"CNN": cnn, "model": nn.ModuleList([cnn])}, SPEECH_RECOGNITION)
-    assert done.left == ("ctc_lin.weight", "ctc_lin.bias")
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path, value: float) -> None:
-    source = write_bundle(tmp_path / "source", parts(value))
-    with pytest.raises(SbkitError, match="none fits by name and shape"):
-        initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.json", "{"),
-        ("model.safetensors", "no numbers"),
-    ],
-)
-def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_malformed_bundle_is_a_sentence(tmp_path: Path, name: str) -> None:
     source = write_bundle(tmp_path / "source", parts(7.0))
-    (source / name).write_text(text)
+    (source / name).write_text("{")
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be a run folder or a bundle for `init_from`"):
         initialize_from(source, parts(1.0), SPEECH_RECOGNITION)
@@ -122,28 +100,16 @@ def letters(folder: Path, text: str) -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize("text", ["aab", "bba", "aac"])
+@pytest.mark.parametrize("text", ["aab", "bba"])
 def test_a_vocabulary_of_the_same_size_makes_a_new_head_too(tmp_path: Path, text: str) -> None:
     """Characters have their ids by how often they occur, so that one corpus has others."""
-    names = ("CNN", "ctc_lin")
-    there, here = ({"CNN": nn.Linear(2, 3), "ctc_lin": nn.Linear(3, 6)} for _ in range(2))
-    there["model"] = nn.ModuleList(there[name] for name in names)
-    here["model"] = nn.ModuleList(here[name] for name in names)
-    source = write_bundle(tmp_path / "source", there)
-    (source / "config.json").write_text(json.dumps({"model": names}))
+    source, here = write_bundle(tmp_path / "source", parts(7.0)), parts(1.0)
     letters(source, "aab")
-    before = here["ctc_lin"].weight.detach().clone()
-    done = initialize_from(
-        source, {**here, "tokenizer": letters(tmp_path, text)}, SPEECH_RECOGNITION
-    )
-    if text == "aab":
-        assert not done.new
-        return
-    assert done.new == tuple(
-        f"ctc_lin.{each} (of other labels there)" for each in ("weight", "bias")
-    )
-    assert done.loaded == ("CNN.weight", "CNN.bias")
-    assert torch.equal(before, here["ctc_lin"].weight)
+    here["tokenizer"] = letters(tmp_path, text)
+    _, new, _ = initialize_from(source, here, SPEECH_RECOGNITION)
+    is_same = text == "aab"
+    assert ("ctc_lin.weight (of other labels there)" in new) is not is_same
+    assert here["ctc_lin"].weight.unique().tolist() == [7.0 if is_same else 1.0]
 
 
 @pytest.mark.parametrize("has_labels", [True, False])
@@ -158,7 +124,7 @@ def test_classes_of_other_names_make_a_new_head(tmp_path: Path, has_labels: bool
         ours["model"] = nn.ModuleList([ours["label_lin"]])
         ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
         if fits:
-            assert len(initialize_from(source, ours, UTTERANCE_CLASSIFICATION).loaded) == 2
+            assert ": 2 tensors are" in initialize_from(source, ours, UTTERANCE_CLASSIFICATION)[0]
         else:
             with pytest.raises(SbkitError, match="none fits"):
                 initialize_from(source, ours, UTTERANCE_CLASSIFICATION)

@@ -96,12 +96,6 @@ def test_a_scheduler_that_sets_one_rate_for_all_is_refused() -> None:
     assert with_lr_scale(SGD, {}, parts() | annealing) is SGD
 
 
-@pytest.mark.parametrize("scale", [-1, "fast"])
-def test_a_scale_that_is_no_factor_is_refused(scale: Any) -> None:
-    with pytest.raises(SbkitError, match="a number of at least 0"):
-        with_lr_scale(SGD, {"CNN": scale}, parts())
-
-
 def test_rates_go_by_the_longest_path_and_keep_their_groups() -> None:
     scales = {"CNN.0": 0.5, "CNN": 0.1}
     brain, _, _ = fit(lr_scale=scales, remove_vector_weight_decay=True)

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 ROWS_AT_ONCE = 50_000
 COUNT = "id"  # no clip's own column; a table without columns would have no rows
 _OWN = pa.schema({"id": pa.string(), "path": pa.binary(), "sentence": pa.string()})
-_NO_COLUMNS = pa.table({COUNT: pa.nulls(0)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,7 @@ class Clip:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Paths of files in a column; each becomes a string when it is its turn."""
-
-    column: pa.ChunkedArray
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield one path after the other."""
-        for start in range(0, len(self.column), ROWS_AT_ONCE):
-            yield from map(os.fsdecode, self.column.slice(start, ROWS_AT_ONCE).to_pylist())
-
-    def __len__(self) -> int:
-        """Count the paths."""
-        return len(self.column)
-
-
-class Clips(Sequence[Clip]):
+class Clips:
     """Clips in columns of Arrow; one becomes an object when it is asked for.
 
     Two million of Common Voice take 1.2 GB, which would be 4 GB as objects.
@@ -62,29 +46,26 @@ class Clips(Sequence[Clip]):
         self.own, self.columns = own, columns
 
     @classmethod
-    def of(cls, clips: Iterable[Clip]) -> "Clips":
+    def of(cls, clips: "Iterable[Clip] | Clips") -> "Clips":
         """Arrange clips in columns, unless they are."""
         if isinstance(clips, Clips):
             return clips
-        own, columns, left = list[pa.Table](), list[pa.Table](), iter(clips)
-        while some := list(islice(left, ROWS_AT_ONCE)):
-            own.append(
-                pa.table(
-                    {
-                        "id": pa.array([clip.id for clip in some], pa.string()),
-                        "path": pa.array([os.fsencode(clip.path) for clip in some], pa.binary()),
-                        "sentence": pa.array([clip.sentence for clip in some], pa.string()),
-                    }
-                )
+        left = iter(clips)
+        return cls.join(map(_arrange, iter(lambda: list(islice(left, ROWS_AT_ONCE)), [])))
+
+    @classmethod
+    def join(cls, parts: "Iterable[Clips]") -> "Clips":
+        """Return the clips of all parts, which may have different columns."""
+        own, columns = [_OWN.empty_table()], [pa.table({COUNT: pa.nulls(0)})]
+        for part in parts:
+            own.append(part.own.cast(_OWN))
+            count = pa.nulls(len(part))
+            has_any = part.columns.num_columns > 0
+            columns.append(
+                part.columns.append_column(COUNT, count) if has_any else pa.table({COUNT: count})
             )
-            names = dict.fromkeys(name for clip in some for name in clip.columns)
-            values = {
-                name: pa.array([clip.columns.get(name) for clip in some], pa.string())
-                for name in names
-            }
-            columns.append(pa.table({**values, COUNT: pa.nulls(len(some))}))
-        joined = pa.concat_tables([_NO_COLUMNS, *columns], promote_options="default")
-        return cls(pa.concat_tables([_OWN.empty_table(), *own]), joined.drop_columns([COUNT]))
+        joined = pa.concat_tables(columns, promote_options="default")
+        return cls(pa.concat_tables(own), joined.drop_columns([COUNT]))
 
     @property
     def ids(self) -> list[str]:
@@ -92,9 +73,9 @@ class Clips(Sequence[Clip]):
         return self._values("id")
 
     @property
-    def paths(self) -> "Paths":
-        """Return the audio file of every clip."""
-        return Paths(self.own["path"])
+    def paths(self) -> Iterator[str]:
+        """Yield the audio file of every clip."""
+        return decode_paths(self.own["path"])
 
     @property
     def sentences(self) -> list[str]:
@@ -109,17 +90,15 @@ class Clips(Sequence[Clip]):
         """Return the clips with other ids."""
         return Clips(self.own.set_column(0, "id", pa.array(ids, pa.string())), self.columns)
 
-    @overload
-    def __getitem__(self, index: int) -> Clip: ...
+    def take(self, rows: Any) -> "Clips":
+        """Return some of the clips, in the order of ``rows``; all of them are not copied."""
+        if np.array_equal(rows, np.arange(len(self))):
+            return self
+        places = pa.array(rows, pa.int64())
+        return Clips(self.own.take(places), self.columns.take(places))
 
-    @overload
-    def __getitem__(self, index: slice) -> "Clips": ...
-
-    def __getitem__(self, index: int | slice) -> "Clip | Clips":
-        """Return one clip, or some."""
-        if isinstance(index, slice):
-            rows = pa.array(range(*index.indices(len(self))), pa.int64())
-            return Clips(self.own.take(rows), self.columns.take(rows))
+    def __getitem__(self, index: int) -> Clip:
+        """Return one clip."""
         place = range(len(self))[index]
         return next(_objects(self.own.slice(place, 1), self.columns.slice(place, 1)))
 
@@ -134,23 +113,26 @@ class Clips(Sequence[Clip]):
         """Count the clips."""
         return len(self.own)
 
-    def __eq__(self, other: object) -> bool:
-        """Compare with any sequence of clips."""
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(
-            one == another for one, another in zip(self, other, strict=True)
-        )
+
+def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
+    """Yield the paths of a column of bytes; each becomes a string when it is its turn."""
+    for start in range(0, len(column), ROWS_AT_ONCE):
+        yield from map(os.fsdecode, column.slice(start, ROWS_AT_ONCE).to_pylist())
+
+
+def _arrange(clips: Sequence[Clip]) -> Clips:
+    names = dict.fromkeys(name for clip in clips for name in clip.columns)
+    own = [(clip.id, os.fsencode(clip.path), clip.sentence) for clip in clips]
+    columns = {
+        name: pa.array([clip.columns.get(name) for clip in clips], pa.string()) for name in names
+    }
+    table = pa.table([pa.array(each) for each in zip(*own, strict=True)], schema=_OWN)
+    return Clips(table, pa.table(columns))
 
 
 def _objects(own: pa.Table, columns: pa.Table) -> Iterator[Clip]:
-    names = columns.column_names
-    values = (
-        zip(*(columns[name].to_pylist() for name in names), strict=True)
-        if names
-        else iter([()] * len(own))
-    )
-    fields = (own[name].to_pylist() for name in ("id", "path", "sentence"))
-    for id, path, sentence, others in zip(*fields, values, strict=True):
-        kept = {name: value for name, value in zip(names, others, strict=True) if value is not None}
+    others = columns.to_pylist() if columns.num_columns else [{}] * len(own)
+    fields = (own[name].to_pylist() for name in _OWN.names)
+    for id, path, sentence, row in zip(*fields, others, strict=True):
+        kept = {name: value for name, value in row.items() if value is not None}
         yield Clip(id, Path(os.fsdecode(path)), sentence, kept)

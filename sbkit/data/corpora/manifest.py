@@ -1,9 +1,8 @@
 """What a corpus lists: clips with their sentences and columns, and the rows that cannot be used."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,35 +36,51 @@ class Manifest:
     stored: of clips whose audio lies in shards already: samples, digest and place of each.
     """
 
-    clips: Sequence[Clip]
+    clips: Sequence[Clip] | Clips
     bad_rows: tuple[BadRow, ...]
     stored: pa.Table | None = None
 
 
 def collect(rows: Iterable[Clip | BadRow], *bases: Path) -> Manifest:
-    """Return the manifest of the rows read, in which every clip and every id comes once.
+    """Return the manifest of the rows read, in which every clip and every id comes once."""
+    bad: list[BadRow] = []
+    return distinct(Clips.of(_good(rows, bad)), bad, *bases)
+
+
+def _good(rows: Iterable[Clip | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
+    for row in rows:
+        if isinstance(row, BadRow):
+            bad.append(row)
+        else:
+            yield row
+
+
+def join_manifests(parts: Sequence[tuple[str, Manifest]], *bases: Path) -> Manifest:
+    """Return the rows of all parts; their names say where a bad row of several is from."""
+    bad = [
+        replace(row, id=f"{name} {row.id}") if len(parts) > 1 else row
+        for name, part in parts
+        for row in part.bad_rows
+    ]
+    return distinct(Clips.join(Clips.of(part.clips) for _, part in parts), bad, *bases)
+
+
+def distinct(clips: Clips, bad_rows: Sequence[BadRow], *bases: Path) -> Manifest:
+    """Return a manifest in which every clip and every id comes once.
 
     A clip that is listed again is a bad row. Clips of different files that share an id are called
     by their path, relative to the first of ``bases`` where it lies.
     """
-    bad: list[BadRow] = []
-    clips = Clips.of(_once(rows, bad))
-    return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
-
-
-def _once(rows: Iterable[Clip | BadRow], bad: list[BadRow]) -> Iterator[Clip]:
-    """Yield the clips of the rows, each once, and note the bad rows."""
-    seen = set[str]()
-    for row in rows:
-        if isinstance(row, BadRow):
-            bad.append(row)
-        elif (path := str(row.path)) in seen:
-            bad.append(
-                BadRow(row.id, "clip listed twice", f"a row before it names {row.path.name}")
-            )
+    bad, seen, once = [*bad_rows], set[str](), list[int]()
+    for place, path in enumerate(clips.paths):
+        if path in seen:
+            detail = f"a row before it names {Path(path).name}"
+            bad.append(BadRow(clips[place].id, "clip listed twice", detail))
         else:
             seen.add(path)
-            yield row
+            once.append(place)
+    clips = clips.take(once) if len(once) < len(clips) else clips
+    return Manifest(clips.renamed(_unique_ids(clips, bases)), tuple(bad))
 
 
 def _unique_ids(clips: Clips, bases: Sequence[Path]) -> list[str]:
@@ -84,39 +99,12 @@ def _by_path(path: Path, bases: Sequence[Path]) -> str:
     return next(inside, path).as_posix()
 
 
-def require_transcripts(
-    rows: Iterable[Clip | BadRow], source: Path, column: str
-) -> Iterator[Clip | BadRow]:
-    """Yield the rows of a source; raises SbkitError where there are clips, and none has a sentence.
-
-    The error comes after the last row.
-    """
-    clips, spoken = 0, False
-    for row in rows:
-        if isinstance(row, Clip):
-            clips += 1
-            spoken = spoken or bool(row.sentence.strip())
-        yield row
-    if clips and not spoken:
-        raise SbkitError(
-            f"The column `{column}` of {source} must hold transcripts, but is empty in all of its "
-            f"rows ({clips}). Fill it, or name another column with --text_column."
-        )
-
-
-def open_columns(fields: Mapping[str, str], used: Iterable[str]) -> dict[str, str]:
-    """Return the columns that a clip keeps: all but those that were used.
+def open_names(names: Sequence[str], used: Collection[str]) -> dict[str, str]:
+    """Return what the columns that a clip keeps, all but those used, are called, by their names.
 
     The speaker's column is called ``speaker``. A name that prepared splits use themselves gets the
     prefix ``manifest_``.
     """
-    names = open_names(tuple(fields), tuple(used))
-    return {new: fields[old] for old, new in names.items()}
-
-
-@lru_cache
-def open_names(names: tuple[str, ...], used: tuple[str, ...]) -> Mapping[str, str]:
-    """Return what the columns that a clip keeps are called, by their names in the manifest."""
     kept = [name for name in names if name not in used]
     lower = {name.lower(): name for name in kept}
     speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
@@ -128,36 +116,23 @@ def free_name(name: str) -> str:
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
-def check_locale(manifest: Manifest, language: str) -> str | None:
-    """Return a note if some rows have another locale than the language; None if none has.
+def check_locale(manifest: Manifest, language: str) -> None:
+    """Raise SbkitError where more than half of the rows with a locale have another one.
 
     Rows without a locale say nothing, and a region makes no difference.
-
-    Raises:
-        SbkitError: more than half of the rows that have a locale have another one.
     """
-    locales = _count_locales(Clips.of(manifest.clips))
-    del locales[""]
-    others = Counter(
-        {locale: n for locale, n in locales.items() if primary(locale) != primary(language)}
-    )
-    if not others:
-        return None
-    most, count = others.most_common(1)[0]
-    total, other = locales.total(), others.total()
-    if 2 * other > total:
-        raise SbkitError(
-            f"`language` must be the language of the manifest, but is {language} where {count} of "
-            f"{total} rows have the locale {most}. Pass --language={most}."
-        )
-    rows = "1 row has" if other == 1 else f"{other} rows have"
-    return f"{rows} another locale than {language} (of {total}; most often {most})"
-
-
-def _count_locales(clips: Clips) -> Counter[str]:
-    if "locale" not in clips.columns.column_names:
-        return Counter()
+    columns = Clips.of(manifest.clips).columns
+    if "locale" not in columns.column_names:
+        return
     counts = Counter[str]()
-    for entry in clips.columns["locale"].value_counts().to_pylist():
+    for entry in columns["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
-    return counts
+    del counts[""]
+    others = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
+    if 2 * sum(others.values()) > counts.total():
+        most = max(others, key=others.__getitem__)
+        raise SbkitError(
+            f"`language` must be the language of the manifest, but is {language} where "
+            f"{others[most]} of {counts.total()} rows have the locale {most}. Pass "
+            f"--language={most}."
+        )

@@ -1,40 +1,42 @@
 """Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.kaldi import is_kaldi, read_kaldi
+from sbkit.base.files import read_text
+from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import (
     BadRow,
     Manifest,
     collect,
-    open_columns,
-    require_transcripts,
+    join_manifests,
+    open_names,
 )
 from sbkit.data.corpora.saved_dataset import embedded_folder, is_saved_dataset, read_saved_dataset
 from sbkit.data.corpora.tables import (
     PATH_COLUMNS,
     Table,
-    TableRow,
     find_column,
     find_text_column,
     read_table,
 )
 
+COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}  # Kaldi's
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+
+TextColumn = str | Literal[False] | None
+Located = str | tuple[str, str]  # a path, or the reason and the detail why there is none
 
 
 def read_manifests(
-    sources: Sequence[Path],
-    *,
-    path_column: str | None,
-    text_column: str | Literal[False] | None,
-    language: str,
+    sources: Sequence[Path], *, path_column: str | None, text_column: TextColumn, language: str
 ) -> Manifest:
     """Read files and folders, in their order, as one manifest.
 
@@ -46,44 +48,22 @@ def read_manifests(
             manifest has none.
 
     Raises:
-        SbkitError: a source cannot be read, lacks a column or has no transcripts.
+        SbkitError: a source cannot be read, or lacks a column.
     """
-    rows = chain.from_iterable(
-        _read_source(source, path_column, text_column, several=len(sources) > 1)
+    parts = [
+        (source.name, _read_source(source, path_column, text_column, language))
         for source in sources
-    )
-    bases = (*map(embedded_folder, sources), sources[0].parent)
-    return collect((with_language(row, language) for row in rows), *bases)
+    ]
+    return join_manifests(parts, *map(embedded_folder, sources), sources[0].parent)
 
 
 def _read_source(
-    source: Path,
-    path_column: str | None,
-    text_column: str | Literal[False] | None,
-    *,
-    several: bool,
-) -> Iterator[Clip | BadRow]:
+    source: Path, path_column: str | None, text_column: TextColumn, language: str
+) -> Manifest:
     if is_kaldi(source):
-        rows, column = read_kaldi(source, transcripts=text_column is not False), "text"
-    else:
-        table = _open_table(source)
-        rows = read_rows(table, path_column, text_column)
-        column = find_text_column(table, text_column)
-    if text_column is not False:
-        rows = require_transcripts(rows, source, column)
-    return (in_file(row, source.name) for row in rows) if several else rows
-
-
-def in_file(row: Clip | BadRow, file: str) -> Clip | BadRow:
-    """Return a row; a bad one says which file it is from."""
-    return replace(row, id=f"{file} {row.id}") if isinstance(row, BadRow) else row
-
-
-def with_language(row: Clip | BadRow, language: str) -> Clip | BadRow:
-    """Return a row with the column ``language``, which it may have already."""
-    if isinstance(row, BadRow) or "language" in row.columns:
-        return row
-    return replace(row, columns={**row.columns, "language": language})
+        return collect(_read_kaldi(source, language, transcripts=text_column is not False))
+    table = _open_table(source)
+    return read_rows(table, path_column, text_column, language, partial(locate, table.file.parent))
 
 
 def _open_table(source: Path) -> Table:
@@ -98,31 +78,123 @@ def _open_table(source: Path) -> Table:
 
 
 def read_rows(
-    table: Table, path_column: str | None, text_column: str | Literal[False] | None
-) -> Iterator[Clip | BadRow]:
-    """Read the clips of a table; raises SbkitError where it lacks a column."""
-    lower = {column.lower(): column for column in table.columns}
+    table: Table,
+    path_column: str | None,
+    text_column: TextColumn,
+    language: str,
+    find: Callable[[str], Located],
+) -> Manifest:
+    """Make clips of the rows of a table.
+
+    Args:
+        table: rows as texts.
+        path_column: as `read_manifests` takes it.
+        text_column: likewise.
+        language: likewise.
+        find: returns the file that a name in the column of the paths means.
+
+    Raises:
+        SbkitError: the table lacks a column.
+    """
     path = find_column(table, path_column, PATH_COLUMNS, "path_column")
     text = find_text_column(table, text_column)
+    lower = {column.lower(): column for column in table.columns}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
-    return (_read_row(row, path, text, id, table.file.parent) for row in table.rows)
+    kept, ids, paths, bad = list[int](), list[str](), list[bytes](), [*table.bad_rows]
+    values = (_values(table, column) for column in (path, id, "offset"))
+    for place, (name, utterance, offset) in enumerate(zip(*values, strict=False)):
+        file = (
+            ("a part of a longer file", f"offset {offset} of {name}")
+            if offset.strip(" 0.")  # NeMo's, in seconds: whole files are read
+            else find(name.strip())
+        )
+        if isinstance(file, tuple):
+            bad.append(BadRow(f"row {table.numbers[place]}", *file))
+            continue
+        kept.append(place)
+        base = file.rpartition("/")[2]  # a Path takes ten times as long
+        ids.append(utterance.strip() or base.rpartition(".")[0] or base)
+        paths.append(os.fsencode(file))
+    rows = table.rows if len(kept) == len(table.rows) else table.rows.take(pa.array(kept, "int64"))
+    sentences = rows[text].fill_null("") if text else pa.array([""] * len(kept), pa.string())
+    own = {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}
+    columns = {new: rows[old] for old, new in open_names(table.columns, (path, text, id)).items()}
+    spoken = columns.get("language", pa.nulls(len(kept), pa.string()))
+    columns["language"] = spoken.fill_null(language)
+    return Manifest(Clips(pa.table({**own, "sentence": sentences}), pa.table(columns)), tuple(bad))
 
 
-def _read_row(
-    row: TableRow | BadRow, path_column: str, text_column: str, id_column: str, folder: Path
-) -> Clip | BadRow:
-    """Read one row; columns that there are not are called ""."""
-    if isinstance(row, BadRow):
-        return row
-    where, fields = f"row {row.number}", row.fields
-    name = fields.get(path_column, "").strip().removeprefix("file://")
+def _values(table: Table, column: str) -> Iterable[str]:
+    """Return the texts of a column, or of none."""
+    return table.rows[column].fill_null("").to_pylist() if column in table.columns else repeat("")
+
+
+def locate(folder: Path, name: str) -> Located:
+    """Return the path that a name in a manifest means, relative to its folder."""
+    name = name.removeprefix("file://")
     if not name:
-        return BadRow(where, "no path", f"the field {path_column} is empty")
+        return "no path", "the field of the path is empty"
     if "://" in name:
-        return BadRow(where, "not a file on this machine", name)
-    if fields.get("offset", "").strip(" 0."):  # NeMo's, in seconds: whole files are read
-        return BadRow(where, "a part of a longer file", f"offset {fields['offset']} of {name}")
-    path = folder / (Path(name).expanduser() if name.startswith("~/") else name)
-    utterance = fields.get(id_column, "").strip() or path.stem
-    kept = open_columns(fields, (path_column, text_column, id_column))
-    return Clip(utterance, path, fields.get(text_column, ""), kept)
+        return "not a file on this machine", name
+    if name.startswith("~/"):
+        return str(Path(name).expanduser())
+    return name if name.startswith("/") else f"{folder}/{name}"
+
+
+def is_kaldi(source: Path) -> bool:
+    """Return whether a source is a data folder of Kaldi's form."""
+    return (source / "wav.scp").is_file()
+
+
+def _read_kaldi(
+    folder: Path, language: str, *, transcripts: bool = True
+) -> Iterator[Clip | BadRow]:
+    """Read Kaldi's or WeNet's folder: ``wav.scp``, ``text`` and, where it is, ``utt2spk``.
+
+    Each file has lines "KEY VALUE". Paths are relative to the folder.
+
+    Its clips have the column ``language``, which is that of what is spoken without ``utt2lang``.
+
+    Raises:
+        SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
+    """
+    if (folder / "segments").is_file():
+        raise SbkitError(
+            f"Each recording of {folder} must be one utterance, but the file segments cuts them. "
+            "Cut the recordings into files first (in Kaldi: extract-segments)."
+        )
+    audio = _read_pairs(folder / "wav.scp")
+    sentences = dict(_read_pairs(folder / "text")) if transcripts else {}
+    columns = {
+        name: dict(_read_pairs(folder / file))
+        for file, name in COLUMNS.items()
+        if (folder / file).is_file()
+    }
+    if (folder / "spk2gender").is_file():
+        of_speaker = dict(_read_pairs(folder / "spk2gender"))
+        speakers = columns.get("speaker", {})
+        columns.setdefault("gender", {u: of_speaker.get(s, "") for u, s in speakers.items()})
+    for number, (utterance, name) in enumerate(audio, start=1):
+        where = f"wav.scp line {number}"
+        if name.endswith("|") or name.startswith("|"):
+            raise SbkitError(
+                f"{folder}/wav.scp must name audio files, but line {number} is a command "
+                f"({name[:60]}), and sbkit runs none. Write its audio to files and name those."
+            )
+        if not name:
+            yield BadRow(where, "no path", f"{utterance or 'the line'} has no path")
+        elif sentences and utterance not in sentences:
+            yield BadRow(where, "no transcript", f"text has no line for {utterance}")
+        else:
+            kept = {column: values.get(utterance, "") for column, values in columns.items()}
+            kept.setdefault("language", language)
+            yield Clip(utterance, folder / name, sentences.get(utterance, ""), kept)
+    for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
+        yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")
+
+
+def _read_pairs(file: Path) -> list[tuple[str, str]]:
+    what = f"The file {file.name} of a data folder of Kaldi"
+    lines = read_text(file, largest=1 << 31, what=what)
+    split = (line.strip().split(maxsplit=1) for line in lines)
+    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]

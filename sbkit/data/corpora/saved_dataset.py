@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -12,16 +13,18 @@ import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.data.corpora.tables import Table, TableRow
+from sbkit.data.corpora.tables import Table, join_tables
 from sbkit.data.storage.audio_cache import (
     EMBEDDED_FOLDER,
     default_cache,
     describe_folder,
-    note_use,
 )
+from sbkit.data.storage.filesystem import writing
 
 MARKS = ("state.json", "dataset_dict.json")
 ROWS_AT_ONCE = 100  # in memory, with the audio that they hold
+
+Save = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 def is_saved_dataset(source: Path) -> bool:
@@ -30,7 +33,7 @@ def is_saved_dataset(source: Path) -> bool:
 
 
 def read_saved_dataset(source: Path) -> Table:
-    """Return the rows as a table, without decoding audio; an audio column becomes its path.
+    """Return the rows as texts, without decoding audio; an audio column becomes its path.
 
     Audio that the dataset holds itself is written to files in the cache.
 
@@ -44,13 +47,15 @@ def read_saved_dataset(source: Path) -> Table:
             f"them, as {source / names[0] if names else source}."
         )
     datasets.disable_progress_bars()
+    within = source / "data" if source.is_dir() else source  # paths are relative to its folder
+    save = partial(_write_embedded, source)
     try:
-        columns, tables = _open(source)
-        stored = (row for table in tables for row in table.to_pylist())
-        rows = tuple(
-            TableRow(number, {name: _as_text(source, value) for name, value in row.items()})
-            for number, row in enumerate(stored, start=1)
-        )
+        if source.is_file():
+            batches: Iterator[pa.Table] = pq.ParquetFile(source).iter_batches(ROWS_AT_ONCE)
+        else:
+            dataset = datasets.load_from_disk(str(source)).with_format("arrow")
+            batches = dataset.iter(ROWS_AT_ONCE)
+        table = join_tables((to_table(batch, within, save) for batch in batches), within)
     except SbkitError:
         raise
     except Exception as error:  # damage, or types that are none, end in errors of many kinds
@@ -58,46 +63,35 @@ def read_saved_dataset(source: Path) -> Table:
             f"{source} must be a dataset that `datasets` reads, but fails ({type(error).__name__}: "
             f"{str(error)[:200]}). Save it again."
         ) from error
-    note_use(embedded_folder(source))
-    within = source / "data" if source.is_dir() else source  # paths are relative to its folder
-    return Table(within, tuple(columns), rows)
+    return Table(within, table.rows, range(1, len(table.rows) + 1))
 
 
-def _open(source: Path) -> tuple[Sequence[str], Iterable[pa.Table | pa.RecordBatch]]:
-    """Return the columns and some rows after the other, as stored: no column is decoded."""
-    if source.is_file():
-        file = pq.ParquetFile(source)
-        return file.schema_arrow.names, parquet_batches(file)
-    dataset = datasets.load_from_disk(str(source)).with_format("arrow")
-    return dataset.column_names, map(with_class_names, dataset.iter(ROWS_AT_ONCE))
+def to_table(rows: pa.Table | pa.RecordBatch, file: Path, save: Save, first: int = 1) -> Table:
+    """Return rows as texts; audio becomes its path, and that of a file where it is held in bytes.
+
+    The numbers of `datasets.ClassLabel` become names, "" for -1, no class. Rows are counted from
+    ``first``.
+    """
+    if b"huggingface" in (rows.schema.metadata or {}):
+        kinds = datasets.Features.from_arrow_schema(rows.schema)
+        for place, (name, kind) in enumerate(kinds.items()):
+            if isinstance(kind, datasets.ClassLabel):
+                known = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
+                rows = rows.set_column(place, name, pc.take(pa.array(kind.names), known))
+    columns = {
+        name: pa.array([_as_text(value, save) for value in rows[name].to_pylist()], pa.string())
+        for name in rows.schema.names
+    }
+    return Table(file, pa.table(columns), range(first, first + len(rows)))
 
 
-def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yield some rows of a file at a time, with the audio that they hold."""
-    return map(with_class_names, file.iter_batches(ROWS_AT_ONCE))
-
-
-def with_class_names(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Return rows in which the numbers of `datasets.ClassLabel` are names, "" for -1, no class."""
-    if b"huggingface" not in (rows.schema.metadata or {}):
-        return rows
-    for place, (name, kind) in enumerate(datasets.Features.from_arrow_schema(rows.schema).items()):
-        if isinstance(kind, datasets.ClassLabel):
-            known = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
-            rows = rows.set_column(place, name, pc.take(pa.array(kind.names), known))
-    return rows
-
-
-def _as_text(source: Path, value: object) -> str:
-    if value is None:
-        return ""
+def _as_text(value: object, save: Save) -> str:
     if isinstance(value, bytes):
         value = {"path": None, "bytes": value}
-    if isinstance(value, dict) and "path" in value and "bytes" in value:
-        path = str(value["path"] or "")
-        content = value["bytes"]
-        return str(write_embedded(content, path, source)) if content is not None else path
-    return str(value)
+    if isinstance(value, Mapping) and {"path", "bytes"} <= value.keys():
+        path, content = str(value["path"] or ""), value["bytes"]
+        return path if content is None else str(save(content, path))
+    return "" if value is None else str(value)
 
 
 def embedded_folder(source: Path) -> Path:
@@ -106,35 +100,23 @@ def embedded_folder(source: Path) -> Path:
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
-def file_name(path: str, content: bytes) -> str:
-    """Return the name that a path gives to a file, or a hash of its content where it gives none."""
-    name = Path(path).name
-    return name if name not in ("", "..") else _short_hash(content)
+def file_in(folder: Path, content: bytes, path: str) -> Path:
+    """Return where in a folder the bytes of an audio file are written.
 
-
-def _short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def write_embedded(content: bytes, name: str, source: Path) -> Path:
-    """Write the bytes of one audio file, unless they are there, and return where.
-
-    The name is the one that the dataset gives, in a folder of its own: the clip's id is made of it.
-
-    Raises:
-        SbkitError: the cache cannot be written, or its disk is full.
+    The name is the one that the dataset gives, or a hash, in a folder of its own: the clip's id is
+    made of it.
     """
+    digest, name = hashlib.sha256(content).hexdigest()[:16], Path(path).name
+    return folder / digest[:2] / digest / (name if name not in ("", "..") else digest)
+
+
+def _write_embedded(source: Path, content: bytes, path: str) -> Path:
+    """Write the bytes of one audio file into the cache, unless they are there."""
     folder = embedded_folder(source)
-    digest = _short_hash(content)
-    file = folder / digest[:2] / digest / file_name(name, content)
+    file = file_in(folder, content, path)
     if not file.is_file():
-        try:
+        with writing(folder):
             file.parent.mkdir(parents=True, exist_ok=True)
             describe_folder(folder, source.resolve())
             write_bytes_atomically(file, content)
-        except OSError as error:
-            raise SbkitError(
-                f"The audio of {source} must be written to {folder}, but that fails "
-                f"({error.strerror}). Make room, or let SBKIT_CACHE name another folder."
-            ) from error
     return file

@@ -1,38 +1,28 @@
 """A split that is streamed: parquet or JSON Lines, in a folder or at a URL.
 
-It is read row by row into shards, and never in memory or on the disk as a whole.
+It is read part by part into shards, and never in memory or on the disk as a whole.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
-from uuid import uuid4
 
 import fsspec
-import numpy as np
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clip
-from sbkit.data.corpora.manifest import BadRow
-from sbkit.data.corpora.own_manifest import in_file, read_rows, with_language
-from sbkit.data.corpora.saved_dataset import file_name, parquet_batches
-from sbkit.data.corpora.tables import (
-    PATH_COLUMNS,
-    Table,
-    TableRow,
-    column_names,
-    find_column,
-    read_objects,
-)
-from sbkit.data.storage.filesystem import MissingFileError, Storage
-from sbkit.data.storage.shard_units import ShardOptions, Unit
+from sbkit.data.corpora.manifest import Manifest
+from sbkit.data.corpora.own_manifest import Located, locate, read_rows
+from sbkit.data.corpora.saved_dataset import ROWS_AT_ONCE, file_in, to_table
+from sbkit.data.corpora.tables import Table, read_objects
+from sbkit.data.storage.filesystem import Storage
 
 SUFFIXES = (".parquet", ".jsonl")
-SHUFFLED = 1000  # rows of a file that are shuffled in memory; as MP3 of 5 s they are 40 MB
 
 
 @dataclass(frozen=True)
@@ -44,35 +34,29 @@ class StreamedSplit:
     text_column: str | Literal[False] | None
     language: str
 
-    def units(self, options: ShardOptions, scratch: Path) -> list[Unit]:
-        """Return a unit for each file; audio that files hold is put into ``scratch`` for a moment.
+    def read(self, file: str, scratch: Path, start: int) -> Iterator[Manifest]:
+        """Yield the rows of a file, some at a time, from part ``start`` on.
+
+        Audio that the file holds, or that comes from a URL, is put into ``scratch`` until the next
+        part is asked for.
 
         Raises:
-            SbkitError: a file is not there. One that cannot be read, or lacks a column, is refused
-                when it is its turn.
+            SbkitError: the file cannot be read, or lacks a column.
         """
-        return [self._unit(file, options, scratch) for file in self.files]
-
-    def _unit(self, file: str, options: ShardOptions, scratch: Path) -> Unit:
-        def rows(start: int) -> Iterator[Clip | BadRow]:
-            stored = _read(file)
-            first = list(islice(stored, SHUFFLED))
-            if not first:  # a file without rows, as Spark writes them
-                return
-            columns = column_names(Path(file), first)
-            audio = find_column(
-                Table(Path(file), columns, ()), self.path_column, PATH_COLUMNS, "path_column"
-            )
-            shuffled = islice(_shuffle(chain(first, stored), options.seed), start, None)
-            content = (_with_path(row, audio, file, scratch) for row in shuffled)
-            table = Table(Path(file), columns, content)
-            for row in read_rows(table, self.path_column, self.text_column):
-                yield with_language(in_file(row, Path(file).name), self.language)
-
         with _reading(file):
-            system, path = fsspec.url_to_fs(file)
-            state = system.ukey(path)
-        return Unit(options.key(file, state), rows, cut=True)
+            for rows in islice(_read(file), start, None):
+                with TemporaryDirectory(dir=scratch) as folder:
+                    table = rows if isinstance(rows, Table) else _to_table(rows, file, folder)
+                    yield self._read_part(table, file, Path(folder))
+
+    def _read_part(self, table: Table, file: str, folder: Path) -> Manifest:
+        columns = self.path_column, self.text_column, self.language
+        found = Manifest((), tuple(table.bad_rows))
+        if len(table.rows):
+            found = read_rows(table, *columns, partial(_fetch, file, folder))
+        name = Path(file).name
+        bad = tuple(replace(row, id=f"{name} {row.id}") for row in found.bad_rows)
+        return Manifest(found.clips, bad)
 
 
 def streamed_files(source: str) -> list[str]:
@@ -84,68 +68,53 @@ def streamed_files(source: str) -> list[str]:
     return Storage.at(source).list_files(SUFFIXES)
 
 
-def _read(file: str) -> Iterator[TableRow | BadRow]:
-    """Yield the rows of a file; those of parquet have their values as they are stored."""
+def file_state(file: str) -> str:
+    """Return what changes when a file does; raises SbkitError where it is not there."""
     with _reading(file):
-        if file.endswith(".jsonl"):
-            with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
-                yield from read_objects(lines)
-            return
-        with fsspec.open(file, "rb") as stream:
-            batches = parquet_batches(pq.ParquetFile(stream))
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from (TableRow(number, row) for number, row in enumerate(rows, start=1))
+        system, path = fsspec.url_to_fs(file)
+        return str(system.ukey(path))
 
 
-def _shuffle(rows: Iterable[TableRow | BadRow], seed: int) -> Iterator[TableRow | BadRow]:
-    """Yield half of some rows in random order, as often as there are so many, then the rest."""
-    random, held = np.random.default_rng(seed), list[TableRow | BadRow]()
-    for row in rows:
-        held.append(row)
-        if len(held) == SHUFFLED:
-            held = [held[place] for place in random.permutation(SHUFFLED)]
-            yield from held[: SHUFFLED // 2]
-            del held[: SHUFFLED // 2]
-    yield from (held[place] for place in random.permutation(len(held)))
+def _read(file: str) -> Iterator[Any]:
+    """Yield some rows of a file at a time: of parquet, as they are stored, and their number."""
+    if file.endswith(".jsonl"):
+        with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
+            yield from read_objects(Path(file), lines, ROWS_AT_ONCE)
+        return
+    with fsspec.open(file, "rb") as stream:
+        first = 1
+        for batch in pq.ParquetFile(stream).iter_batches(ROWS_AT_ONCE):
+            yield batch, first
+            first += len(batch)
 
 
-def _with_path(row: TableRow | BadRow, audio: str, file: str, scratch: Path) -> TableRow | BadRow:
-    """Return a row with texts in all its columns, and the path of a file in that of the audio."""
-    if isinstance(row, BadRow):
-        return row
-    fields: dict[str, Any] = {**row.fields}
-    path = _to_path(fields.pop(audio, None), file, scratch)
-    if path is None:
-        return BadRow(f"row {row.number}", "no audio file", f"{row.fields[audio]!r:.200}")
-    texts = {key: "" if value is None else str(value) for key, value in fields.items()}
-    return TableRow(row.number, {**texts, audio: path})
+def _to_table(rows: Any, file: str, folder: str) -> Table:
+    batch, first = rows
+    return to_table(batch, Path(file), partial(_save, Path(folder)), first)
 
 
-def _to_path(audio: object, file: str, scratch: Path) -> str | None:
-    """Return the path of a clip: its own, or that of a file made of its bytes.
+def _save(folder: Path, content: bytes, path: str) -> Path:
+    file = file_in(folder, content, path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
 
-    None: it is not there. A row that comes over the net names nothing on this machine, nor of
-    another protocol.
+
+def _fetch(file: str, folder: Path, name: str) -> Located:
+    """Return the path of a clip: its own, or that of a file fetched from beside ``file``.
+
+    A row that comes over the net names nothing on this machine, nor of another protocol.
     """
-    if isinstance(audio, bytes):
-        audio = {"bytes": audio}
-    held: Mapping[str, Any] = audio if isinstance(audio, Mapping) else {"path": audio}
-    content, path = held.get("bytes"), str(held.get("path") or "")
-    if content is None:
-        if not path or "://" not in file:
-            return path
-        url = path if "://" in path else f"{file.rpartition('/')[0]}/{path}"
-        if "::" in path or not url.startswith(file[: file.index("://")]):
-            return None
-        folder, _, name = url.rpartition("/")
-        try:
-            (content,) = Storage.at(folder).read([name])
-        except MissingFileError:
-            return None
-    place = scratch / uuid4().hex / file_name(path, content)
-    place.parent.mkdir()
-    place.write_bytes(content)
-    return str(place)
+    if "://" not in file or name.startswith(f"{folder}/"):
+        return locate(Path(file).parent, name)
+    url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
+    if "::" in name or not name or not url.startswith(file[: file.index("://")]):
+        return "no audio file", name
+    try:
+        with fsspec.open(url, "rb") as stream:
+            return str(_save(folder, stream.read(), name))
+    except FileNotFoundError:
+        return "no audio file", name
 
 
 @contextmanager

@@ -1,21 +1,19 @@
-"""Tables: CSV, TSV and JSON Lines, each row with its number and its fields by name."""
+"""Tables: CSV, TSV and JSON Lines, as columns of texts."""
 
 import csv
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import SbkitError
 from sbkit.base.text import listed
 from sbkit.config.document import nearest
@@ -28,34 +26,43 @@ PATH_COLUMNS = (
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 SHOWN = 30  # columns named in a message
 DELIMITERS = "\t,;|"
-ROW_WITHIN = rf"(?i)\n[^\n]*(?:{'|'.join(map(re.escape, SUFFIXES))})\b"
 BLOCK_BYTES = 1 << 24  # at least the longest row
 ROWS_AT_ONCE = 50_000
 
 
-class TableRow(NamedTuple):
-    """One row: its number, 1 for the first line, and its fields by the name of their column."""
-
-    number: int
-    fields: Mapping[str, str]
-
-
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file, read as they are asked for; what is no row is a bad row.
+    """The rows of one file as texts, null where a row has no such field.
 
-    columns: their names; rows: can be read once; whole: all rows as texts, where they are there at
-    once and none is bad.
+    numbers: of the rows, 1 for the first line; bad_rows: what is no row.
     """
 
     file: Path
-    columns: tuple[str, ...]
-    rows: Iterable[TableRow | BadRow]
-    whole: pa.Table | None = None
+    rows: pa.Table
+    numbers: Sequence[int] | npt.NDArray[np.int64]
+    bad_rows: Sequence[BadRow] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the names of the columns."""
+        names: list[str] = self.rows.column_names
+        return names
+
+
+def join_tables(parts: Iterable[Table], file: Path) -> Table:
+    """Return the rows of all parts of a file; in JSON Lines, not all have all columns."""
+    read = list(parts)
+    rows = [part.rows for part in read if part.columns]
+    return Table(
+        file,
+        pa.concat_tables(rows, promote_options="default") if rows else pa.table({}),
+        np.concatenate([part.numbers for part in read] or [[]]).astype(np.int64),
+        [bad for part in read for bad in part.bad_rows],
+    )
 
 
 def read_table(file: Path) -> Table:
-    """Open a table; its content shows its kind: JSON Lines begin with a brace.
+    """Read a table; its content shows its kind: JSON Lines begin with a brace.
 
     The first line of any other names the columns, and shows the delimiter: a tab, comma, semicolon
     or vertical bar. In a table with tabs quotes are plain characters, as in Common Voice; in others
@@ -68,22 +75,26 @@ def read_table(file: Path) -> Table:
         state = "is not a file" if file.exists() else "is missing"
         raise SbkitError(f"A manifest must be a file of text, but {file} {state}. Check its path.")
     try:
-        with file.open(encoding="utf-8-sig") as stream:
-            lines = enumerate(stream, start=1)
-            number, first = next((each for each in lines if each[1].strip("\t,;| \n")), (0, ""))
-        if not first:
-            raise SbkitError(f"{file} must list clips, but is empty. Write one row for each clip.")
-        if first.lstrip().startswith("["):
-            raise SbkitError(
-                f"{file} must be JSON Lines, one object on each line, but is a JSON list. Write "
-                "each object on a line of its own, without the brackets and the commas between "
-                "them."
-            )
-        if first.lstrip().startswith("{"):
-            return Table(file, column_names(file, _objects_of(file)), _objects_of(file))
-        return _read_delimited(file, first.rstrip("\n"), number)
+        with file.open(encoding="utf-8-sig") as lines:
+            numbered = enumerate(lines, start=1)
+            number, first = next((each for each in numbered if each[1].strip("\t,;| \n")), (0, ""))
+            if not first:
+                raise SbkitError(
+                    f"{file} must list clips, but is empty. Write one row for each clip."
+                )
+            if first.lstrip()[0] not in "[{":
+                return _read_delimited(file, first.rstrip("\n"), number)
+            lines.seek(0)
+            table = join_tables(read_objects(file, lines), file)
     except UnicodeDecodeError as error:
         raise _wrong_encoding(file, error) from error
+    if not table.columns:
+        fault = table.bad_rows[0].detail if table.bad_rows else "it is empty"
+        raise SbkitError(
+            f"{file} must be JSON Lines, one object on each line, but line 1 is none ({fault}). "
+            "Correct it."
+        )
+    return table
 
 
 def find_column(table: Table, named: str | None, usual: Sequence[str], knob: str) -> str:
@@ -126,16 +137,6 @@ def find_text_column(table: Table, text_column: str | Literal[False] | None) -> 
     return find_column(table, text_column, TEXT_COLUMNS, "text_column")
 
 
-def check_no_columns(knobs: Mapping[str, Any], data: str) -> None:
-    """Raise SbkitError for knobs that name columns, where the data has none."""
-    for key in ("path_column", "text_column"):
-        if knobs.get(key):
-            raise SbkitError(
-                f"`{key}` must be null for {data}, which has no columns, but is {knobs[key]!r}. "
-                "Leave it out."
-            )
-
-
 def _wrong_encoding(file: Path, error: Exception) -> SbkitError:
     return SbkitError(
         f"{file} must be UTF-8 text, but is not ({error}). Save it as UTF-8: "
@@ -155,132 +156,81 @@ def _read_delimited(file: Path, first: str, number: int) -> Table:
             f"The first line of {file} must name the columns, each by another name, but "
             f"{twice[0]} comes twice. Rename one of them, or add that line."
         )
-    invalid = list[tuple[int, BadRow]]()
-    try:
-        table = _parse(file, delimiter, len(names), number, invalid, skip=False)
-    except pa.ArrowInvalid:  # once more, row by row, to find the rows that are not like the others
-        try:
-            table = _parse(file, delimiter, len(names), number, invalid, skip=True)
-        except pa.ArrowInvalid as error:
-            if "UTF8" in str(error):
-                raise _wrong_encoding(file, error) from error
-            raise SbkitError(
-                f"{file} must be a table, but cannot be read ({error}). Correct it."
-            ) from error
-    table = table.rename_columns([name or f"{place} " for place, name in enumerate(names)])
-    table = table.select([name for name in names if name])
-    rows = np.arange(number + 1, number + 1 + len(table) + len(invalid))
-    if invalid:
-        rows = np.setdiff1d(rows, [row for row, _ in invalid])
-    bad = [each for _, each in invalid if each.detail]
-    if is_quoted:
-        table, rows = _without_swallowed_rows(table, rows, bad)
+    table, invalid = _parse(file, delimiter, len(names), number)
+    bad = [
+        BadRow(
+            f"row {row.number}",
+            "wrong number of fields",
+            f"{row.actual_columns} instead of {row.expected_columns}",
+        )
+        for row in invalid
+        if row.text.strip()  # a line of spaces is no row
+    ]
     if not len(table) and not bad:
         raise SbkitError(f"{file} must list at least one clip, but has only a header. Add rows.")
+    numbers = np.arange(number + 1, number + 1 + len(table) + len(invalid))
+    named = table.rename_columns([name or f"{place} " for place, name in enumerate(names)])
     return Table(
         file,
-        tuple(table.column_names),
-        chain(bad, _rows_of(table, rows)),
-        None if invalid or bad else table,
+        named.select([name for name in names if name]),
+        np.setdiff1d(numbers, [row.number for row in invalid]),
+        bad,
     )
 
 
 def _parse(
-    file: Path,
-    delimiter: str,
-    count: int,
-    header: int,
-    invalid: list[tuple[int, BadRow]],
-    *,
-    skip: bool,
-) -> pa.Table:
-    """Read the rows below the header as texts; ``skip`` and note those of other fields.
-
-    Raises:
-        pa.ArrowInvalid: it is no table, or has such rows and they are not skipped.
-    """
+    file: Path, delimiter: str, count: int, header: int
+) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
+    """Read the rows below the header as texts, and those of another number of fields."""
+    invalid = list[arrow_csv.InvalidRow]()
 
     def note(row: arrow_csv.InvalidRow) -> str:
-        fields = f"{row.actual_columns} instead of {row.expected_columns}"
-        detail = fields if row.text.strip() else ""  # a line of spaces is no row
-        invalid.append((row.number, BadRow(f"row {row.number}", "wrong number of fields", detail)))
+        invalid.append(row)
         return "skip"
 
     names = [str(place) for place in range(count)]
-    return arrow_csv.read_csv(
-        file,
-        read_options=arrow_csv.ReadOptions(
-            column_names=names,
-            skip_rows=header,
-            block_size=BLOCK_BYTES,
-            use_threads=not skip,
-        ),
-        parse_options=arrow_csv.ParseOptions(
-            delimiter=delimiter,
-            quote_char=False if delimiter == "\t" else '"',
-            newlines_in_values=delimiter != "\t",
-            invalid_row_handler=note if skip else None,
-        ),
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-        ),
+    read = arrow_csv.ReadOptions(
+        column_names=names,
+        skip_rows=header,
+        block_size=BLOCK_BYTES,
+        use_threads=False,  # else the rows have no numbers
     )
-
-
-def _without_swallowed_rows(table: pa.Table, rows: Any, bad: list[BadRow]) -> tuple[pa.Table, Any]:
-    """Take out rows in which a quote that does not end has made one field of the next rows."""
-    swallowed = np.zeros(len(table), np.bool_)
-    for column in table.columns:
-        swallowed |= pc.match_substring_regex(column, ROW_WITHIN).to_numpy()
-    for number, row in zip(rows[swallowed], table.filter(swallowed).to_pylist(), strict=True):
-        text = next(value for value in row.values() if "\n" in value)
-        bad.append(BadRow(f"row {number}", "quotes around several rows", text[:80]))
-    return table.filter(~swallowed), rows[~swallowed]
-
-
-def _rows_of(table: pa.Table, numbers: Any) -> Iterator[TableRow]:
-    for start in range(0, len(table), ROWS_AT_ONCE):
-        some = table.slice(start, ROWS_AT_ONCE).to_pylist()
-        yield from map(TableRow, numbers[start : start + ROWS_AT_ONCE].tolist(), some)
-
-
-def column_names(file: Path, rows: Iterable[TableRow | BadRow]) -> tuple[str, ...]:
-    """Return the columns that any row has; of JSON Lines, not all rows have all of them.
-
-    Raises:
-        SbkitError: no row has one.
-    """
-    names: dict[str, None] = {}
-    fault = "it is empty"
-    for row in rows:
-        if isinstance(row, TableRow):
-            names |= dict.fromkeys(row.fields)
-        elif row.id == "row 1":
-            fault = row.detail
-    if not names:
+    is_quoted = delimiter != "\t"
+    parse = arrow_csv.ParseOptions(
+        delimiter=delimiter,
+        quote_char='"' if is_quoted else False,
+        newlines_in_values=is_quoted,
+        invalid_row_handler=note,
+    )
+    texts = dict.fromkeys(names, pa.string())
+    convert = arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False)
+    try:
+        return arrow_csv.read_csv(file, read, parse, convert), invalid
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            raise _wrong_encoding(file, error) from error
         raise SbkitError(
-            f"{file} must be JSON Lines, one object on each line, but line 1 is none "
-            f"({fault}). Correct it."
-        )
-    return tuple(names)
+            f"{file} must be a table, but cannot be read ({error}). Correct it."
+        ) from error
 
 
-def _objects_of(file: Path) -> Iterator[TableRow | BadRow]:
-    with file.open(encoding="utf-8-sig") as stream:
-        yield from read_objects(stream)
-
-
-def read_objects(lines: Iterable[str]) -> Iterator[TableRow | BadRow]:
-    """Read JSON Lines: an object on each line, whose values become texts."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-            fields = {name.strip(): _as_text(value) for name, value in values.items()}
-            yield TableRow(number, fields)
-        except (ValueError, AttributeError) as error:
-            yield BadRow(f"row {number}", "not a JSON object", str(error))
+def read_objects(file: Path, lines: Iterable[str], at_once: int = ROWS_AT_ONCE) -> Iterator[Table]:
+    """Read JSON Lines, some at a time: an object on each line, whose values become texts."""
+    numbered = enumerate(lines, start=1)
+    while some := list(islice(numbered, at_once)):
+        numbers, rows, bad = list[int](), list[dict[str, str]](), list[BadRow]()
+        for number, line in some:
+            if not line.strip():
+                continue
+            try:
+                values: Any = json.loads(line) or None  # an object without a key is none
+                rows.append({name.strip(): _as_text(value) for name, value in values.items()})
+                numbers.append(number)
+            except (ValueError, AttributeError) as error:
+                bad.append(BadRow(f"row {number}", "not a JSON object", str(error)))
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+        yield Table(file, pa.table(columns), numbers, bad)
 
 
 def _as_text(value: object) -> str:

@@ -10,12 +10,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import building
 from sbkit.data.storage.audio_cache import (
     CORPUS_FILE,
-    DISK_FULL,
     EMBEDDED_FOLDER,
     default_cache,
     describe_folder,
-    note_use,
 )
+from sbkit.data.storage.filesystem import writing
 from sbkit.logs.log import log
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -28,12 +27,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(corpus: Path) -> Path:
-    """Return the folder of a corpus, unpacking it where it is an archive."""
-    return unpack(corpus) if is_archive(corpus) else corpus
-
-
-def unpack(archive: Path) -> Path:
-    """Unpack an archive into the cache, unless it is there, and return the corpus in it.
+    """Return the folder of a corpus; an archive is unpacked into the cache, unless it is there.
 
     Only files and folders are unpacked, no links and no devices. What is unpacked belongs to the
     archive as it is now: its path, size and time.
@@ -41,64 +35,43 @@ def unpack(archive: Path) -> Path:
     Raises:
         SbkitError: the archive is damaged or leads out of its folder, or there is no room for it.
     """
-    facts = archive.stat()
-    known_by = f"{archive.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
+    if not is_archive(corpus):
+        return corpus
+    archive, facts = corpus.resolve(), corpus.stat()
+    known_by = f"{archive}\n{facts.st_size}\n{facts.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
     folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
         log(f"unpacking {archive} into {folder}, once")
-        try:
-            with building(folder) as beside:
-                _extract(archive, beside)
-                describe_folder(beside, archive.resolve())
-        except SbkitError:
-            raise
-        except Exception as error:  # the libraries that unpack have errors of many kinds
-            raise _unusable(archive, folder, error) from error
-    note_use(folder)
+        with writing(folder.parent), building(folder) as beside:
+            _extract(archive, beside)
+            describe_folder(beside, archive)
     return _innermost(folder)
 
 
 def _extract(archive: Path, folder: Path) -> None:
     """Write what an archive holds into a folder; read it to its end, where its checksum stands."""
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
-            if member.isfile():
-                _write(tar, member, folder / _inside(member.name, archive))
-        while tar.fileobj is not None and tar.fileobj.read(PIECE):
-            pass
-
-
-def _inside(name: str, archive: Path) -> PurePosixPath:
-    """Return a name as a path that stays in its folder; Python before 3.11.4 has no filter."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
+                path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
+                if path.is_absolute() or ".." in path.parts:
+                    raise ValueError(f"it names {member.name[:200]!r}, out of its folder")
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    with content, (folder / path).open("wb") as target:
+                        shutil.copyfileobj(content, target, PIECE)
+            while tar.fileobj is not None and tar.fileobj.read(PIECE):
+                pass
+    except Exception as error:  # the libraries that unpack have errors of many kinds
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise SbkitError(
-            f"{archive} must hold files of its own folder, but names {name[:200]!r}. Pack the "
-            "corpus again."
-        )
-    return path
-
-
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    content = tar.extractfile(member)
-    assert content is not None  # it is a file
-    with content, file.open("wb") as target:
-        shutil.copyfileobj(content, target, PIECE)
-
-
-def _unusable(archive: Path, folder: Path, error: Exception) -> SbkitError:
-    reason = (str(error) or type(error).__name__)[:200]
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return SbkitError(
-            f"There must be room to unpack {archive} into {folder.parent}, but there is none "
-            f"({reason}). Make room, or let SBKIT_CACHE name another folder."
-        )
-    return SbkitError(
-        f"{archive} must be a whole tar file, but cannot be unpacked ({reason}). Download it again."
-    )
+            f"{archive} must be a whole tar file, but cannot be unpacked ({str(error)[:200]}). "
+            "Download it again."
+        ) from error
 
 
 def _innermost(folder: Path) -> Path:

@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from sbkit.audio.io import AudioError, read_audio
 from sbkit.base.machine import usable_cores
@@ -25,7 +19,6 @@ from sbkit.data.storage.audio_store import encode
 from sbkit.logs.log import is_first_rank
 
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
-LARGEST = 2**31 - 100  # bytes of audio in a row of an Arrow table; 18 h at 16 kHz
 
 
 class Decoded(NamedTuple):
@@ -44,10 +37,11 @@ def decode_clips(
     Threads, since libsndfile and torch release the interpreter: 200 clips of 48 kHz mp3 took 0.91 s
     on one, 0.50 s on two threads, and 2.7 s in two processes that were already running.
     """
-    threads = usable_cores()
+    threads, torch_threads = usable_cores(), torch.get_num_threads()
+    torch.set_num_threads(1)  # each decoding thread would start threads of torch's own
     paths = iter(paths)
     ahead: deque[Future[Decoded]] = deque()
-    with _one_torch_thread(), ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             while True:
                 for path in islice(paths, CLIPS_AHEAD * threads - len(ahead)):
@@ -57,6 +51,7 @@ def decode_clips(
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(torch_threads)
 
 
 def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
@@ -70,35 +65,13 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
     except OSError as error:
         sentence = f"{path} must be readable, but is not: {error}. Repair that."
         return Decoded(AudioError("unreachable", sentence))
-    if samples.nbytes > LARGEST:
-        return Decoded(
-            AudioError("too long", f"{path} must last less than 18 hours, but is longer. Cut it.")
-        )
     return Decoded(encode(samples, store=store, sample_rate=sample_rate), len(samples), digest)
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Keep each decoding thread from starting threads of torch's own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
 def decoding_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal; yield what counts one clip."""
     console = Console(stderr=True, quiet=not is_first_rank())
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("clips"), TimeRemainingColumn())
-    with Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)

@@ -4,6 +4,7 @@ Keys and endpoints are set as fsspec and the store have it: in configuration fil
 such as FSSPEC_S3_KEY.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import naming, write_bytes_atomically
 
-LARGEST_TRANSFER = 64  # files that are asked for at once
-
-
-class MissingFileError(SbkitError):
-    """A file that is not there."""
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,13 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder, by its URL or its path on this machine."""
+    """A folder, by its URL or its path on this machine; its methods raise SbkitError."""
 
     url: str
 
     @classmethod
     def at(cls, place: str) -> "Storage":
-        """Name a folder; a path becomes absolute.
-
-        Raises:
-            SbkitError: nothing that is installed knows the protocol.
-        """
+        """Name a folder; a path becomes absolute."""
         if "://" not in place:
             return cls(str(Path(place).expanduser().absolute()))
         _file_system(place)
@@ -61,22 +55,14 @@ class Storage:
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the files below that have one of some endings, sorted: URLs, or paths here.
-
-        Raises:
-            SbkitError: the place cannot be read.
-        """
+        """Return the files below that have one of some endings, sorted: URLs, or paths here."""
         system, path = _file_system(self.url)
         with _reaching(self.url):
             found = sorted(each for each in system.find(path) if each.endswith(tuple(suffixes)))
         return found if self.folder else [system.unstrip_protocol(each) for each in found]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return how many bytes each file has, and None for one that is not there.
-
-        Raises:
-            SbkitError: the place cannot be read.
-        """
+        """Return how many bytes each file has, and None for one that is not there."""
         system, _ = _file_system(self.url)
         paths = [_file_system(self.file(name))[1] for name in names]
         with _reaching(self.url):
@@ -85,26 +71,15 @@ class Storage:
             except (FileNotFoundError, NotADirectoryError):
                 return [system.size(each) if system.exists(each) else None for each in paths]
 
-    def read(self, names: Sequence[str]) -> Iterator[bytes]:
-        """Yield the content of files, several of which are asked for at once.
-
-        Raises:
-            MissingFileError: one of them is missing.
-            SbkitError: one of them cannot be read.
-        """
-        for start in range(0, len(names), LARGEST_TRANSFER):
-            files = [self.file(name) for name in names[start : start + LARGEST_TRANSFER]]
-            everything = [None] * len(files)
-            for file, found in zip(files, _fetch(files, everything, everything), strict=True):
-                yield _require_content(found, file)
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        system, path = _file_system(self.file(name))
+        with _reaching(self.file(name)):
+            content: bytes = system.cat_file(path)
+        return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, whole or not at all.
-
-        Raises:
-            SbkitError: it cannot be written there.
-            OSError: it cannot be written to the disk of this machine.
-        """
+        """Write a file, whole or not at all; raises OSError for a disk of this machine."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
@@ -113,11 +88,7 @@ class Storage:
             system.pipe_file(path, content)
 
     def take(self, file: Path, name: str) -> None:
-        """Move a file there; where it is on this machine, it must be a file of the same folder.
-
-        Raises:
-            SbkitError: it cannot be written there.
-        """
+        """Move a file there; where it is on this machine, it must be a file of the same folder."""
         if self.folder is not None:
             with naming(self.folder / name):
                 file.rename(self.folder / name)
@@ -136,41 +107,23 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """
     if not ranges:
         return []
-    contents = _fetch(
-        [each.file for each in ranges],
-        [each.start for each in ranges],
-        [each.start + each.size for each in ranges],
-    )
-    return [
-        _require_content(content, each.file, each.size)
-        for content, each in zip(contents, ranges, strict=True)
-    ]
-
-
-def _fetch(
-    files: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
-) -> list[Any]:
-    """Return parts of files, or what is wrong with one; no name is taken for a pattern."""
-    system, _ = _file_system(files[0])
-    paths = {file: _file_system(file)[1] for file in {*files}}
-    with _reaching(files[0]):
-        found = system.cat_ranges([paths[f] for f in files], starts, ends, on_error="return")
-    return list(found)
-
-
-def _require_content(content: object, file: str, size: int | None = None) -> bytes:
-    if isinstance(content, FileNotFoundError):
-        raise MissingFileError(f"{file} must be there, but is missing. Put it back.")
-    if isinstance(content, BaseException):
-        raise _unreachable(file, content) from content
-    assert isinstance(content, bytes)
-    if size is not None and len(content) != size:
-        raise SbkitError(
-            f"{file} must be whole, and its server must know ranges of bytes, but {len(content)} "
-            f"bytes came for {size}. Copy it again, or remove it and prepare the shards again, or "
-            "take another server."
+    system, _ = _file_system(ranges[0].file)
+    paths = {each: _file_system(each)[1] for each in {part.file for part in ranges}}
+    with _reaching(ranges[0].file):  # no name is taken for a pattern
+        contents: list[bytes] = system.cat_ranges(
+            [paths[each.file] for each in ranges],
+            [each.start for each in ranges],
+            [each.start + each.size for each in ranges],
+            on_error="raise",
         )
-    return content
+    for content, each in zip(contents, ranges, strict=True):
+        if len(content) != each.size:
+            raise SbkitError(
+                f"{each.file} must be whole, and its server must know ranges of bytes, but "
+                f"{len(content)} bytes came for {each.size}. Copy it again, or remove it and "
+                "prepare the shards again, or take another server."
+            )
+    return contents
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -194,12 +147,29 @@ def _reaching(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _unreachable(url, error) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SbkitError(
+            f"{url} must be reachable, but is not: {type(error).__name__}, {reason[:200]}. Check "
+            "the name, the rights and the network."
+        ) from error
 
 
-def _unreachable(url: str, error: BaseException) -> SbkitError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return SbkitError(
-        f"{url} must be reachable, but is not: {type(error).__name__}, {reason[:200]}. Check the "
-        "name, the rights and the network."
-    )
+@contextmanager
+def writing(place: Path | str) -> Iterator[None]:
+    """Raise SbkitError where the disk of ``place`` is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise SbkitError(
+                f"The disk of {place} must have room for prepared data, but is full. Free some, "
+                "with `sbkit cache prune` or by hand, let SBKIT_CACHE name a folder on another "
+                "disk, or keep less: --audio_store=flac, or none. What is finished stays, and the "
+                "same command continues from there."
+            ) from error
+        if error.errno in READ_ONLY:
+            raise SbkitError(
+                f"{place} must be a folder to write to, but is not: {error.strerror}. Choose "
+                "another one; SBKIT_CACHE names that of prepared data."
+            ) from error
+        raise

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Audio, Features
 
+from sbkit.audio.io import AudioError
 from sbkit.base.files import naming, try_lock
 from sbkit.data.storage.audio_store import AUDIO, PLACE
-from sbkit.data.storage.decode import Decoded
+from sbkit.data.storage.decode import decode_clips
 from sbkit.data.storage.filesystem import Storage
 from sbkit.logs.log import log
 
@@ -42,13 +43,13 @@ _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 class ShardFacts:
     """What is known of one shard beside its clips.
 
-    bytes: of the Arrow file; left_out: what holds no usable audio, and why; sources: rows of the
-    corpus that were read for it, from the first of its unit on; last: whether they are all.
+    bytes: of the Arrow file; left_out: what holds no usable audio, and why; parts: of its unit that
+    were read up to its end; last: whether they are all.
     """
 
     bytes: int
     left_out: Sequence[Sequence[Any]]
-    sources: int = 0
+    parts: int = 1
     last: bool = True
 
 
@@ -56,7 +57,7 @@ class ShardWriter:
     """Write one shard; it appears when it is published.
 
     Attributes:
-        clips, bytes: of audio so far.
+        bytes: of audio so far.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,26 +66,44 @@ class ShardWriter:
         self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
         self._batch: list[dict[str, Any]] = []
         self._crcs, self._samples, self._digests = list[int](), list[int](), list[str]()
-        self.clips = self.bytes = 0
+        self.bytes = 0
 
-    def add(self, name: str, decoded: Decoded) -> None:
-        """Add a clip; its audio goes to the disk with its record batch."""
-        audio = decoded.audio
-        assert isinstance(audio, bytes)
+    def decode(
+        self,
+        names: Iterable[str],
+        paths: Iterable[Path],
+        sample_rate: int,
+        *,
+        store: str,
+        count: Callable[[], None] = lambda: None,
+    ) -> tuple[list[int], dict[int, AudioError]]:
+        """Decode clips and add them; return which were added, and why the others were not."""
+        kept, errors = list[int](), dict[int, AudioError]()
+        decoding = decode_clips(paths, sample_rate, store=store)
+        for place, (name, decoded) in enumerate(zip(names, decoding, strict=True)):
+            count()
+            if isinstance(decoded.audio, AudioError):
+                errors[place] = decoded.audio
+            else:
+                self._add(name, decoded.audio)
+                self._samples.append(decoded.samples)
+                self._digests.append(decoded.digest)
+                kept.append(place)
+        return kept, errors
+
+    def _add(self, name: str, audio: bytes) -> None:
+        """Add the audio of a clip, which goes to the disk with its record batch."""
         full = sum(len(each["bytes"]) for each in self._batch) + len(audio) > BATCH_BYTES
         if self._batch and (full or len(self._batch) >= BATCH_ROWS):
             self._flush()
         self._batch.append({"bytes": audio, "path": name})
         self._crcs.append(zlib.crc32(audio))
-        self._samples.append(decoded.samples)
-        self._digests.append(decoded.digest)
-        self.clips += 1
         self.bytes += len(audio)
 
     def publish(
         self, storage: Storage, name: str, columns: Mapping[str, Any], **facts: Any
-    ) -> pa.Table:
-        """Put the audio in its place, then its table, which has further columns; return the table.
+    ) -> None:
+        """Put the audio in its place, then its table, which has further columns.
 
         Without any audio, as with ``audio_store: none``, there is a table alone.
         """
@@ -104,9 +123,8 @@ class ShardWriter:
         if self.bytes:
             storage.take(self._path, f"{name}.arrow")
         storage.write(f"{name}.parquet", content.getvalue())
-        return table
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Remove what was written, unless it is published."""
         with suppress(OSError):
             self._file.close()
@@ -121,7 +139,7 @@ class ShardWriter:
     def _places(self) -> pa.StructArray:
         """Return where the audio of each clip begins, its size and CRC-32, and its digest."""
         starts, sizes = (
-            locate(self._path) if self.bytes else (pa.nulls(self.clips, pa.int64()),) * 2
+            locate(self._path) if self.bytes else (pa.nulls(len(self._crcs), pa.int64()),) * 2
         )
         crcs = pa.array(self._crcs, pa.int64())
         digests = pa.array(self._digests, pa.string())
@@ -153,13 +171,14 @@ def read_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     return table.replace_schema_metadata(None), facts
 
 
-def to_places(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.StructArray:
-    """Return the `PLACE` of each row of a shard's table, given the file that its audio is in."""
+def to_stored(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
+    """Return the samples, digest and `PLACE` of each row of a shard, whose audio is in ``file``."""
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
-    columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
-    columns["sample_rate"] = pa.repeat(sample_rate, len(table))
-    return pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
+    for name, value in (("file", file), ("shard", shard), ("sample_rate", sample_rate)):
+        columns[name] = pa.repeat(value, len(table))
+    places = pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
+    return pa.table({"samples": table["samples"], "digest": audio.field("digest"), AUDIO: places})
 
 
 def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) -> None:

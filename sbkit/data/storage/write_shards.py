@@ -1,34 +1,36 @@
 """Write a corpus of shards, by any number of processes that share the work.
 
-On a disk with locks each process takes what no other one holds; elsewhere it takes its share by
+A split is divided into units, each known by its content, which one process decodes in one order. On
+a disk with locks each process takes what no other one holds; elsewhere it takes its share by
 SLURM_ARRAY_TASK_ID or RANK. The index makes a corpus of the shards, and is written by the process
 that finds all of them. A killed process loses its current shard.
 """
 
+import hashlib
 import os
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import astuple, dataclass
 from functools import partial
-from itertools import count, tee
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.audio.io import AudioError
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clip, Clips
-from sbkit.data.corpora.manifest import BadRow, Manifest, free_name
+from sbkit.base.text import plural
+from sbkit.data.corpora.clips import Clips
+from sbkit.data.corpora.manifest import Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
-from sbkit.data.corpora.streamed_split import StreamedSplit
-from sbkit.data.storage.audio_cache import DISK_FULL
-from sbkit.data.storage.decode import Decoded, decode_clips
-from sbkit.data.storage.filesystem import Storage
+from sbkit.data.corpora.streamed_split import StreamedSplit, file_state
+from sbkit.data.storage.decode import decode_clips
+from sbkit.data.storage.filesystem import Storage, writing
 from sbkit.data.storage.prepare import UNREADABLE, check_loss
 from sbkit.data.storage.shard import (
     ShardFacts,
@@ -37,12 +39,9 @@ from sbkit.data.storage.shard import (
     remove_leftovers,
     share_work,
 )
-from sbkit.data.storage.shard_units import ShardOptions, Unit, manifest_units
 from sbkit.data.storage.sharded_corpus import (
     INDEX,
     Index,
-    Listed,
-    missing_shards,
     open_table,
     read_index,
     write_index,
@@ -50,14 +49,42 @@ from sbkit.data.storage.sharded_corpus import (
 from sbkit.logs.log import log
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
-UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+PROBED = 100  # clips that are decoded to learn how large the audio of the others will be
 Source = Manifest | StreamedSplit
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How shards are made: audio at a rate (Hz) in a store, about so many bytes of it in each."""
+
+    sample_rate: int
+    store: str
+    shard_bytes: int
+    seed: int
+
+    def name(self, split: str, *content: object) -> str:
+        """Return the name of a unit, which changes with its content and with these options."""
+        text = "\n".join(map(str, (self, *content)))
+        return f"{split}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that one process writes; ``parts`` yields them from a number of parts on.
+
+    A shard is full after the part that brings it to the wanted size. The name begins those of the
+    unit's shards.
+    """
+
+    name: str
+    parts: Callable[[int], Iterator[Manifest]]
 
 
 def parse_size(text: str) -> int:
     """Return a number of bytes written as 1GB; raises SbkitError."""
     found = SIZE.fullmatch(text)
-    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    size = int(float(found[1]) * BYTES[found[2]]) if found else 0
     if size <= 0:
         raise SbkitError(
             f"The size of a shard must be a number with its unit (kB, MB or GB), but is {text!r}. "
@@ -89,170 +116,150 @@ def write_shards(
             f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
             "audio. Pass --audio_store=flac."
         )
-    if any(isinstance(each, Manifest) and each.stored is not None for each in sources.values()):
-        raise SbkitError(
-            "Shards must be made of audio files, but the data is in shards already. Name what "
-            "they were made of, or copy them."
-        )
-    with _writing(storage), TemporaryDirectory() as folder:
+    with writing(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         units = {
-            split: _units(split, source, options, scratch) for split, source in sources.items()
+            split: _stream_units(split, source, options, scratch)
+            if isinstance(source, StreamedSplit)
+            else _manifest_units(split, source, options)
+            for split, source in sources.items()
         }
-        if (there := _existing(storage, units, roles)) is not None:
-            return there
-        writer = _Writer(storage, options, scratch)
-        writer.write([(split, unit) for split, some in units.items() for unit in some])
+        _check_same(storage, units, roles)
+        every = [unit for some in units.values() for unit in some]
+        write = partial(_write_unit, storage, options, scratch)
+        if storage.folder is not None:
+            share_work(storage.folder, [(unit.name, partial(write, unit)) for unit in every])
+        else:
+            place, of = share(os.environ)
+            for unit in every[place::of]:
+                write(unit)
         return _finish(storage, options, units, roles)
 
 
-def _units(split: str, source: Source, options: ShardOptions, scratch: Path) -> list[Unit]:
-    if isinstance(source, StreamedSplit):
-        (scratch / split).mkdir()
-        return source.units(options, scratch / split)
-    return manifest_units(source, options)
+def _stream_units(
+    split: str, source: StreamedSplit, options: ShardOptions, scratch: Path
+) -> list[Unit]:
+    """Return a unit for each file of a split that is streamed."""
+    return [
+        Unit(options.name(split, file, file_state(file)), partial(source.read, file, scratch))
+        for file in source.files
+    ]
 
 
-def _existing(
+def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
+    """Divide the clips of a manifest, in random order, into shards of about equal size.
+
+    How much the audio takes is estimated from some clips, so that every process comes to the same
+    division without reading all.
+    """
+    clips = Clips.of(manifest.clips)
+    order = np.random.default_rng(options.seed).permutation(len(clips))
+    facts = [_file_facts(path) for path in clips.paths]
+    probed = order[:PROBED].tolist()
+    paths = [clips[row].path for row in probed]
+    decoded = decode_clips(paths, options.sample_rate, store=options.store)
+    kept = sum(len(each.audio) for each in decoded if isinstance(each.audio, bytes))
+    read = sum(facts[row][0] for row in probed)
+    expected = sum(size for size, _ in facts) * kept / max(1, read)
+    shards = max(1, min(round(expected / options.shard_bytes), len(clips)))  # none without a clip
+    units = []
+    for number, chosen in enumerate(np.array_split(order, shards)):
+        some = clips.take(chosen)
+        part = Manifest(some, manifest.bad_rows if number == 0 else ())
+        content = [*some.own.to_pylist(), *some.columns.to_pylist()]
+        name = options.name(split, part.bad_rows, [facts[row] for row in chosen.tolist()], content)
+        units.append(Unit(name, partial(_only, part)))
+    return units
+
+
+def _only(part: Manifest, start: int) -> Iterator[Manifest]:
+    return islice([part], start, None)
+
+
+def _file_facts(path: str) -> tuple[int, int]:
+    """Return the size and time of change of a file, zeros where it cannot be reached."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_same(
     storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
-) -> Index | None:
-    """Return the index where all that it names is there; raises SbkitError where it has others."""
+) -> None:
+    """Raise SbkitError where there is an index of other shards."""
     if storage.sizes([INDEX]) == [None]:
-        return None
+        return
     index = read_index(storage)
-    there = {split: _unit_names(shards) for split, shards in index.splits.items()}
-    meant = {split: [f"{split}-{unit.key}" for unit in some] for split, some in units.items()}
+    there = {
+        split: {name.rpartition("-")[0] for name in names} for split, names in index.splits.items()
+    }
+    meant = {split: {unit.name for unit in some} for split, some in units.items()}
     if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
         raise SbkitError(
             f"{storage.url} must be empty or hold shards of the same data, made in the same way, "
             f"but its {INDEX} names others. Name another place, or remove that file."
         )
-    missing = [each for shards in index.splits.values() for each in missing_shards(storage, shards)]
-    return None if missing else index
 
 
-def _unit_names(shards: Sequence[Listed]) -> list[str]:
-    return list(dict.fromkeys(shard.name.rpartition("-")[0] for shard in shards))
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """One process's share of the work; ``scratch`` is a folder of its own."""
-
-    storage: Storage
-    options: ShardOptions
-    scratch: Path
-
-    def write(self, units: Sequence[tuple[str, Unit]]) -> None:
-        """Write all units, or this process's share of them."""
-        folder = self.storage.folder
-        if folder is not None:
-            works = [(unit.key, partial(self._write_unit, split, unit)) for split, unit in units]
-            share_work(folder, works)
+def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
+    """Write the shards of a unit, behind those that are there."""
+    there = list(_finished(storage, unit))
+    if there and there[-1].facts.last:
+        return
+    done = there[-1].facts.parts if there else 0
+    parts = unit.parts(done)
+    part = next(parts, None)
+    for number in count(len(there)):
+        with closing(ShardWriter(storage.folder or scratch)) as writer:
+            clips, left_out = list[Clips](), list[tuple[str, str, str]]()
+            while part is not None and writer.bytes < options.shard_bytes:
+                some = Clips.of(part.clips)
+                paths = map(Path, some.paths)
+                kept, errors = writer.decode(
+                    some.ids, paths, options.sample_rate, store=options.store
+                )
+                clips.append(some.take(kept))
+                left_out += map(astuple, part.bad_rows)
+                left_out += [(some.ids[n], UNREADABLE, str(why)) for n, why in errors.items()]
+                part, done = next(parts, None), done + 1
+            joined, name = Clips.join(clips), _shard_name(unit, number)
+            others = {free_name(n): joined.columns[n] for n in joined.columns.column_names}
+            columns = {"id": joined.own["id"], "sentence": joined.own["sentence"], **others}
+            last = part is None
+            writer.publish(storage, name, columns, left_out=left_out, parts=done, last=last)
+            log(f"{name}: {len(joined)} clips, {writer.bytes / 1e6:.1f} MB")
+        if last:
             return
-        place, of = share(os.environ)
-        for split, unit in units[place::of]:
-            self._write_unit(split, unit)
-
-    def _write_unit(self, split: str, unit: Unit) -> None:
-        """Write the shards of a unit, behind those that are there."""
-        there = list(finished(self.storage, split, unit))
-        if there and there[-1].facts.last:
-            return
-        start = there[-1].facts.sources if there else 0
-        part = self._begin(split, unit, len(there), start)
-        try:
-            for row, decoded in self._decode(unit.rows(start)):
-                size = len(decoded.audio) if decoded and isinstance(decoded.audio, bytes) else 0
-                full = part.audio.bytes + size > self.options.shard_bytes
-                if unit.cut and full and part.audio.bytes:
-                    part.finish(self.storage, last=False)
-                    part = self._begin(split, unit, part.number + 1, part.sources)
-                part.add(row, decoded)
-            part.finish(self.storage, last=True)
-        finally:
-            part.audio.discard()
-
-    def _begin(self, split: str, unit: Unit, number: int, sources: int) -> "NewShard":
-        audio = ShardWriter(self.storage.folder or self.scratch)
-        return NewShard(f"{split}-{unit.key}", number, audio, sources)
-
-    def _decode(
-        self, rows: Iterator[Clip | BadRow]
-    ) -> Iterator[tuple[Clip | BadRow, Decoded | None]]:
-        """Pair rows with their audio, which is decoded ahead; remove files that were made of it."""
-        rows, ahead = tee(rows)
-        paths = (row.path for row in ahead if isinstance(row, Clip))
-        decoding = decode_clips(paths, self.options.sample_rate, store=self.options.store)
-        for row in rows:
-            if isinstance(row, BadRow):
-                yield row, None
-                continue
-            yield row, next(decoding)
-            if row.path.is_relative_to(self.scratch):
-                shutil.rmtree(row.path.parent)
-
-
-class NewShard:
-    """One shard that is being written.
-
-    Attributes:
-        number: among the shards of its unit; sources: rows of the unit up to here.
-    """
-
-    def __init__(self, unit: str, number: int, audio: ShardWriter, sources: int) -> None:
-        self.number, self.audio, self.sources = number, audio, sources
-        self._name = shard_name(unit, number)
-        self._clips: list[Clip] = []
-        self._left_out: list[tuple[str, str, str]] = []
-
-    def add(self, row: Clip | BadRow, decoded: Decoded | None) -> None:
-        """Add a clip, or note why there is none."""
-        self.sources += 1
-        if isinstance(row, BadRow):
-            self._left_out.append((row.id, row.reason, row.detail))
-        elif decoded is None or isinstance(decoded.audio, AudioError):
-            self._left_out.append((row.id, UNREADABLE, str(decoded and decoded.audio)))
-        else:
-            self.audio.add(row.id, decoded)
-            self._clips.append(row)
-
-    def finish(self, storage: Storage, *, last: bool) -> None:
-        """Put the shard in its place."""
-        clips = Clips.of(self._clips)
-        others = {free_name(n): clips.columns[n] for n in clips.columns.column_names}
-        columns = {"id": clips.own["id"], "sentence": clips.own["sentence"], **others}
-        facts = {"left_out": self._left_out, "sources": self.sources, "last": last}
-        self.audio.publish(storage, self._name, columns, **facts)
-        log(f"{self._name}: {self.audio.clips} clips, {self.audio.bytes / 1e6:.1f} MB")
 
 
 class Finished(NamedTuple):
-    """A shard that is there: how the index lists it, and what its table says."""
+    """A shard that is there: its name, table and facts."""
 
-    listed: Listed
+    name: str
+    table: pa.Table
     facts: ShardFacts
 
 
-def shard_name(unit: str, number: int) -> str:
+def _shard_name(unit: Unit, number: int) -> str:
     """Return the name of the files of one shard of a unit, without their endings."""
-    return f"{unit}-{number:03d}"
+    return f"{unit.name}-{number:03d}"
 
 
-def finished(storage: Storage, split: str, unit: Unit) -> Iterator[Finished]:
+def _finished(storage: Storage, unit: Unit) -> Iterator[Finished]:
     """Yield the shards of a unit that are there, from the first on."""
     for number in count():
-        name = shard_name(f"{split}-{unit.key}", number)
+        name = _shard_name(unit, number)
         there, size = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
         if there is None:
             return
         table, facts = open_table(storage, name)
         if facts.bytes != (size or 0):
             return
-        samples = pc.sum(table["samples"]).as_py() or 0
-        yield Finished(Listed(name, facts.bytes, len(table), samples), facts)
+        yield Finished(name, table, facts)
         if facts.last:
             return
 
@@ -271,16 +278,14 @@ def share(variables: Mapping[str, str]) -> tuple[int, int]:
             place = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
         else:
             place, of = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
+        if place >= of:
+            raise ValueError(f"number {place} of {of}")
     except (KeyError, ValueError) as error:
         raise SbkitError(
-            "The processes that share the work must know their number by SLURM_ARRAY_TASK_ID, _MIN "
-            f"and _COUNT, or by RANK and WORLD_SIZE, but {error} is wrong. Set or unset them all."
+            "The processes that share the work must have numbers without gaps, by "
+            "SLURM_ARRAY_TASK_ID, _MIN and _COUNT, or by RANK and WORLD_SIZE, but this one has "
+            f"{error}. Write --array=0-N, or unset them all."
         ) from error
-    if place >= of:
-        raise SbkitError(
-            f"The tasks of an array must have numbers without gaps, but this is number {place} of "
-            f"{of}. Write --array=0-{of - 1}."
-        )
     return place, of
 
 
@@ -291,20 +296,22 @@ def _finish(
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
     """Write the index where all shards are there; raises SbkitError where much is left out."""
-    splits: dict[str, list[Listed]] = {}
+    splits = dict[str, list[str]]()
     for split, some in units.items():
-        splits[split], lost = [], list[Excluded]()
+        shards = list[Finished]()
         for unit in some:
-            shards = list(finished(storage, split, unit))
-            if not shards or not shards[-1].facts.last:
+            shards += _finished(storage, unit)
+            if not shards or not shards[-1].name.startswith(unit.name) or not shards[-1].facts.last:
                 log("Other processes still write; the last one writes the index.")
                 return None
-            splits[split] += [shard.listed for shard in shards]
-            lost += [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
-        reasons = Counter(each.reason for each in lost)
-        clips = sum(shard.clips for shard in splits[split])
-        check_loss(split, lost, reasons, clips + len(lost))
-        for reason, number in reasons.items():
+        splits[split] = [shard.name for shard in shards]
+        lost = [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
+        clips = sum(len(shard.table) for shard in shards)
+        check_loss(split, lost, clips + len(lost))
+        samples = sum(pc.sum(shard.table["samples"]).as_py() or 0 for shard in shards)
+        hours = samples / options.sample_rate / 3600
+        log(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        for reason, number in Counter(each.reason for each in lost).items():
             log(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder
@@ -313,22 +320,3 @@ def _finish(
         if folder:
             remove_leftovers(folder)
     return index
-
-
-@contextmanager
-def _writing(storage: Storage) -> Iterator[None]:
-    """Raise one SbkitError where the disk is full or read-only."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or storage.url
-        if error.errno in DISK_FULL:
-            raise SbkitError(
-                f"The disk of {place} must have room for shards, but is full. Make room, or name "
-                "another place. The shards that are finished stay, and the same command continues "
-                "from there."
-            ) from error
-        raise SbkitError(
-            f"{place} must be a place to write to, but is not: {error.strerror}. Choose another "
-            "one."
-        ) from error

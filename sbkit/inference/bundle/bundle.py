@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +28,16 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
 from sbkit.decoding.attention import AttentionDecoder
-from sbkit.decoding.confidence import GREEDY
+from sbkit.decoding.confidence import GREEDY, WordAligner
 from sbkit.decoding.ctc_decoder import (
     CtcDecoder,
     DecoderInput,
     DecoderPool,
     Recognized,
-    raise_errors,
 )
 from sbkit.decoding.decoder import KINDS, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.language_models import load_language_models
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle.config import BundleConfig, parse_config
 from sbkit.inference.runtime.model import Encoded
 from sbkit.lm.ngram import NgramModel
@@ -48,11 +46,6 @@ from sbkit.tasks.task import Task, load_task
 from sbkit.text.normalize import NORMALIZER_VERSION, normalize
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
-
-if TYPE_CHECKING:
-    from sbkit.distributed.device import Placement
-    from sbkit.inference.runtime.compiled import Compilation
-    from sbkit.inference.runtime.torch_model import TorchModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 RESOLVED = "hyperparams.yaml"  # of a run
@@ -96,7 +89,7 @@ class Bundle:
         pool = self.decoder_pool
         pairs = zip(self.model.encode(clips), clips, strict=True)
         inputs = [self.decoder_input(each, samples=len(clip)) for each, clip in pairs]
-        return raise_errors(pool.decode(inputs, times=times))
+        return pool.decode(inputs, times=times)
 
     def decoder_input(self, encoded: Encoded, *, samples: int, begin: float = 0.0) -> DecoderInput:
         """Return the encoder's output of a clip as the decoder takes it."""
@@ -224,15 +217,6 @@ class Bundle:
         return tokenizer
 
 
-def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
-    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
-
-    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
-    """
-    read = read_bundle(folder, WEIGHTS, own=own)
-    return replace(read.bundle, model=load_torch(read, folder, own=own))
-
-
 @dataclass(frozen=True)
 class ReadBundle:
     """A bundle without its model, and the bytes of its weights where they were read, too."""
@@ -262,29 +246,6 @@ def read_bundle(folder: Path, *names: str, own: frozenset[str] = frozenset()) ->
     lm = None if decoder is None else decoder.language_models.words
     bundle = Bundle(config, task, labels, decoder=decoder, lm=lm)
     return ReadBundle(bundle, contents.get(WEIGHTS, b""))
-
-
-def load_torch(
-    read: ReadBundle,
-    folder: Path,
-    *,
-    own: frozenset[str] = frozenset(),
-    placement: "Placement | None" = None,
-    compilation: "Compilation | None" = None,
-) -> "TorchModel":
-    """Make a bundle's model in torch; on the CPU in fp32, unless it is placed elsewhere."""
-    from sbkit.inference.runtime.torch_model import CPU, load_model
-
-    return load_model(
-        read.bundle.config,
-        read.weights,
-        file=folder / WEIGHTS,
-        task=read.bundle.task,
-        labels=read.bundle.labels,
-        own=own,
-        placement=placement or CPU,
-        compilation=compilation,
-    )
 
 
 def language_of(model: Path) -> str:

@@ -30,8 +30,8 @@ from sbkit.config.allowed import find
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
-from sbkit.evaluate.summary import SUMMARY
-from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS, load_bundle
+from sbkit.evaluate.run_results import SUMMARY
+from sbkit.inference.bundle.bundle import CONFIG, WEIGHTS
 from sbkit.inference.bundle.config import FORMAT
 from sbkit.inference.bundle.model_card import LICENCE_UNKNOWN, model_card
 from sbkit.inference.bundle.module_spec import to_plain
@@ -40,6 +40,7 @@ from sbkit.inference.formats.held_out import HeldOut, find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.traced import TrainedModel
 from sbkit.inference.formats.write import Certificates, require_formats, write_formats
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.tasks.task import Task, load_task
 
 KNOBS = ("language", "token_type")  # of the YAML, said again in the bundle

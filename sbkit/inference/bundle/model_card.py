@@ -12,8 +12,7 @@ from typing import Any
 import jinja2
 
 from sbkit.base.text import printable
-from sbkit.evaluate.run_results import DATA_REPORT
-from sbkit.evaluate.summary import SUMMARY
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.logs.metric import Metric
 from sbkit.logs.text_log import TEXT_LOG
 from sbkit.tasks.task import Task

@@ -18,7 +18,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.data.batches.batch import UtteranceDataset
 from sbkit.data.batches.sampler import EvalSampler
 from sbkit.data.corpora.columns import sample_counts
-from sbkit.evaluate.summary import SUMMARY
+from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.utterances import hash_pairs
 from sbkit.train.recipe import load_recipe
 

@@ -17,7 +17,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.text import versions
 from sbkit.checkpoint.integrity import write_checksums
-from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.place import PARITY
 from sbkit.inference.formats.held_out import HeldOut
 from sbkit.inference.formats.onnx_format import write_onnx
@@ -25,6 +24,7 @@ from sbkit.inference.formats.parity import EXACT, Candidate, Grid, certificate, 
 from sbkit.inference.formats.sherpa_format import write_sherpa
 from sbkit.inference.formats.speechbrain_format import write_speechbrain
 from sbkit.inference.formats.traced import TrainedModel, WaveformModel, quietly, trained_log_probs
+from sbkit.inference.runtime.torch_model import load_bundle
 
 Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
 Certificates = Mapping[str, Mapping[str, Any]]  # by format and candidate

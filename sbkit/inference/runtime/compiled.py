@@ -1,8 +1,7 @@
 """A model whose repeated blocks are compiled, for a closed table of shapes, before the first clip.
 
 Compiling takes seconds a shape. So every shape is compiled while the model is loaded, clips are
-padded to the next one, and what would be compiled later is an error, or runs uncompiled and is
-counted.
+padded to the next one, and what would be compiled later is an error of torch.
 
 Legend: B clips, S samples.
 """
@@ -19,11 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from sbkit.base.errors import SbkitError
-from sbkit.train.compiling import find_blocks, require_compiler
+from sbkit.train.compiling import find_blocks
 
 WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
-RECOMPILED = "fail_on_recompile"  # in the message, and the name of the stance
 Result = TypeVar("Result")
 
 
@@ -31,12 +28,10 @@ Result = TypeVar("Result")
 class Compilation:
     """How a model is compiled, and for what shapes: each number of clips with each length.
 
-    mode: default or reduce-overhead; error: whether a shape that was not compiled is an error, or
-    runs uncompiled and is counted; backend: of torch.compile.
+    mode: default or reduce-overhead; backend: of torch.compile.
     """
 
     mode: str
-    error: bool = True
     clips: tuple[int, ...] = (1, 4)
     seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
     backend: str = "inductor"
@@ -48,18 +43,14 @@ class CompiledBlocks:
     def __init__(
         self, modules: nn.ModuleList, compilation: Compilation, device: torch.device
     ) -> None:
-        """Set the blocks to be compiled, which torch does when one is called first.
-
-        Raises:
-            SbkitError: there is no compiler for the device.
-        """
+        """Set the blocks to be compiled, which torch does when one is called first."""
+        options = {}
         if compilation.backend == "inductor":
-            require_compiler(device)
             own_cuda_graphs()
+            options["mode"] = compilation.mode
         keep_device_guard()
-        self._compilation, self._is_warm = compilation, False
-        self.fallbacks = 0
-        options = {"mode": compilation.mode} if compilation.backend == "inductor" else {}
+        self.most_clips = max(compilation.clips)
+        self._compilation, self._stance = compilation, "default"
         dynamo: Any = import_module("torch._dynamo")
         dynamo.config.recompile_limit = 1000  # of a class of blocks; here the table limits it
         for part in modules:
@@ -71,12 +62,7 @@ class CompiledBlocks:
         for clips, seconds in product(self._compilation.clips, self._compilation.seconds):
             for _ in range(WARM_UPS):
                 run(clips, seconds)
-        self._is_warm = True
-
-    @property
-    def most_clips(self) -> int:
-        """How many clips a batch may have."""
-        return max(self._compilation.clips)
+        self._stance = "fail_on_recompile"
 
     def padded(self, clips: int, samples: int, sample_rate: int) -> tuple[int, int]:
         """Return the shape of the table (B, S) for a batch; the batch's own where none is."""
@@ -87,30 +73,15 @@ class CompiledBlocks:
         )
 
     def call(self, run: Callable[[], Result]) -> Result:
-        """Call a function that runs the blocks; once they are warm, nothing is compiled.
+        """Call a function that runs the blocks.
 
         Raises:
-            SbkitError: the shape was not compiled, and that is to be an error.
+            RuntimeError: the blocks are warm, and were not compiled for the shape.
         """
         if self._compilation.mode == "reduce-overhead":
             # Else each block is a step of its own, whose graph may overwrite its own input.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        if not self._is_warm:
-            return run()
-        try:
-            with torch.compiler.set_stance(RECOMPILED):
-                return run()
-        except RuntimeError as error:
-            if RECOMPILED not in str(error):
-                raise
-            if self._compilation.error:
-                raise SbkitError(
-                    "A compiled model must be called with the shapes that it was warmed up with, "
-                    "but this audio would have to be compiled for. Cut it into pieces of 30 s, or "
-                    "pass --on-recompile fallback."
-                ) from error
-        self.fallbacks += 1
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance(self._stance):
             return run()
 
 
@@ -135,11 +106,11 @@ def keep_device_guard() -> None:
     address stays when that thread ends, and the next tracing was a segmentation fault.
     """
     made = threading.Event()
-    threading.Thread(target=_make_guard, args=(made,), name="device guard", daemon=True).start()
+
+    def keep() -> None:
+        torch._C._ensureCUDADeviceGuardSet()
+        made.set()
+        threading.Event().wait()
+
+    threading.Thread(target=keep, name="device guard", daemon=True).start()
     made.wait()
-
-
-def _make_guard(made: threading.Event) -> None:
-    torch._C._ensureCUDADeviceGuardSet()
-    made.set()
-    threading.Event().wait()

@@ -7,14 +7,13 @@ other threads while it waits.
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -70,14 +69,12 @@ def require_effective(found: Effective, *, device: str, precision: str) -> Effec
     Raises:
         SbkitError: the model runs elsewhere, or in another precision.
     """
-    fits = precision == found.precision or (
-        precision != "fp32" and precision in found.precision.split(" and ")
-    )
-    for name, asked, came, is_met in (
+    found_precisions = found.precision.split(" and ") if precision != "fp32" else [found.precision]
+    for name, asked, came, fits in (
         ("device", device, found.device, device == found.device),
-        ("precision", precision, found.precision, fits),
+        ("precision", precision, found.precision, precision in found_precisions),
     ):
-        if not is_met:
+        if not fits:
             raise SbkitError(
                 f"`--{name}` must be what the model runs with, but {asked} was asked for and it "
                 f"runs with {came}. List what can be used: sbkit doctor"
@@ -85,78 +82,41 @@ def require_effective(found: Effective, *, device: str, precision: str) -> Effec
     return found
 
 
-class Model(Protocol):
-    """A bundle in a runtime."""
-
-    @property
-    def effective(self) -> Effective:
-        """What it runs on."""
-
-    @property
-    def samples_per_frame(self) -> int:
-        """How many samples go by from one frame of CTC to the next."""
-
-    @property
-    def fallbacks(self) -> int:
-        """How many batches a compiled model ran uncompiled."""
-
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips in one batch: (S,) of int16 each."""
-
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
-        """Run the encoder on several batches, and return its results or its error."""
-
-    def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
-        """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
-
-
 class ModelThread:
-    """A `Model` that may be called from any thread: its own thread makes it and runs it.
+    """A model that may be called from any thread: its own thread makes it and runs it.
 
     effective: what the model runs on.
     """
 
-    def __init__(self, make: Callable[[], Model]) -> None:
-        """Start the thread, and make the model in it.
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """Start the thread, and make a model in it: a `TorchModel`, an `OnnxModel`.
 
         Raises:
             SbkitError: the model cannot be made.
         """
-        self._own, self._process = threading.local(), os.getpid()  # the model ends with its thread
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._local = threading.local()  # the model ends with its thread
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self.effective = self._thread.submit(self._keep, make).result()
+            self.effective = self._executor.submit(self._keep, make).result()
         except BaseException:
             self.close()
             raise
 
-    def call(self, use: Callable[[Model], Result]) -> Result:
-        """Run a function of the model in its thread, after earlier calls, and return its result.
-
-        Raises:
-            SbkitError: this process was forked from the one that has the thread.
-        """
-        if os.getpid() != self._process:  # a fork has no copy of the thread: it would wait for ever
-            raise SbkitError(
-                f"A model must be called in the process that loaded it ({self._process}), but was "
-                f"called in {os.getpid()}, which was forked from it. Load it in each process."
-            )
-        return self._thread.submit(lambda: use(self._own.model)).result()
+    def call(self, use: Callable[[Any], Result]) -> Result:
+        """Run a function of the model in its thread, after earlier calls, and return its result."""
+        return self._executor.submit(lambda: use(self._local.model)).result()
 
     @cached_property
     def samples_per_frame(self) -> int:
         """How many samples go by from one frame of CTC to the next."""
-        return self.call(lambda model: model.samples_per_frame)
+        return self.call(lambda model: int(model.samples_per_frame))
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch: (S,) of int16 each."""
         return self.call(lambda model: model.encode(clips))
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
-        """Run the encoder on several batches, at once where the model can be run by many threads.
-
-        Return the results or the error of each.
-        """
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+        """Run the encoder on several batches, at once where many threads can run the model."""
         return self.call(lambda model: model.encode_batches(batches))
 
     def decoder_log_probs(self, states: Any, tokens: Counts) -> Floats:
@@ -165,11 +125,12 @@ class ModelThread:
 
     def close(self) -> None:
         """End the thread, and with it the model."""
-        self._thread.shutdown(cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)
 
-    def _keep(self, make: Callable[[], Model]) -> Effective:
-        model = self._own.model = make()
-        return model.effective
+    def _keep(self, make: Callable[[], Any]) -> Effective:
+        self._local.model = make()
+        effective: Effective = self._local.model.effective
+        return effective
 
 
 def run_batches(
@@ -178,25 +139,18 @@ def run_batches(
     *,
     threads: int = 1,
     prepare: Callable[[], object] | None = None,
-) -> list[list[Encoded] | Exception]:
-    """Run ``encode`` on each batch, and return its results or its error, in their order.
+) -> list[list[Encoded]]:
+    """Run ``encode`` on each batch, and return its results in their order.
 
     Each thread has a core of its own: threads that share the work of every operation wait for each
     other hundreds of times in a batch. prepare: called first in each thread; a single batch is run
     in the calling thread.
     """
-
-    def attempt(batch: Batch) -> list[Encoded] | Exception:
-        try:
-            return encode(batch)
-        except Exception as error:  # parts may be the user's
-            return error.with_traceback(None)  # whose frames keep tensors of the GPU
-
     threads = min(threads, len(batches))
     if threads < 2:
-        return [attempt(batch) for batch in batches]
+        return [encode(batch) for batch in batches]
     with ThreadPoolExecutor(threads, initializer=prepare) as pool:
-        return list(pool.map(attempt, batches))
+        return list(pool.map(encode, batches))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ precision of the nodes.
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,17 +18,19 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular
+from sbkit.base.machine import usable_cores
 from sbkit.base.process import require_package
 from sbkit.checkpoint.integrity import CHECKSUMS, check_unchanged
+from sbkit.inference.runtime.model import Batch, Effective, Encoded, run_batches
 
 FOLDER = "onnx"  # of a bundle
 MADE_OF = "weights"  # in the metadata: the SHA-256 of the bundle's
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-DEVICE = re.compile("(cpu|cuda)|(cuda):(0|[1-9][0-9]?)")
+DEVICE = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 NUMBER = "device_id"  # the provider's option for the GPU
 HEAVY = ("MatMul", "Gemm", "Conv", "Attention")  # in names, fused ones too: nearly all arithmetic
 WHOLE = ("MatMulInteger", "ConvInteger")  # what int8 computes with
@@ -47,13 +49,11 @@ class LogProbs(NamedTuple):
 
 
 class OnnxModel:
-    """A session, and where its nodes run.
+    """A session, with the interface of `TorchModel`.
 
     Attributes:
-        device: cpu, or the GPU that the session reports, such as cuda:0.
-        precision: of the products, as their nodes are: fp32, or "int8 and fp32".
-        placement: nodes by the provider that they were given to.
-        metadata: of the file: sample_rate, min_samples, blank, weights.
+        effective: where its nodes run, and in which precision.
+        metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
     """
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
@@ -62,19 +62,19 @@ class OnnxModel:
         Raises SbkitError where onnxruntime or the device is not there, or does not run the model.
         """
         runtime = require_package("onnxruntime", extra="export")
-        asked, which = _require_provider(device, runtime.get_available_providers())
+        provider, which = _parse_device(device)
         options = runtime.SessionOptions()
         options.add_session_config_entry(RECORD, "1")
         options.intra_op_num_threads = 1  # callers have a thread for each batch
         options.log_severity_level = 4  # errors are raised, not printed too
-        if asked == PROVIDERS["cuda"]:
+        if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
                 runtime.preload_dlls()  # of CUDA's wheels, which by itself only torch finds
         try:
             self._session = runtime.InferenceSession(
                 content,
                 options,
-                providers=[(asked, which)],
+                providers=[(provider, which)],
                 enable_fallback=0,  # after errors, too
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
@@ -82,11 +82,7 @@ class OnnxModel:
                 "An ONNX model must be one that onnxruntime loads, but it raised "
                 f"{type(error).__name__} ({str(error)[:200]}). Export it again."
             ) from error
-        nodes = _placed_nodes(self._session)
-        self.placement: Mapping[str, int] = Counter(name for name, _ in nodes)
-        _require_placement(asked, nodes)
-        self.device = _read_device(self._session.get_provider_options(), asked)
-        self.precision = _read_precision(nodes)
+        self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         self._min_samples = int(self.metadata.get("min_samples", 0))
 
@@ -126,14 +122,37 @@ class OnnxModel:
         found = self._session.run(None, dict(zip(names, inputs, strict=True)))
         return LogProbs(found[0], found[1])
 
+    @property
+    def samples_per_frame(self) -> int:
+        """How many samples go by from one frame of CTC to the next."""
+        return int(self.metadata["samples_per_frame"])
 
-def _placed_nodes(session: Any) -> list[tuple[str, str]]:
-    """Return the provider and the kind of each node of a session."""
-    subgraphs = session.get_provider_graph_assignment_info()
-    return [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips in one batch: (S,) of int16 each."""
+        lengths = np.array([len(clip) for clip in clips])
+        audio = np.zeros((len(clips), lengths.max()), np.int16)
+        for row, clip in zip(audio, clips, strict=True):
+            row[: len(clip)] = clip
+        found = self.log_probs(audio, lengths)
+        rows = zip(found.log_probs, found.lengths, strict=True)
+        return [Encoded(row[:count]) for row, count in rows]
+
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
+        """Run the encoder on several batches; on the CPU at once, each in a thread."""
+        threads = usable_cores() if self.effective.device == "cpu" else 1
+        return run_batches(self.encode, batches, threads=threads)
 
 
-def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str, str]]:
+def available_providers() -> list[str]:
+    """List the providers of the onnxruntime that is installed, if one is."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    return [*onnxruntime.get_available_providers()]
+
+
+def _parse_device(device: str) -> tuple[str, dict[str, str]]:
     """Return the provider of a device, and its options: which GPU, and float32 not as TF32."""
     fits = DEVICE.fullmatch(device)
     if fits is None:
@@ -141,41 +160,33 @@ def _require_provider(device: str, available: list[str]) -> tuple[str, dict[str,
             "`device` of the runtime onnx must be auto, cpu, cuda or cuda:N, but is "
             f"{device!r}. Choose one of them, or --runtime torch."
         )
-    asked = PROVIDERS[fits[1] or fits[2]]
-    if asked not in available:
-        here = [short for short, long in PROVIDERS.items() if long in available]
-        raise SbkitError(
-            f"The provider must be one that this onnxruntime has ({', '.join(here)}), but is "
-            f"{device}. Choose one of them; cuda needs the package onnxruntime-gpu in "
-            "place of onnxruntime."
-        )
-    return asked, {} if device == "cpu" else {NUMBER: fits[3] or "0", "use_tf32": "0"}
+    number = {} if device == "cpu" else {NUMBER: fits[2] or "0", "use_tf32": "0"}
+    return PROVIDERS[fits[1]], number
 
 
-def _require_placement(asked: str, nodes: list[tuple[str, str]]) -> None:
-    """Raise SbkitError where products are computed by another provider than the one asked for."""
-    heavy = [name for name, kind in nodes if any(part in kind for part in HEAVY)]
-    elsewhere = Counter(name for name in heavy if name != asked)
+def _read_back(session: Any, provider: str) -> Effective:
+    """Return where and in which precision a session computes matrix products and convolutions.
+
+    Raises SbkitError where another provider computes some of them than the one asked for.
+    """
+    subgraphs = session.get_provider_graph_assignment_info()
+    nodes = [(each.ep_name, node.op_type) for each in subgraphs for node in each.get_nodes()]
+    heavy = [(name, kind) for name, kind in nodes if any(part in kind for part in HEAVY)]
+    elsewhere = Counter(name for name, _ in heavy if name != provider)
     if elsewhere or not heavy:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
         raise SbkitError(
-            f"{asked} must run the model's matrix products and convolutions, but of {len(heavy)} "
-            f"it has {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check the "
-            "driver and the CUDA libraries, or choose the provider cpu."
+            f"{provider} must run the model's matrix products and convolutions, but of {len(heavy)}"
+            f" it has {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check the"
+            " driver and the CUDA libraries, or choose --device cpu."
         )
-
-
-def _read_device(options: Mapping[str, Mapping[str, str]], asked: str) -> str:
-    """Name the device that a session has by its options."""
-    if asked == PROVIDERS["cpu"]:
-        return "cpu"
-    return f"cuda:{options.get(asked, {}).get(NUMBER)}"
-
-
-def _read_precision(nodes: list[tuple[str, str]]) -> str:
-    """Name the precisions of the products: those of two activations are not quantized."""
-    kinds = {kind for _, kind in nodes if any(part in kind for part in HEAVY)}
-    found = [
-        name for name, some in (("int8", kinds & {*WHOLE}), ("fp32", kinds - {*WHOLE})) if some
-    ]
-    return " and ".join(found)
+    on_gpu = provider == PROVIDERS["cuda"]
+    number = session.get_provider_options().get(provider, {}).get(NUMBER)
+    # Products of two activations are not quantized.
+    precisions = {"int8" if kind in WHOLE else "fp32" for _, kind in heavy}
+    return Effective(
+        runtime="onnx",
+        device=f"cuda:{number}" if on_gpu else "cpu",
+        precision=" and ".join(sorted(precisions, reverse=True)),
+        nodes=Counter(name for name, _ in nodes),
+    )

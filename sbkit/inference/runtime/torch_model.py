@@ -3,7 +3,7 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,10 +21,9 @@ from sbkit.audio.io import Samples
 from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.comparison import check_finite, check_same_model
-from sbkit.decoding.attend import score_tokens
 from sbkit.decoding.attention import Counts, Floats
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.bundle.bundle import WEIGHTS, Bundle, ReadBundle, read_bundle
 from sbkit.inference.bundle.module_spec import build
 from sbkit.inference.runtime.compiled import Compilation, CompiledBlocks
 from sbkit.inference.runtime.model import (
@@ -35,7 +34,6 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
-from sbkit.tasks.task import Task
 
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
@@ -86,11 +84,6 @@ class TorchModel:
             count: int = self.network.samples_per_frame
         return count
 
-    @property
-    def fallbacks(self) -> int:
-        """How many batches were run uncompiled, since nothing was compiled for their shape."""
-        return 0 if self._blocks is None else self._blocks.fallbacks
-
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips in one batch; where it is compiled, in batches of its table."""
         blocks = self._blocks
@@ -103,7 +96,7 @@ class TorchModel:
             found += blocks.call(partial(self._score, *batch))[: len(few)]
         return found
 
-    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded] | Exception]:
+    def encode_batches(self, batches: Sequence[Batch]) -> list[list[Encoded]]:
         """Run the encoder on several batches; on the CPU at once, each in a thread.
 
         Not where it is compiled, which one thread has to run.
@@ -131,7 +124,8 @@ class TorchModel:
     def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Floats:
         """Ask the attention decoder about tokens: (U, D), (N, L) -> (N, L + 1, V)."""
         with self._uncompiled():
-            return score_tokens(self.network, states, tokens)
+            scores: Floats = self.network.score_tokens(states, tokens)
+            return scores
 
     def _uncompiled(self) -> AbstractContextManager[object]:
         """Run compiled blocks as they are, for shapes that a batch does not have."""
@@ -192,24 +186,32 @@ class TorchModel:
         )
 
 
-def load_model(
-    config: BundleConfig,
-    content: bytes,
+def load_bundle(folder: Path, *, own: frozenset[str] = frozenset()) -> Bundle:
+    """Load a bundle with its model in torch, on the CPU; ``own`` names modules of the user's.
+
+    Raises SbkitError when a file is missing, damaged, of another model, or not what it should be.
+    """
+    read = read_bundle(folder, WEIGHTS, own=own)
+    return replace(read.bundle, model=load_torch(read, folder, own=own))
+
+
+def load_torch(
+    read: ReadBundle,
+    folder: Path,
     *,
-    file: Path,
-    task: Task,
-    labels: Any,
     own: frozenset[str] = frozenset(),
     placement: Placement = CPU,
     compilation: Compilation | None = None,
 ) -> TorchModel:
-    """Build the model of a bundle from its configuration and the bytes of its weights.
+    """Build the model of a bundle, and load the weights that were read with it.
 
     Raises:
         SbkitError: a part is not on the list, or the weights are damaged or of another model.
     """
-    weights = _parse_weights(content, file)
-    model, parts = build_model(config, task, labels, own=own)
+    file, bundle = folder / WEIGHTS, read.bundle
+    weights = _parse_weights(read.weights, file)
+    parts = {name: build(each, own=own) for name, each in bundle.config.parts.items()}
+    model = _assemble(bundle, parts)
     modules: nn.ModuleList = model.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
@@ -217,28 +219,23 @@ def load_model(
     modules.load_state_dict(weights)
     return TorchModel(
         model,
-        parts=parts,
-        sample_rate=config.sample_rate,
+        parts=parts.values(),
+        sample_rate=bundle.config.sample_rate,
         placement=placement,
         compilation=compilation,
     )
 
 
-def build_model(
-    config: BundleConfig, task: Task, labels: Any, *, own: frozenset[str] = frozenset()
-) -> tuple[Any, list[nn.Module]]:
-    """Build the model that a config describes, with fresh weights; return it and its parts.
-
-    The parts go to the task's class by their names, with what it takes of the labels.
-    """
-    parts = {name: build(each, own=own) for name, each in config.parts.items()}
-    more = {} if task.labels is None else task.labels.arguments(labels)
+def _assemble(bundle: Bundle, parts: Mapping[str, nn.Module]) -> Any:
+    """Give the parts to the task's class by their names, with what it takes of the labels."""
+    config, task = bundle.config, bundle.task
+    more = {} if task.labels is None else task.labels.arguments(bundle.labels)
     try:
         model = nn.ModuleList(parts[name] for name in config.model)
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        return task.import_model()(model=model, **parts, **more), [*parts.values()]
+        return task.import_model()(model=model, **parts, **more)
     except SbkitError:
         raise
     except Exception as error:  # parts of others, which fit no other part

@@ -1,77 +1,43 @@
-"""The command `sbkit transcribe`: its options, and what it prints.
-
-Nothing is imported here that answering `--help` does not need.
-"""
+"""The command `sbkit transcribe`: the files that it reads, and what it prints."""
 
 import argparse
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
+from rich.console import Console
+from rich.progress import Progress
+
+from sbkit.audio.io import audio_below, declared_seconds
 from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.files import require_writable, write_text_atomically
+from sbkit.base.machine import usable_cores
 from sbkit.base.text import printable, printable_json
+from sbkit.inference.transcribe.subtitles import to_srt, to_vtt
+from sbkit.inference.transcribe.transcriber import Transcriber, Transcript
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbkit.inference.transcribe.audio_files import AudioFile
-    from sbkit.inference.transcribe.transcriber import Transcript
-
-TIMED = ("json", "srt", "vtt", "tsv")  # formats with the times of words
-FORMATS = ("text", "txt", *TIMED)
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `sbkit transcribe`."""
-    command.add_argument("bundle", type=Path, metavar="BUNDLE", help="an exported folder")
-    command.add_argument(
-        "files", metavar="FILE", nargs="+", help="audio, folders, patterns, - for standard input"
-    )
-    command.add_argument("--format", choices=FORMATS, default="text")
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="write a file for each there, instead of printing"
-    )
-    add_runtime(command)
-
-
-def add_runtime(command: argparse.ArgumentParser) -> None:
-    """Add the options for where and how a model runs."""
-    command.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto (the default)"
-    )
-    command.add_argument("--runtime", choices=("torch", "onnx"), default="torch")
-    command.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), default="fp32")
-    command.add_argument(
-        "--compile", choices=("default", "reduce-overhead"), help="compile the model first"
-    )
-    command.add_argument(
-        "--on-recompile",
-        choices=("error", "fallback"),
-        default="error",
-        help="for audio of other shapes than were compiled",
-    )
+STANDARD_INPUT = "-"
 
 
 def transcribe(options: argparse.Namespace) -> int:
-    """Transcribe the files; one that fails does not stop the others. Return the exit code.
+    """Transcribe the files; one that is no audio does not stop the others. Return the exit code.
 
     Raises:
         SbkitError: the bundle cannot be used, or the options do not fit.
     """
-    from sbkit.base.machine import usable_cores
-    from sbkit.inference.transcribe.audio_files import find_audio
-    from sbkit.inference.transcribe.transcriber import Transcriber
-
     # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
     # of them, and in an hour hardly any shape comes twice: 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
+    code = 0
     with ExitStack() as stack:
         files = stack.enter_context(find_audio(options.files))
-        out = _Writer(options, files)
+        _check_output(options, files)
         transcriber = stack.enter_context(
             Transcriber.load(
                 options.bundle,
@@ -79,101 +45,97 @@ def transcribe(options: argparse.Namespace) -> int:
                 runtime=options.runtime,
                 precision=options.precision,
                 compile=options.compile,
-                on_recompile=options.on_recompile,
                 decoder=options.decoder,
                 hotwords=options.hotwords,
-                times=options.format in TIMED,
+                times=options.format != "text",
                 own=options.own,
             )
         )
         print(f"running on {transcriber.effective}", file=sys.stderr)
         on_seconds = stack.enter_context(_progress_bar(files))
-        sources = (transcriber.file_source(each.path, name=each.name) for each in files)
-        code = out.write_all(transcriber.stream(sources, on_seconds=on_seconds))
-        if transcriber.fallbacks:
-            print(f"batches that ran uncompiled: {transcriber.fallbacks}", file=sys.stderr)
-        return code
+        for result in transcriber.stream(files, on_seconds=on_seconds):
+            if isinstance(result, SbkitError):
+                print(result, file=sys.stderr)
+                code = BAD_INPUT
+            else:
+                _write(result, options, named=len(files) > 1)
+    return code
 
 
-class _Writer:
-    """Print transcripts, or write each to a file of its own."""
+@contextmanager
+def find_audio(arguments: Sequence[str]) -> Iterator[list[Path]]:
+    """List the files that arguments name, in their order; a folder's and a pattern's are sorted.
 
-    def __init__(self, options: argparse.Namespace, files: "list[AudioFile]") -> None:
-        from sbkit.base.files import require_writable
+    Folders are searched to any depth for files with the suffix of an audio format. Standard input
+    is written to a file first, which is removed in the end, since audio cannot be read from a pipe.
+    Missing files are listed too; reading them raises the error.
 
-        self._format: str = options.format
-        self._out: Path | None = options.out
-        self._many = len(files) > 1
-        if self._out is None:
-            if self._many and self._format in ("srt", "vtt", "tsv"):
+    Raises:
+        SbkitError: a folder or a pattern has no audio.
+    """
+    found: list[Path] = []
+    with ExitStack() as closing:
+        for argument in arguments:
+            path = Path(argument)
+            if argument == STANDARD_INPUT:
+                path = Path(closing.enter_context(TemporaryDirectory()), "stdin")
+                with path.open("wb") as content:
+                    shutil.copyfileobj(sys.stdin.buffer, content)
+            below = [path]
+            if path.is_dir():
+                below = audio_below(path)
+            elif has_magic(argument) and not path.exists():
+                below = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
+            if not below:
                 raise SbkitError(
-                    f"A file of {self._format} must be of one recording, but there are "
-                    f"{len(files)}. Pass --out DIR, where each has its own."
+                    f"FILE must be audio, a folder or a pattern with some, but {argument} has none."
+                    " Correct it."
                 )
-            return
-        names = [self._name(each.name) for each in files]
-        if len({*names}) < len(names):
+            found += below
+        yield found
+
+
+def _check_output(options: argparse.Namespace, files: Sequence[Path]) -> None:
+    """Check early that what is written for each file has a place."""
+    if options.out is not None:
+        require_writable(options.out, option="--out")
+        if len({file.stem for file in files}) < len(files):
             raise SbkitError(
                 "Files must have different names to be written to one folder, but two have the "
                 "same. Transcribe them one after the other, each with an --out of its own."
             )
-        require_writable(self._out, option="--out")
+    elif len(files) > 1 and options.format in ("srt", "vtt"):
+        raise SbkitError(
+            f"A file of {options.format} must be of one recording, but there are {len(files)}. "
+            "Pass --out DIR, where each has its own."
+        )
 
-    def write_all(self, results: "Iterable[Transcript | SbkitError]") -> int:
-        """Write what is found in each file, and the errors of those in which nothing is."""
-        from sbkit.base.files import write_text_atomically
 
-        code = 0
-        for result in results:
-            if isinstance(result, SbkitError):
-                print(result, file=sys.stderr)
-                code = BAD_INPUT
-            elif self._out is None:
-                print(self._text(result), flush=True)
-            else:
-                file = self._out / self._name(str(result.file))
-                write_text_atomically(file, self._text(result) + "\n")
-        return code
-
-    def _name(self, source: str) -> str:
-        stem = "stdin" if source == "-" else Path(source).stem
-        return f"{stem}.{'txt' if self._format == 'text' else self._format}"
-
-    def _text(self, result: "Transcript") -> str:
-        from sbkit.inference.transcribe.subtitles import to_srt, to_tsv, to_vtt
-
-        if self._format == "json":
-            return printable_json(json.dumps(result.plain(), ensure_ascii=False))
-        if self._format in ("srt", "vtt", "tsv"):
-            write = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[self._format]
-            return write(result.words)
-        named = self._many and self._out is None
-        return f"{printable(str(result.file))}\t{result}" if named else str(result)
+def _write(transcript: Transcript, options: argparse.Namespace, *, named: bool) -> None:
+    """Print a transcript, after the name of its file where there are several, or write it."""
+    file, text = str(transcript.file), str(transcript)
+    if options.format == "json":
+        text = printable_json(json.dumps(transcript.plain(), ensure_ascii=False))
+    elif options.format != "text":
+        text = {"srt": to_srt, "vtt": to_vtt}[options.format](transcript.words)
+    elif named and options.out is None:
+        text = f"{printable(file)}\t{text}"
+    if options.out is None:
+        print(text, flush=True)
+    else:
+        suffix = "txt" if options.format == "text" else options.format
+        write_text_atomically(options.out / f"{Path(file).stem}.{suffix}", text + "\n")
 
 
 @contextmanager
-def _progress_bar(files: "list[AudioFile]") -> "Iterator[Callable[[float], object] | None]":
+def _progress_bar(files: Sequence[Path]) -> Iterator[Callable[[float], object]]:
     """Show how much of the audio is done, where standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from sbkit.audio.io import declared_seconds
-
-    seconds = sum(declared_seconds(each.path) for each in files)
-    columns = (
-        TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
-        BarColumn(),
-        TimeRemainingColumn(),
-    )
+    # What is piped away does not pass the terminal.
+    console, on_terminal = Console(stderr=True), sys.stdout.isatty()
+    is_off = not console.is_terminal
     with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # what is piped away does not pass the terminal
-        redirect_stderr=True,
+        console=console, transient=True, redirect_stdout=on_terminal, disable=is_off
     ) as progress:
+        seconds = 0.0 if is_off else sum(map(declared_seconds, files))
         task = progress.add_task("", total=seconds)
         yield lambda done: progress.advance(task, done)

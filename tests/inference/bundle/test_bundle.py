@@ -16,14 +16,14 @@ import torch
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.confidence import Confidence
+from sbkit.decoding.confidence import Confidence, WordAligner
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.language_models import LanguageModels
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.inference.bundle import bundle as bundles
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.config import BundleConfig
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.classify import classify_files
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION

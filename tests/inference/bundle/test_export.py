@@ -9,11 +9,11 @@ from datasets import Dataset
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import LANGUAGE_MODELS
-from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.export import export_run
 from sbkit.inference.bundle.place import replacing, require_free
 from sbkit.inference.formats import held_out
 from sbkit.inference.formats.held_out import find_held_out
+from sbkit.inference.runtime.torch_model import load_bundle
 from tests.inference.bundles import ROOT, make_run
 
 

@@ -26,15 +26,16 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.integrity import find_damage
 from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.word_graph import GraphSearch
-from sbkit.inference.bundle.bundle import Bundle, load_bundle
+from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.formats.held_out import find_held_out
 from sbkit.inference.formats.parity import Grid
 from sbkit.inference.formats.sherpa_format import load_with_graph
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import OnnxModel
+from sbkit.inference.runtime.torch_model import load_bundle
+from tests.decoding.spoken import train_models
 from tests.inference.bundles import ROOT, certificate, make_run
 from tools import bench_transcribe
 from tools.bench_transcribe import BASE, SIDES
@@ -145,8 +146,7 @@ def test_sherpa_onnx_hears_the_same_words_with_the_graph(
     """Of a language model whose words the model hears by chance; the graph is the bundle's."""
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
-    declared = LanguageModelSpec(source="", word_order=2, token_order=0)
-    ensure_language_models(models, declared, texts=lambda: expected[::2], tokenizer=tokenizer)
+    train_models(models, tokenizer, expected[::2], tokens=0)
     decoder = BeamDecoder(
         tokenizer=tokenizer,
         language_models=models,

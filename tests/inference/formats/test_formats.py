@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
-from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.bundle.export import ExportOptions, export_run
 from sbkit.inference.bundle.model_card import FORMATS
 from sbkit.inference.formats import write
@@ -21,6 +20,7 @@ from sbkit.inference.formats.parity import EXACT, Candidate, Grid, noise
 from sbkit.inference.formats.traced import TrainedModel, trace
 from sbkit.inference.formats.write import WRITERS
 from sbkit.inference.runtime.onnx_runtime import LogProbs
+from sbkit.inference.runtime.torch_model import load_bundle
 from tests.inference.bundles import certificate, make_run
 
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))

@@ -1,6 +1,5 @@
 """One thread makes a model and runs it; any thread may ask it to."""
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.inference.bundle.bundle import load_bundle
 from sbkit.inference.runtime.model import (
     Effective,
     Encoded,
@@ -21,6 +19,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
+from sbkit.inference.runtime.torch_model import load_bundle
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests.inference.bundles import make_bundle
 from tests.inference.tones import ToneModel
@@ -44,7 +43,7 @@ def test_every_call_is_in_the_thread_that_made_the_model() -> None:
     thread = ModelThread(Named)
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(lambda _: thread.encode([]), range(50)))
-    (one,) = thread.call(lambda model: model.threads)  # type: ignore[attr-defined]
+    (one,) = thread.call(lambda model: model.threads)
     assert one != threading.get_ident()
 
 
@@ -52,16 +51,6 @@ def test_errors_come_back_and_the_thread_goes_on() -> None:
     thread = ModelThread(Named)
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 // 0)
-    assert thread.call(lambda _: 1) == 1
-    thread.close()
-
-
-def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = ModelThread(Named)
-    with monkeypatch.context() as fork:
-        fork.setattr(os, "getpid", lambda: 1)
-        with pytest.raises(SbkitError, match="called in 1, which was forked from it"):
-            thread.encode([])
     assert thread.call(lambda _: 1) == 1
     thread.close()
 
@@ -116,13 +105,10 @@ def test_two_batches_are_run_at_once_and_come_back_in_order() -> None:
 
     def encode(batch: Sequence[Samples]) -> list[Encoded]:
         both.wait()
-        if len(batch) == 2:
-            raise RuntimeError("too many")
         return [Encoded(each[:, None]) for each in batch]
 
     one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
-    assert isinstance(one, list) and len(one) == 1
-    assert isinstance(two, RuntimeError)
+    assert (len(one), len(two)) == (1, 2)
 
 
 def test_threads_encode_as_one_does_and_leave_torch_its_threads(

@@ -12,7 +12,7 @@ import soundfile
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.cli import run
-from sbkit.inference.transcribe.audio_files import find_audio
+from sbkit.inference.transcribe.command import find_audio
 from sbkit.inference.transcribe.transcriber import Transcriber
 from tests.inference.tones import RATE, speak, tone_transcriber
 
@@ -34,7 +34,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def names(*arguments: str) -> list[str]:
     with find_audio(arguments) as found:
-        return [each.name for each in found]
+        return [str(each) for each in found]
 
 
 def test_files_folders_and_patterns(talks: Path) -> None:
@@ -59,10 +59,15 @@ def test_standard_input(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     monkeypatch.setattr(tempfile, "tempdir", str(talks))
     assert run(["transcribe", "model", "-"]) == 0
     assert capsys.readouterr().out == "the dog\n"
-    assert not list(talks.glob(".sbkit-input*"))
+    assert not list(talks.glob("tmp*"))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"no audio")))
     assert run(["transcribe", "model", "-"]) == BAD_INPUT
-    assert capsys.readouterr().err.splitlines()[1].startswith("- must be audio (wav")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[1]
+        .partition("stdin")[2]
+        .startswith(" must be audio (wav")
+    )
 
 
 def test_all_that_can_be_is_printed_and_the_code_tells_of_the_rest(
@@ -86,21 +91,16 @@ def test_json_has_the_words_and_what_it_ran_on(talks: Path, capsys: Captured) ->
     assert found["seconds"] == pytest.approx(0.6)
     assert [each["text"] for each in found["words"]] == ["a", "fox"]
     assert found["effective"]["device"] == "cpu"
-    assert "refused_hotwords" not in found
 
 
 def test_each_gets_a_file_of_its_own(talks: Path, capsys: Captured) -> None:
-    for kind in ("srt", "vtt", "tsv", "txt", "json"):
+    for kind, suffix in {"srt": "srt", "vtt": "vtt", "text": "txt", "json": "json"}.items():
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
         assert sorted(each.name for each in (talks / kind).iterdir()) == [
-            f"{name}.{kind}" for name in "abc"
+            f"{name}.{suffix}" for name in "abc"
         ]
     assert capsys.readouterr().out == ""
-    assert (talks / "txt/b.txt").read_text() == "the dog\n"
-    assert (talks / "tsv/a.tsv").read_text().splitlines()[:2] == [
-        "start\tend\tword",
-        "0.000\t0.080\ta",
-    ]
+    assert (talks / "text/b.txt").read_text() == "the dog\n"
     assert (talks / "vtt/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
 
 
