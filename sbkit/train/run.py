@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sbkit.audio.rate import require_rate
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, Declaration
 from sbkit.checkpoint.folder import newest_described
@@ -22,6 +21,7 @@ from sbkit.data.corpora.splits import Splits
 from sbkit.distributed.device import Count, Placement, count_here, resolve
 from sbkit.evaluate.slices import require_columns
 from sbkit.logs.log import log
+from sbkit.models.encoder import require_rate
 from sbkit.text.normalize import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
