@@ -179,7 +179,7 @@ def test_a_few_bad_clips_are_listed_and_the_run_goes_on(
     assert {row["reason"] for row in listed.values()} == {"unreadable audio"}
     for clip, why in (
         (missing, "missing"),
-        (empty, "empty"),
+        (empty, "not recognized as audio"),
         (truncated, "truncated"),
         (text, "not recognized as audio"),
     ):

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from sbkit.checkpoint.checkpointer import Checkpointer
 from tests.processes import Process
 from tests.runs import TINY, make_workplace
-from tools.prove_resume import Training, differences, judge, main
+from tools import prove_resume
+from tools.prove_resume import differences, main
 
 STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
 
@@ -24,7 +26,7 @@ def save(run: Path, model: torch.nn.Module) -> Path:
     return run
 
 
-def test_it_sees_a_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_sees_a_bit(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     one, same = save(tmp_path / "one", model), save(tmp_path / "same", model)
     (same / "train_log.jsonl").write_text(json.dumps({**STEP_2, "rtfx": 3.0}) + "\n")
@@ -37,10 +39,6 @@ def test_it_sees_a_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     loss, parameter = differences(other, one)
     assert "0.5000000000000001" in loss
     assert parameter == "bias"
-
-    assert judge([], {"other": [loss, parameter]}, tmp_path) == 1
-    assert "other: bias" in capsys.readouterr().out
-    assert other.exists()
 
 
 @pytest.mark.slow
@@ -60,15 +58,15 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(
         "--check=false",
     ]
 
-    def start(training: Training, run: Path) -> Process:
-        command = ["train.py", *training.arguments, f"--output_folder={run}"]
+    def start(arguments: Sequence[str], run: Path) -> Process:
+        command = ["train.py", *arguments, f"--output_folder={run}"]
         return Process(command, SBKIT_CACHE=workplace.cache)
 
-    monkeypatch.setattr(Training, "start", start)
+    monkeypatch.setattr(prove_resume, "start", start)
     monkeypatch.setattr(sys, "argv", ["prove_resume", "--kills=2", "--seed=729", *knobs])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main() == 0
     said = capsys.readouterr().out
-    assert "2 kills in" in said
+    assert "2 kills; " in said
     assert "bit for bit" in said
     assert not list(tmp_path.glob("prove_resume_*"))

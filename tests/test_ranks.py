@@ -57,7 +57,11 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
     for world_size in (2, 3):
         done = start(world_size, "exact", tmp_path, [str(one), *arguments], workplace)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("train: 16 utterances") == len(ACCUMULATIONS) + 1
+        resumed = 3 * (world_size == 2)
+        assert done.stdout.count("train: 16 utterances") == len(ACCUMULATIONS) + 1 + resumed
+        assert done.stdout.count("Asked to stop after step") == bool(resumed)
+    whole, resumed = (flat(last_parameters(tmp_path / name)) for name in ("whole", "resumed"))
+    assert torch.equal(whole, resumed)
 
     wanted = flat(last_parameters(one))
     steps = losses(one)

@@ -8,19 +8,16 @@ trains as fast as speech does. A part that fails is said, and the others run. Th
 """
 
 import argparse
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +38,7 @@ CONFORMER = (  # 30 million parameters
 )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A command, and the seconds after which it is ended."""
 
     title: str
@@ -94,32 +90,12 @@ def run(part: Part) -> str:
     """Run a part, show what it prints, and return its end."""
     print(f"== {part.title}: {shlex.join(part.command)}", flush=True)
     began = time.perf_counter()
-    process = subprocess.Popen(
-        part.command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    ended = f"ended after {part.limit:g} s"
-    try:
-        printed, _ = process.communicate(timeout=part.limit)
-        ended = f"exit code {process.returncode}"
-    except subprocess.TimeoutExpired:
-        _kill(process.pid)
-        printed, _ = process.communicate()
-    finally:
-        _kill(process.pid)
-    print(printed, flush=True)
-    took = time.perf_counter() - began
-    return "\n".join([f"{part.title} ({ended}, {took:.0f} s)", *printed.splitlines()[-END:]])
-
-
-def _kill(group: int) -> None:
-    """End all processes of a part, stopped ones too, which would keep the GPU."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+    # All its processes are ended, stopped ones too, which would keep the GPU.
+    limited = ["timeout", "--signal=KILL", str(part.limit), *part.command]
+    done = subprocess.run(limited, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout, flush=True)
+    took = f"exit code {done.returncode}, {time.perf_counter() - began:.0f} s"
+    return "\n".join([f"{part.title} ({took})", *done.stdout.splitlines()[-END:]])
 
 
 def make_release(folder: Path, clips: dict[str, int]) -> Path:

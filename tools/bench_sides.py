@@ -1,6 +1,5 @@
 """The two sides of `tools/bench_train`: sbkit as train.py runs it, and SpeechBrain's recipe."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import soundfile
 import torch
 from speechbrain import Stage
-from torch.utils.flop_counter import FlopCounterMode
 from torchaudio.functional import resample
 
 from recipes.corpora import corpus_of
@@ -21,68 +19,19 @@ from sbkit.data.corpora.corpus import read_listed
 from sbkit.evaluate.wer import Scored, total_scores
 from sbkit.train.run import Run
 from tools import bench_speechbrain as theirs
-from tools.bench_speechbrain import Clip, Sizes
+from tools.bench_speechbrain import Clip
 
 MP3_RATE = 48_000
 COPIES = 8  # of a training clip; with one, SpeechBrain's 200 buckets make updates of 8 s
 
 
-class TrainingSide(ABC):
-    """Something that trains, step by step.
-
-    Attributes:
-        batches: of one epoch after the other.
-        brain: its Brain.
-    """
-
-    batches: Iterator[Any]
-    brain: Any
-
-    @property
-    def parameters(self) -> int:
-        """Count them."""
-        return sum(each.numel() for each in self.brain.modules.parameters())
-
-    @property
-    def device(self) -> torch.device:
-        """Return where it trains."""
-        return torch.device(self.brain.device)
-
-    @property
-    def name(self) -> str:
-        """Name the device as its maker does."""
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
-
-    def flops_per_second(self) -> float:
-        """Count the floating-point operations of a step by padded second of audio."""
-        with FlopCounterMode(display=False) as counter:
-            _, padded = self.step(next(self.batches))
-        return float(counter.get_total_flops() / padded)
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def memory(self) -> float:
-        """Return the peak on a GPU in GB, 0 elsewhere."""
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
-
-    @abstractmethod
-    def step(self, batch: Any) -> tuple[float, float]:
-        """Train one step, and return its seconds of audio without and with padding."""
-
-    @abstractmethod
-    def cer(self) -> float:
-        """Return the character error rate of the first validation set, greedy."""
-
-
 def make_side(
     name: str, yaml: Path, more: Sequence[str], joint: Mapping[str, Any], folder: Path
-) -> TrainingSide:
-    """Prepare the corpus and the labels of both sides, and make one of them."""
+) -> "Ours | Theirs":
+    """Prepare the corpus and the labels of both sides, and make one of them.
+
+    Both have ``batches`` of one epoch after the other, and ``brain``, a Brain.
+    """
     _, overrides = parse_command([str(yaml), *more])
     overrides = {**joint, "output_folder": str(folder / name), **overrides}
     if not overrides.get("data_folder"):
@@ -120,7 +69,7 @@ def convert(release: Path) -> Path:
     return release
 
 
-class Ours(TrainingSide):
+class Ours:
     """Train as `Brain.fit` does, without what a run writes."""
 
     def __init__(self, run: Run) -> None:
@@ -163,23 +112,15 @@ def _percents(batch: Any) -> list[int]:
     return [each.percent for each in batch.speed_groups for _ in range(each.utterances)]
 
 
-class Theirs(TrainingSide):
+class Theirs:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels."""
 
     def __init__(self, run: Run) -> None:
         knobs, device = run.knobs, run.placement.device
         self._tokenizer = run.labels
-        sizes = Sizes(
-            d_model=knobs["d_model"],
-            nhead=knobs["nhead"],
-            d_ffn=knobs["d_ffn"],
-            encoder_layers=knobs["num_encoder_layers"],
-            decoder_layers=knobs["num_decoder_layers"],
-            vocab_size=self._tokenizer.vocabulary.size,
-        )
         parameters = sum(each.numel() for each in run.hparams["model"].parameters())
         self.brain = theirs.make_brain(
-            theirs.modules_of_size(sizes, parameters),
+            theirs.modules_of_size(knobs, self._tokenizer.vocabulary.size, parameters),
             device=str(device),
             precision=knobs["precision"],
             ctc_weight=knobs["ctc_weight"],

@@ -5,7 +5,7 @@ ConvolutionFrontEnd, Conformer encoder and Transformer decoder, joint CTC and at
 and Noam. The text and its tokenizer are sbkit's, so that both learn the same labels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,17 +42,6 @@ class Clip(NamedTuple):
     seconds: float
 
 
-class Sizes(NamedTuple):
-    """What decides the number of parameters."""
-
-    d_model: int
-    nhead: int
-    d_ffn: int
-    encoder_layers: int
-    decoder_layers: int
-    vocab_size: int
-
-
 class Joint(sb.Brain):  # type: ignore[misc]
     """The Brain of the recipe."""
 
@@ -84,8 +73,9 @@ class Joint(sb.Brain):  # type: ignore[misc]
             self.hparams.noam(self.optimizer)
 
 
-def make_modules(sizes: Sizes) -> nn.ModuleDict:
+def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.ModuleDict:
     """Build the parts of the recipe; d_ffn of the Conformer is what makes two models equal."""
+    d_model = knobs["d_model"]
     front = ConvolutionFrontEnd(
         input_shape=(8, 10, 80),
         num_blocks=2,
@@ -96,13 +86,13 @@ def make_modules(sizes: Sizes) -> nn.ModuleDict:
         residuals=(False, False),
     )
     transformer = TransformerASR(
-        tgt_vocab=sizes.vocab_size,
+        tgt_vocab=vocab_size,
         input_size=640,
-        d_model=sizes.d_model,
-        nhead=sizes.nhead,
-        num_encoder_layers=sizes.encoder_layers,
-        num_decoder_layers=sizes.decoder_layers,
-        d_ffn=sizes.d_ffn,
+        d_model=d_model,
+        nhead=knobs["nhead"],
+        num_encoder_layers=knobs["num_encoder_layers"],
+        num_decoder_layers=knobs["num_decoder_layers"],
+        d_ffn=d_ffn,
         dropout=0.1,
         activation=nn.GELU,
         encoder_module="conformer",
@@ -115,20 +105,20 @@ def make_modules(sizes: Sizes) -> nn.ModuleDict:
             "normalize": InputNormalization(norm_type="global", update_until_epoch=4),
             "CNN": front,
             "Transformer": transformer,
-            "ctc_lin": nn.Linear(sizes.d_model, sizes.vocab_size),
-            "seq_lin": nn.Linear(sizes.d_model, sizes.vocab_size),
+            "ctc_lin": nn.Linear(d_model, vocab_size),
+            "seq_lin": nn.Linear(d_model, vocab_size),
         }
     )
 
 
-def modules_of_size(sizes: Sizes, parameters: int) -> nn.ModuleDict:
+def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) -> nn.ModuleDict:
     """Build a model of so many parameters, by its d_ffn; they grow with it in a line."""
     small, large = (
-        sum(each.numel() for each in make_modules(sizes._replace(d_ffn=width)).parameters())
+        sum(each.numel() for each in make_modules(knobs, vocab_size, width).parameters())
         for width in (8, 16)
     )
     width = 8 + round((parameters - small) / (large - small) * 8)
-    return make_modules(sizes._replace(d_ffn=width))
+    return make_modules(knobs, vocab_size, width)
 
 
 def make_dataset(clips: Sequence[Clip], tokenizer: Tokenizer) -> Any:

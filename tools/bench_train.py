@@ -119,6 +119,16 @@ class Side:
         raise SystemExit(f"The side {self.name} must answer, but ended. Its error stands above.")
 
 
+def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
+    """Ask all sides in turns, and keep and print their answers."""
+    for number in range(rounds + 1):  # the first one warms up
+        for side in sides:
+            answer = side.ask(**question)
+            if number:
+                side.rounds.append(answer)
+                print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+
+
 def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
@@ -128,12 +138,7 @@ def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> N
             side = Side(name, arguments, SIDES[name])
             sides.append(side)  # which is stopped, and would stay so after an error of the next
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
-        for number in range(options.rounds + 1):  # the first one warms up
-            for side in sides:
-                answer = side.ask(seconds=options.seconds)
-                if number:
-                    side.rounds.append(answer)
-                    print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+        take_turns(sides, options.rounds, seconds=options.seconds)
         print(table(sides))
         if options.to_cer is not None:
             race(sides, options.to_cer, options.seconds)
@@ -205,23 +210,34 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
 
     keep_freed_memory()
     with ThreadWaiting():
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
         from tools.bench_sides import make_side
 
         sizes = {**(JOINT if options.yaml == YAML else {}), "check": False}
         side = make_side(options.side, Path(options.yaml), more, sizes, options.folder)
-        facts = {"parameters": side.parameters, "device": str(side.device), "name": side.name}
+        parameters = sum(each.numel() for each in side.brain.modules.parameters())
+        device = torch.device(side.brain.device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        facts = {"parameters": parameters, "device": str(device), "name": name}
         print(json.dumps(facts), flush=True)
-        flops = side.flops_per_second()
+        with FlopCounterMode(display=False) as counter:
+            _, padded = side.step(next(side.batches))
+        flops = counter.get_total_flops() / padded
         for line in sys.stdin:
             question = json.loads(line)
             if "evaluate" in question:
-                print(json.dumps({"cer": side.cer()}), flush=True)
+                answer = {"cer": side.cer()}
             else:
-                print(json.dumps(train(side, question["seconds"], flops)), flush=True)
+                answer = train(side, question["seconds"], flops, on_gpu=device.type == "cuda")
+            print(json.dumps(answer), flush=True)
 
 
-def train(side: Any, seconds: float, flops: float) -> dict[str, float]:
+def train(side: Any, seconds: float, flops: float, *, on_gpu: bool) -> dict[str, float]:
     """Train for so many seconds, and return the figures; flops: of a padded second of audio."""
+    import torch
+
     audio = padded = waiting = 0.0
     updates = 0
     start = time.perf_counter()
@@ -231,7 +247,10 @@ def train(side: Any, seconds: float, flops: float) -> dict[str, float]:
         waiting += time.perf_counter() - asked
         one, with_padding = side.step(batch)
         audio, padded, updates = audio + one, padded + with_padding, updates + 1
-    side.synchronize()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if on_gpu:
+        torch.cuda.synchronize()
+        memory = torch.cuda.max_memory_allocated() / 2**30
     took = time.perf_counter() - start
     return {
         "seconds": took,
@@ -240,7 +259,7 @@ def train(side: Any, seconds: float, flops: float) -> dict[str, float]:
         "padding": 1 - audio / padded,
         "waiting": waiting / took,
         "tflops": flops * padded / took / 1e12,
-        "memory": side.memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "memory": memory,
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tools.bench_train import Side
+from tools.bench_train import Side, take_turns
 
 MODULE = "tools.bench_transcribe"
 BASE = "speechbrain"
@@ -50,12 +50,7 @@ def compare(options: argparse.Namespace) -> None:
     arguments = [str(options.bundle), str(options.data)]
     sides = [Side(name, arguments, {}, MODULE) for name in SIDES]
     try:
-        for number in range(options.rounds + 1):  # the first one warms up
-            for side in sides:
-                answer = side.ask()
-                if number:
-                    side.rounds.append(answer)
-                    print(f"round {number} {side.name}: {answer['rtfx']:.0f} RTFx", flush=True)
+        take_turns(sides, options.rounds)
         base = next(side for side in sides if side.name == BASE).median("rtfx")
         for side in sides:
             rtfx = side.median("rtfx")

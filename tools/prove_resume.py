@@ -8,7 +8,6 @@ enough kills. The exit code is 1 when a loss or a parameter is not bit for bit t
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -18,8 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -28,7 +26,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.staging import UNFINISHED
+from sbkit.checkpoint.folder import UNFINISHED
 from sbkit.logs.log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
@@ -48,100 +46,28 @@ SMALL = (
 CLOCK = ("rtfx", "waiting")  # figures that no two runs share
 SAVE_SECONDS = 0.02  # the small model takes 20 to 60 ms, on two busy cores
 WATCH_SECONDS = 0.0005
-HEAD = "kill  run     epoch  step  saving  went on from"
 
 
-@dataclass(frozen=True)
-class Training:
-    """The command that is started again and again."""
-
-    arguments: tuple[str, ...]
-
-    def start(self, run: Path) -> subprocess.Popen[bytes]:
-        """Start the run in a folder, or let it go on."""
-        with run.with_suffix(".out").open("ab") as printed:
-            return subprocess.Popen(
-                [sys.executable, "train.py", *self.arguments, f"--output_folder={run}"],
-                cwd=ROOT,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-                stdout=printed,
-                stderr=printed,
-            )
-
-    def finish(self, process: subprocess.Popen[bytes], run: Path) -> None:
-        """Wait for its end; raises SbkitError when that is not a good one."""
-        if process.wait() != 0:
-            printed = run.with_suffix(".out").read_text(errors="replace")
-            raise SbkitError(
-                f"{printed}\ntrain.py must reach its end, but left with {process.returncode}, as "
-                f"above. The run is in {run}."
-            )
+def start(arguments: Sequence[str], run: Path) -> subprocess.Popen[bytes]:
+    """Start the run in a folder, or let it go on."""
+    with run.with_suffix(".out").open("ab") as printed:
+        return subprocess.Popen(
+            [sys.executable, "train.py", *arguments, f"--output_folder={run}"],
+            cwd=ROOT,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdout=printed,
+            stderr=printed,
+        )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The run that was never stopped: its folder, and how long it took."""
-
-    run: Path
-    seconds: float
-
-    @classmethod
-    def of(cls, training: Training, run: Path) -> "Reference":
-        """Train from the beginning to the end."""
-        started = time.monotonic()
-        training.finish(training.start(run), run)
-        return cls(run, time.monotonic() - started)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Seconds after a start and, for a kill within the next save from then on, seconds into it."""
-
-    seconds: float
-    into_save: float | None
-
-    @classmethod
-    def choose(cls, dice: random.Random, seconds: float) -> "Moment":
-        """Choose one in a run of that many seconds; half of them are within a save."""
-        moment, save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
-        return cls(moment, save if dice.random() < 0.5 else None)
-
-    def kill(self, process: subprocess.Popen[bytes], run: Path) -> bool:
-        """Kill a run at this moment; give whether it was still there."""
-        moment = time.monotonic() + self.seconds
-        while time.monotonic() < moment or (self.into_save is not None and not is_saving(run)):
-            if process.poll() is not None:
-                return False
-            time.sleep(WATCH_SECONDS)
-        time.sleep(self.into_save or 0)
-        process.kill()
-        return process.wait() == -signal.SIGKILL
-
-
-@dataclass(frozen=True)
-class Kill:
-    """How far a run was when it was killed, and the last step of the checkpoint it then had."""
-
-    run: str
-    epoch: int
-    step: int
-    saving: bool
-    checkpoint: int
-
-    @classmethod
-    def of(cls, run: Path) -> "Kill":
-        """Read the log and the checkpoints of a killed run."""
-        states = sorted((run / "checkpoints").glob("CKPT*/brain.ckpt"))
-        records = read_log(run / LOG_FILE)
-        epoch, step = (records[-1]["epoch"], records[-1]["step"]) if records else (0, 0)
-        checkpoint = json.loads(states[-1].read_text())["optimizer_step"] if states else 0
-        return cls(run.name, epoch, step, is_saving(run), checkpoint)
-
-    def row(self, number: int) -> str:
-        """Return its line of the table."""
-        point = f"step {self.checkpoint}" if self.checkpoint else "the beginning"
-        saving = "yes" if self.saving else "no"
-        return f"{number:4}  {self.run:6} {self.epoch:6} {self.step:5}  {saving:6}  {point}"
+def finish(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Wait for its end; raises SbkitError when that is not a good one."""
+    if process.wait() != 0:
+        printed = run.with_suffix(".out").read_text(errors="replace")
+        raise SbkitError(
+            f"{printed}\ntrain.py must reach its end, but left with {process.returncode}, as "
+            f"above. The run is in {run}."
+        )
 
 
 def is_saving(run: Path) -> bool:
@@ -149,22 +75,20 @@ def is_saving(run: Path) -> bool:
     return any((run / "checkpoints").glob(f"{UNFINISHED}*"))
 
 
-def kill_until_it_ends(
-    training: Training, run: Path, reference: Reference, *, dice: random.Random, at_most: int
-) -> Iterator[Kill]:
-    """Start a run and kill it, again and again, until it has ended before it was killed."""
-    for _ in range(at_most):
-        moment = Moment.choose(dice, reference.seconds)
-        process = training.start(run)
-        if not moment.kill(process, run):
-            break
-        yield Kill.of(run)
-    else:
-        process = training.start(run)
-    training.finish(process, run)
+def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: random.Random) -> bool:
+    """Kill a run within so many seconds, half of the times within the next save.
 
-
-# -- what it ended with --------------------------------------------------------------------------
+    Return whether it was still there.
+    """
+    moment, save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
+    in_save, started = dice.random() < 0.5, time.monotonic()
+    while time.monotonic() < started + moment or (in_save and not is_saving(run)):
+        if process.poll() is not None:
+            return False
+        time.sleep(WATCH_SECONDS)
+    time.sleep(save if in_save else 0)
+    process.kill()
+    return process.wait() == -signal.SIGKILL
 
 
 def differences(run: Path, other: Path) -> list[str]:
@@ -189,9 +113,6 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-# -- the command ---------------------------------------------------------------------------------
-
-
 def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     """Write a YAML that saves every other step; the interval has no knob on the command line."""
     text = yaml.read_text(encoding="utf-8")
@@ -201,47 +122,34 @@ def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     return copy
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line: from the YAML on, it is train.py's."""
+def main() -> int:
+    """Print a line for each kill and difference, and the verdict; return 1 for a difference."""
     parser = argparse.ArgumentParser("prove_resume", description="Kill, resume and compare a run.")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--knob=value ...]")
-    return parser.parse_args(arguments)
-
-
-def main() -> int:
-    """Print a line for each kill, and the verdict; give 1 when there is a difference."""
-    options = parse(sys.argv[1:])
+    options = parser.parse_args()
     dice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="prove_resume_"))
     yaml, *knobs = options.training or [YAML]
-    training = Training((str(with_frequent_saves(ROOT / yaml, folder)), *SMALL, *knobs))
-    reference = Reference.of(training, folder / "never_stopped")
-    print(f"never stopped: {reference.seconds:.0f} s\n\n{HEAD}")
+    arguments = (str(with_frequent_saves(ROOT / yaml, folder)), *SMALL, *knobs)
+    reference, began = folder / "never_stopped", time.monotonic()
+    finish(start(arguments, reference), reference)
+    seconds = time.monotonic() - began
 
-    kills: list[Kill] = []
-    found: dict[str, list[str]] = {}
-    while len(kills) < options.kills:
-        run = folder / f"run{len(found) + 1}"
-        left = options.kills - len(kills)
-        for kill in kill_until_it_ends(training, run, reference, dice=dice, at_most=left):
-            kills.append(kill)
-            print(kill.row(len(kills)), flush=True)
-        found[run.name] = differences(run, reference.run)
-    return judge(kills, found, folder)
-
-
-def judge(kills: list[Kill], found: dict[str, list[str]], folder: Path) -> int:
-    """Print the verdict, keep what shows a difference, and give the exit code."""
-    saving = sum(kill.saving for kill in kills)
-    print(f"\n{len(kills)} kills in {len(found)} runs, {saving} of them while saving")
-    for run, names in found.items():
-        for name in names:
-            print(f"{run}: {name}")
-    if any(found.values()):
-        print(f"DIFFERENT from the run that was never stopped; all are in {folder}")
+    kills, found = 0, list[str]()
+    while kills < options.kills:
+        run = folder / f"after_{kills}_kills"
+        process = start(arguments, run)
+        while kills < options.kills and kill(process, run, seconds, dice):
+            kills += 1
+            print(f"kill {kills}, {'in' if is_saving(run) else 'outside of'} a save", flush=True)
+            process = start(arguments, run)
+        finish(process, run)
+        found += [f"{run}: {each}" for each in differences(run, reference)]
+    if found:
+        print(*found, "DIFFERENT from the run that was never stopped", sep="\n")
         return 1
-    print("every loss and parameter is bit for bit that of the run that was never stopped")
+    print(f"{kills} kills; every loss and parameter is that of the run never stopped, bit for bit")
     shutil.rmtree(folder)
     return 0
 

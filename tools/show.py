@@ -1,21 +1,18 @@
 """Show what a run is and what it came to.
 
 python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
-python -m tools.show scores RUN
 python -m tools.show clip RUN
 python -m tools.show row RUN    (of the README's table of results)
 """
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.config.hparams import parse_command, read_knobs
-from sbkit.evaluate.interval import Interval
 from sbkit.text.normalize import normalize
 
 WORTH_HEARING = 5  # words
@@ -24,30 +21,6 @@ WORTH_HEARING = 5  # words
 def folder(arguments: Sequence[str]) -> str:
     """Name the folder that a training command will write to."""
     return str(read_knobs(*parse_command(arguments))["output_folder"])
-
-
-def scores(arguments: Sequence[str]) -> str:
-    """Print how many words and characters of the test split are wrong, with 95 % intervals."""
-    summary = _read_summary(Path(arguments[0]))
-    lines = (
-        f"{name} {_rates(each)}, {how}"
-        for name, test in summary["test"].items()
-        for how, each in _by_decoder(test)
-    )
-    return "\n" + "\n".join(lines)
-
-
-def _rates(test: dict[str, Any]) -> str:
-    """Write both rates; where a language writes no spaces between words there is no WER."""
-    units = ("word", "character") if "WER" in test else ("character",)
-    return ", ".join(f"{unit[0].upper()}ER {_rate(test, unit)}" for unit in units)
-
-
-def _rate(test: dict[str, Any], unit: str) -> str:
-    """Write a rate with its counts and its interval."""
-    name = f"{unit[0].upper()}ER"
-    counts = f"{sum(test[f'{unit}_errors'].values())} / {test[f'{unit}s']} {unit}s"
-    return f"{test[name]:.1%} ({counts}; {Interval(**test[f'{name}_interval'])})"
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -70,30 +43,13 @@ def clip(arguments: Sequence[str]) -> str:
 
 def row(arguments: Sequence[str]) -> str:
     """Write a run's lines of the README's table of results, for each test set and decoder."""
-    summary = _read_summary(Path(arguments[0]))
-    return "\n".join(
-        _row(summary, each, how)
-        for test in summary["test"].values()
-        for how, each in _by_decoder(test)
-    )
-
-
-def _read_summary(run: Path) -> dict[str, Any]:
-    """Read what the tests of a recognizer came to; raises SbkitError where there is no such."""
-    file = run / "summary.json"
-    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if not all("CER" in test for test in summary.get("test", {"none": {}}).values()):
-        raise SbkitError(
-            f"{run} must be the run of a recognizer that was tested, but has no error rates in "
-            f"{file.name}. Finish the run, or read that file."
-        )
-    return summary
-
-
-def _by_decoder(test: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the figures of a test set, and how each was decoded."""
-    greedy = test.get("greedy")
-    return [(test["decoder"], test), ("greedy", greedy)] if greedy else [("greedy", test)]
+    summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
+    rows = []
+    for test in summary["test"].values():
+        greedy = test.get("greedy")
+        rows += [_row(summary, test, test["decoder"] if greedy else "greedy")]
+        rows += [_row(summary, greedy, "greedy")] if greedy else []
+    return "\n".join(rows)
 
 
 def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
@@ -117,22 +73,10 @@ def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-SHOWS: dict[str, Callable[[Sequence[str]], str]] = {
-    "folder": folder,
-    "scores": scores,
-    "clip": clip,
-    "row": row,
-}
-
-
 def main() -> None:
     """Print one of them."""
-    if len(sys.argv) < 3 or sys.argv[1] not in SHOWS:
-        raise SbkitError(
-            f"The first argument must be one of {', '.join(SHOWS)}, and a second one must follow, "
-            f"but {' '.join(sys.argv[1:]) or 'nothing'} came. See the head of tools/show.py."
-        )
-    print(SHOWS[sys.argv[1]](sys.argv[2:]))
+    shows = {"folder": folder, "clip": clip, "row": row}
+    print(shows[sys.argv[1]](sys.argv[2:]))
 
 
 if __name__ == "__main__":

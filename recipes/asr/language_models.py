@@ -11,7 +11,8 @@ from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.confidence import CONFIDENCE_FILE
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.language_models import (
-    LanguageModelSpec,
+    TOKENS,
+    WORDS,
     ensure_language_models,
     is_arpa,
     load_language_models,
@@ -42,11 +43,6 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         next(read_sentences(text, knobs["language"]))
     evaluated = splits.evaluated()
     trained_on = [each for name, each in splits.fingerprints.items() if name not in evaluated]
-    declared = LanguageModelSpec(
-        source=" ".join(trained_on) if given is None else checksum(given),
-        word_order=knobs["word_lm_order"],
-        token_order=knobs["token_lm_order"],
-    )
 
     def texts() -> Iterator[str]:
         if text is None:
@@ -55,7 +51,14 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             yield from read_sentences(text, knobs["language"])
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
-    messages = ensure_language_models(file, declared, texts=texts, tokenizer=tokenizer, arpa=arpa)
+    messages = ensure_language_models(
+        file,
+        source=" ".join(trained_on) if given is None else checksum(given),
+        orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
+        texts=texts,
+        tokenizer=tokenizer,
+        arpa=arpa,
+    )
     for line in messages:
         log(line)
     chosen = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]

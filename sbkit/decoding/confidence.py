@@ -1,31 +1,37 @@
-"""The confidence of words: a logistic function of their features, fitted on a validation set.
+"""The times and confidences of decoded words, the same in a run and in a bundle.
 
-Raw posteriors tell less than the share of right words does, so a confidence is fitted or absent.
+log-probabilities, tokens, beam -> alignment -> features of words -> confidences
+
+A confidence is a logistic function of a word's features, fitted on a validation set or absent: raw
+posteriors tell less than the share of right words does.
 
 Legend: U frames, V vocabulary, W words of an utterance, N words of a set, K features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.decoding.alignment import TimedWord
-from sbkit.decoding.frames import LogProbs
+from sbkit.base.units import samples_to_seconds
+from sbkit.decoding.alignment import TimedWord, WordOffsets, frames_needed, time_words
+from sbkit.decoding.frames import Hypothesis, LogProbs
+from sbkit.decoding.spelling import Spelling
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import right_words
 from sbkit.lm.ngram import UNKNOWN, NgramModel
+from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.word import Word
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 CONFIDENCE_FILE = "confidence.json"  # in a run
 GREEDY = "greedy"  # it has its own, as each kind of decoder has
-OF_AUDIO = ("entropy", "posterior", "length", "agreement")
-OF_LANGUAGE = ("known", "lm")
-FEATURES = (*OF_AUDIO, *OF_LANGUAGE)
+FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")
 BIAS = "bias"
 LARGEST_WEIGHT = 1e4
 TSALLIS = 1 / 3  # order of the entropy: NeMo's, which is flatter than Shannon's
@@ -35,9 +41,8 @@ FEWEST = 20  # right words, and wrong ones; with so few, NCE on other clips was 
 FOLDS = 10
 PRIOR = 1.0  # a weight of a standardized feature is normally distributed with this precision
 SMALLEST_SCALE = 1e-2  # standard deviation of a feature that is used
-STEPS = 100
+STEPS = 50  # of Newton's method, which needs ten
 LONGEST_STEP = 5.0  # Newton's method might leave the region where a step makes it better
-SMALLEST_STEP = 1e-9
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,8 @@ class Confidence:
         Raises KeyError, TypeError or ValueError for anything else.
         """
         weights = dict(values)
-        if not weights.keys() <= {BIAS, *FEATURES} or not all(
-            abs(weight) <= LARGEST_WEIGHT for weight in weights.values()
-        ):
+        is_bounded = all(abs(weight) <= LARGEST_WEIGHT for weight in weights.values())
+        if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
             raise ValueError(f"a weight is unknown or beyond {LARGEST_WEIGHT:g}")
         return cls(weights.pop(BIAS), weights)
 
@@ -71,9 +75,8 @@ class Confidence:
         """Return the probability that each word is right, 0.001 to 0.999: (W,) each -> W."""
         odds = self.bias + sum(weight * features[name] for name, weight in self.weights.items())
         probabilities = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
-        words = len(features[OF_AUDIO[0]])
-        clipped = np.broadcast_to(probabilities.clip(LEAST, 1 - LEAST), words)
-        rounded: list[float] = clipped.round(3).tolist()
+        clipped = probabilities.clip(LEAST, 1 - LEAST)
+        rounded: list[float] = np.broadcast_to(clipped, len(features["entropy"])).round(3).tolist()
         return rounded
 
 
@@ -249,8 +252,89 @@ def fit_logistic(features: Floats, right: Bools, prior: float = PRIOR) -> tuple[
         gradient = inputs.T @ (right - probabilities) - penalty @ weights
         curvature = (inputs.T * (probabilities * (1 - probabilities))) @ inputs + penalty
         step = np.linalg.solve(curvature, gradient)
-        largest = np.abs(step).max()
-        weights += step * min(1.0, LONGEST_STEP / max(largest, SMALLEST_STEP))
-        if largest < SMALLEST_STEP:
-            break
+        weights += step / max(1.0, np.abs(step).max() / LONGEST_STEP)
     return float(weights[0]), weights[1:]
+
+
+# ---- words with times and confidences
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordAligner:
+    """Compute the times and confidences of the words of a text, from the frames of a whole clip.
+
+    Attributes:
+        samples_per_frame, sample_rate: from frames to seconds.
+        offsets: how far words reach beyond the frames of their tokens.
+        lm: a language model of words, None for none.
+        confidence: None where there is none.
+        unjudged: words without a confidence, since none like them were in what it was fitted on:
+            hotwords.
+    """
+
+    tokenizer: Tokenizer
+    samples_per_frame: int
+    sample_rate: int
+    offsets: WordOffsets = field(default_factory=WordOffsets)
+    lm: NgramModel | None = None
+    confidence: Confidence | None = None
+    unjudged: frozenset[str] = frozenset()
+
+    def align(
+        self,
+        log_probs: LogProbs,
+        tokens: Sequence[int],
+        beam: Sequence[Hypothesis] = (),
+        *,
+        samples: int,
+    ) -> tuple[Word, ...]:
+        """Align tokens with log-probabilities (U, V), and compute the confidence of their words.
+
+        No word leaves the clip, of so many samples.
+        """
+        if self.confidence is None:
+            return self._in_seconds(self._align(log_probs, tokens), samples)
+        extracted = self.extract_features(log_probs, tokens, beam)
+        confidences = self.confidence(extracted.features)
+        words = self._in_seconds(extracted.words, samples)
+        return tuple(
+            word if word.text in self.unjudged else replace(word, confidence=confidence)
+            for word, confidence in zip(words, confidences, strict=True)
+        )
+
+    def extract_features(
+        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
+    ) -> WordFeatures:
+        """Align tokens with log-probabilities (U, V), and compute the features of their words."""
+        words = self._align(log_probs, tokens)
+        texts = [word.text for word in words]
+        features = features_of_audio(log_probs, words)
+        features["agreement"] = agreement(
+            texts,
+            [self._spelling.words(each.tokens) for each in beam],
+            [each.score for each in beam],
+        )
+        if self.lm is not None:
+            features |= features_of_language(self.lm, texts)
+        return WordFeatures(words, features)
+
+    def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
+        """Align the tokenizer's own spelling of the text, where the frames can hold it.
+
+        So one text has the same times whichever decoder wrote it.
+        """
+        spelled = self.tokenizer.encode(self.tokenizer.decode(list(tokens)))
+        tokens = spelled if frames_needed(spelled) <= len(log_probs) else tokens
+        blank, pieces = self.tokenizer.vocabulary.blank, self._spelling.texts
+        return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
+
+    def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
+        spans = self.offsets.place(words, samples=samples, step=self.samples_per_frame)
+        return tuple(
+            Word(word.text, *(samples_to_seconds(each, self.sample_rate) for each in span))
+            for word, span in zip(words, spans, strict=True)
+        )
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling.of(self.tokenizer)

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import require_package
@@ -25,7 +25,6 @@ from sbkit.decoding.word_graph import PACKAGES, GraphSearch, make_graph
 from sbkit.decoding.word_scorer import LexiconNode, WordScorer, make_lexicon
 from sbkit.text.tokenizer import Tokenizer
 
-AnySearch = TypeVar("AnySearch", PrefixBeamSearch, JointBeamSearch, GraphSearch)
 Search = PrefixBeamSearch | JointBeamSearch | GraphSearch
 BeamStates = tuple[BeamState, ...]  # of the search, and of the one with hotwords
 KINDS = ("beam", "graph")
@@ -285,30 +284,19 @@ class BeamDecoder:
                 f"A decoder with `attention: {self.attention}` must be given the attention decoder "
                 "of the utterance, but has CTC alone. Pass one."
             )
-        if isinstance(self.search, PrefixBeamSearch):
-            return self.finish(self.advance(self.start(), log_probs), attention)
-        if attention is not None:
-            return self._choose(
-                [each.decode(log_probs, attention) for each in self._of(JointBeamSearch)]
-            )
-        return self._choose([each.decode(log_probs) for each in self._of(GraphSearch)])
+        beams = [search.decode(log_probs, attention) for search in self._searches()]
+        return self._choose(beams, attention)
 
     def start(self) -> BeamStates:
         """Return the state before the first frame, for frames that come in pieces.
 
         Raises SbkitError for a search that takes whole clips alone: joint, or through a graph.
         """
-        if not isinstance(self.search, PrefixBeamSearch):
-            raise SbkitError(
-                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
-                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
-                "--decoder beam --attention none"
-            )
-        return tuple(search.start() for search in self._of(PrefixBeamSearch))
+        return tuple(search.start() for search in self._prefix_searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
         """Return the state after more frames, (U, V); the one before is of no use then."""
-        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
+        pairs = zip(self._prefix_searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def finish(
@@ -318,16 +306,26 @@ class BeamDecoder:
 
         The end of the sentence is scored, and the attention decoder rescores where it is given.
         """
-        pairs = zip(self._of(PrefixBeamSearch), states, strict=True)
-        beams = [search.finish(state) for search, state in pairs]
-        if self.attention is not None and attention is not None:
-            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
-        return self._choose(beams)
+        pairs = zip(self._prefix_searches(), states, strict=True)
+        return self._choose([search.finish(state) for search, state in pairs], attention)
 
-    def _of(self, kind: type[AnySearch]) -> list[AnySearch]:
+    def _searches(self) -> list[Search]:
         """Return the search and, with hotwords, the one that is biased to them."""
-        searches = [self.search, self._biased] if self.phrases else [self.search]
-        return [each for each in searches if isinstance(each, kind)]
+        return [self.search, self._biased] if self.phrases else [self.search]
 
-    def _choose(self, beams: Sequence[list[Hypothesis]]) -> list[Hypothesis]:
+    def _prefix_searches(self) -> list[PrefixBeamSearch]:
+        searches = [each for each in self._searches() if isinstance(each, PrefixBeamSearch)]
+        if not searches:
+            raise SbkitError(
+                "Frames that come in pieces must be decoded by prefix beam search or greedily, but "
+                f"this decoder is {self.attention or self.kind}. Tune another: sbkit tune RUN "
+                "--decoder beam --attention none"
+            )
+        return searches
+
+    def _choose(
+        self, beams: list[list[Hypothesis]], attention: AttentionDecoder | None
+    ) -> list[Hypothesis]:
+        if self.attention == "rescore" and attention is not None:
+            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
         return self._hotwords.choose(*beams) if self.phrases else beams[0]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_text
 from sbkit.decoding.frames import Hypothesis
 from sbkit.decoding.spelling import SPACE, Spelling
@@ -28,24 +27,11 @@ SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # of no phrase
 def read_hotwords(named: str) -> list[str]:
     """Return the phrases of a file, one on each line, or of a list with commas.
 
-    Raises SbkitError where the file is not there or cannot be read.
+    Raises SbkitError where the file is not there or cannot be read. A folder's name may be a word.
     """
-    if _is_there(named):
+    if "," not in named and (Path(named).is_file() or named.endswith(SUFFIXES)):
         return read_text(Path(named), largest=LARGEST_LIST, what="`--hotwords`")
-    if Path(named).suffix in SUFFIXES and "," not in named:
-        raise SbkitError(
-            "`--hotwords` must be a file that is there, or phrases with commas between them, "
-            f"but there is no {named}. Correct its path."
-        )
     return named.split(",")
-
-
-def _is_there(named: str) -> bool:
-    """Check whether it names a file, or a pipe, which is refused; a folder's name may be a word."""
-    try:
-        return Path(named).exists() and not Path(named).is_dir()
-    except (OSError, ValueError):  # a list that is longer than a name may be
-        return False
 
 
 def normalize_hotwords(

@@ -55,8 +55,9 @@ class JointBeamSearch:
             [each for each in range(settings.vocab_size) if each not in special]
         )
 
-    def decode(self, log_probs: LogProbs, attention: AttentionDecoder) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs, attention: AttentionDecoder | None) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
+        assert attention is not None  # BeamDecoder requires it
         check_log_probs(log_probs, self._settings.vocab_size)
         ctc = np.asarray(log_probs, np.float64)
         self._automaton.limit()

@@ -5,7 +5,7 @@ texts, normalized -> words -> model of words; tokens of the tokenizer -> model o
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -34,54 +34,43 @@ class LanguageModels:
     tokens: NgramModel | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageModelSpec:
-    """The language models that a run declares.
-
-    source: identifies their text; word_order, token_order: of the n-grams, 0 for no such model.
-    """
-
-    source: str
-    word_order: int
-    token_order: int
-
-
 def ensure_language_models(
     file: Path,
-    spec: LanguageModelSpec,
     *,
+    source: str,
+    orders: Mapping[str, int],
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
 ) -> list[str]:
     """Train the language models of a run, unless the file holds them; return messages about them.
 
-    ``texts`` returns the normalized sentences to train them on; the tokenizer is the model's.
+    ``texts`` returns the normalized sentences to train them on, ``source`` identifies them;
+    ``orders`` are those of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no such model.
     ``arpa`` is an ARPA file that replaces one of them: of words, or of tokens where a word of it
     has a `▁`.
     Raises SbkitError where that cannot be read, has another order or another spelling.
     """
     about = {
-        "made_of": f"{spec.source} {spec.word_order} {spec.token_order}",
+        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
     if file.exists() and about.items() <= _metadata(file).items():
         return []
-    models, said, spelling = dict[str, NgramModel](), list[str](), Spelling.of(tokenizer)
+    models, said = dict[str, NgramModel](), list[str]()
     if arpa is not None:
-        models = _take_arpa(arpa, spec, spelling)
+        models = _take_arpa(arpa, orders, Spelling.of(tokenizer))
         said += [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
     unspelled = _check_spelled(Counter(" ".join(sentences).split()), tokenizer)
-    for name, order, split in (
-        (WORDS, spec.word_order, str.split),
-        (TOKENS, spec.token_order, partial(to_pieces, tokenizer=tokenizer)),
-    ):
-        if order and name not in models:
-            trained = train(map(split, sentences), order=order)
+    to_tokens = partial(to_pieces, tokenizer=tokenizer)
+    splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_tokens}
+    for name, split in splits.items():
+        if orders[name] and name not in models:
+            trained = train(map(split, sentences), order=orders[name])
             models[name] = trained.model
-            said.append(describe_model(name, order, trained))
+            said.append(describe_model(name, orders[name], trained))
     save(models, file, metadata=about)
     return said + unspelled
 
@@ -108,18 +97,19 @@ def is_arpa(file: Path) -> bool:
     return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
 
 
-def _take_arpa(file: Path, spec: LanguageModelSpec, spelling: Spelling) -> dict[str, NgramModel]:
+def _take_arpa(file: Path, orders: Mapping[str, int], spelling: Spelling) -> dict[str, NgramModel]:
     """Read the declared model of words or of tokens; raise SbkitError for any other."""
     model = read_arpa(file)
     words, pieces = model.words[len(SPECIAL) :], {*spelling.texts}
     if any(SPACE in word for word in words):
-        name, order, known = TOKENS, spec.token_order, len(pieces.intersection(words))
+        name, known = TOKENS, len(pieces.intersection(words))
     else:
-        name, order, known = WORDS, spec.word_order, sum(map(bool, map(spelling.letters, words)))
-    if model.order != order:
+        name, known = WORDS, sum(map(bool, map(spelling.letters, words)))
+    if model.order != orders[name]:
         raise SbkitError(
-            f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {order}, and {file} is "
-            f"a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order={model.order}."
+            f"`{name[:-1]}_lm_order` must be that of the ARPA file, but is {orders[name]}, and "
+            f"{file} is a {model.order}-gram model of {name}. Pass --{name[:-1]}_lm_order="
+            f"{model.order}."
         )
     if known <= SPELLED_SHARE * len(words):
         raise SbkitError(

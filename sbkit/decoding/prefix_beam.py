@@ -75,7 +75,7 @@ class PrefixBeamSearch:
         self.settings = settings
         self._automaton = LazyAutomaton(scorer)
 
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs, attention: object = None) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
         return self.finish(self.advance(self.start(), log_probs))
 

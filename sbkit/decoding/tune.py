@@ -4,7 +4,7 @@ log-probabilities and texts of the set -> errors with some weights -> the best w
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from sbkit.decoding.attention import AttentionDecoder, Floats
 from sbkit.decoding.decoder import LIKELY, BeamDecoder, Weights
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.language_models import LanguageModels
-from sbkit.evaluate.wer import ErrorCounts, Scores, count_errors
+from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.lm.ngram import NgramModel
 
 TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
@@ -28,7 +28,6 @@ TRIED: Mapping[str, tuple[float, float]] = {  # from the least to the most
 # A path has one alignment, and an unknown word the cost of its tokens.
 TRIED_OF_GRAPH = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
 OF_WORDS = ("word", "unknown", "word_bonus")
-MOST_UNKNOWN = 0.5  # of the words; with more, decoding without their model is tried, too
 BASES = (2, 3, 5, 7, 11, 13)
 POINTS = 64  # weights that are tried
 AVERAGED = 12
@@ -86,62 +85,32 @@ def tune(
     ``POINTS`` weights are tried that lie evenly in the space of all, and a quadratic function is
     fitted to their errors. The mean of the ``AVERAGED`` weights for which it is lowest is chosen,
     not those with the fewest errors: on a set of a few hundred words these are a matter of luck.
-    Where the model of words knows less than half of the words, as in Japanese, which does not
-    separate them, weights without it are chosen as well, and the better ones taken.
+    A language that does not separate words is decoded without the model of words, which would know
+    whole sentences.
 
     ``add`` adds the errors of all ranks, each of which has a share of the set; ``ping`` is called
     before each utterance, for a watchdog. Raises SbkitError where the set is empty.
     """
     names = list(used_weights(decoder))
-    choices = [names]
-    if "token" in names and _unknown_share(decoder, utterances, add) > MOST_UNKNOWN:
-        choices.append([name for name in names if name not in OF_WORDS])
-
-    def aim(scores: Scores) -> float:
-        return scores.wer + scores.cer if by_words else scores.cer
-
-    tuned = [_choose(decoder, utterances, each, aim, add, ping) for each in choices]
-    best = min(tuned, key=lambda each: aim(each.scores))
-    return replace(best, by_words=by_words)
-
-
-def _unknown_share(decoder: BeamDecoder, utterances: Sequence[TuningUtterance], add: Add) -> float:
-    """Return the share of words that the model of words does not know, over all ranks."""
-    words = [word for each in utterances for word in each.text.split()]
-    known = decoder.language_models.words
-    unknown = 0 if known is None else sum(known.id_of(word) == 0 for word in words)
-    counts = ErrorCounts(substitutions=unknown, total=len(words))
-    (total,) = add([Scores(words=counts)])
-    return total.wer
-
-
-def _choose(
-    decoder: BeamDecoder,
-    utterances: Sequence[TuningUtterance],
-    names: Sequence[str],
-    aim: Callable[[Scores], float],
-    add: Add,
-    ping: Callable[[], object],
-) -> Tuned:
-    """Choose the weights of some names; without those of words, that model takes no part."""
+    if not by_words and "token" in names:
+        names = [name for name in names if name not in OF_WORDS]
     points = np.stack([_halton(POINTS, base) for base in BASES[: len(names)]], 1)
     ranges = [(TRIED_OF_GRAPH if decoder.kind == "graph" else TRIED)[name] for name in names]
-    tried = [_weights_at(names, ranges, point) for point in points]
-    narrow = min(decoder.beam_size, NARROW)
-    quick = _make_quick(decoder)
+    narrow, quick = min(decoder.beam_size, NARROW), _make_quick(decoder)
     errors = list[Scores]()
-    for each in tried:
-        errors.append(_errors(quick.with_weights(each, beam_size=narrow), utterances, ping))
+    for point in points:
+        tried = quick.with_weights(_weights_at(names, ranges, point), beam_size=narrow)
+        errors.append(_errors(tried, utterances, ping))
     found = add(errors)
     if not found[0].utterances:
         raise SbkitError(
             "The weights of a decoder must be chosen on a validation set, but it is empty. Write "
             "them into the YAML, or name a set."
         )
-    smooth = _fit(points, np.array([aim(each) for each in found]))
+    smooth = _fit(points, np.array([each.cer + (each.wer if by_words else 0) for each in found]))
     best = _weights_at(names, ranges, points[smooth.argsort(kind="stable")[:AVERAGED]].mean(0))
     (reached,) = add([_errors(decoder.with_weights(best), utterances, ping)])
-    return Tuned(best, reached, reached.utterances)
+    return Tuned(best, reached, reached.utterances, by_words)
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:

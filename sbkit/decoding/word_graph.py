@@ -222,7 +222,7 @@ class GraphSearch:
         self._options = self._kaldi.FasterDecoderOptions(beam=BEAM, max_active=MOST_ACTIVE)
         self.graph, self._settings = graph, settings
 
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+    def decode(self, log_probs: LogProbs, attention: object = None) -> list[Hypothesis]:
         """Return the best hypothesis of natural log-probabilities (U, V), one alone."""
         check_log_probs(log_probs, self._settings.vocab_size)
         if not len(log_probs):

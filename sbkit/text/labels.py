@@ -48,19 +48,13 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder has them; refuse others.
 
-    Raises SbkitError where the run folder lists other classes, there are fewer than two, or a name
-    is empty, or has several lines or a tab.
+    Raises SbkitError where the run folder lists other classes, or there are fewer than two.
     """
     wanted = sorted(set(names))
     if len(wanted) < 2:
         raise SbkitError(
             "The training set must have two classes or more, but every label in it is "
             f"{wanted[0] if wanted else 'missing'}. Choose another `label`, or add data."
-        )
-    if strange := [name for name in wanted if not name or {*name} & {"\n", "\t"}]:
-        raise SbkitError(
-            f"Every label must be text of one line without tabs, but {strange[0]!r} is none. "
-            "Correct it in the manifest."
         )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,42 @@
-"""Log-probabilities of a text that somebody said, for the tests of decoders."""
+"""Tokenizers, language models and log-probabilities of a few texts, for the tests of decoders."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.decoding.language_models import TOKENS, WORDS, ensure_language_models
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+
+
+def char_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
+    """Train a tokenizer of characters in a folder."""
+    return ensure_tokenizer(
+        model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
+    )
+
+
+def train_models(
+    file: Path,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    words: int = 2,
+    tokens: int = 3,
+    source: str = "these",
+    arpa: Path | None = None,
+) -> list[str]:
+    """Train language models of some orders in a file, and return the messages about them."""
+    return ensure_language_models(
+        file,
+        source=source,
+        orders={WORDS: words, TOKENS: tokens},
+        texts=lambda: texts,
+        tokenizer=tokenizer,
+        arpa=arpa,
+    )
 
 
 def spoken(tokenizer: Tokenizer, text: str, other: dict[int, str]) -> LogProbs:

@@ -10,6 +10,7 @@ from sbkit.decoding.confidence import (
     Confidence,
     Floats,
     LabeledWords,
+    WordAligner,
     agreement,
     features_of_audio,
     features_of_language,
@@ -18,10 +19,9 @@ from sbkit.decoding.confidence import (
     label_words,
 )
 from sbkit.decoding.frames import Hypothesis
-from sbkit.decoding.word_aligner import WordAligner
 from sbkit.lm.kneser_ney import train
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from tests.decoding.spoken import spoken
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import char_tokenizer, spoken
 
 
 def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
@@ -164,12 +164,8 @@ def test_what_is_no_confidence_is_refused(values: object) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return ensure_tokenizer(
-        model_file=tmp_path_factory.mktemp("tokenizer") / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["call the office", "cold norm"],
-    )
+    texts = ["call the office", "cold norm"]
+    return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts)
 
 
 def test_a_word_that_was_hardly_heard_is_less_sure(tokenizer: Tokenizer) -> None:

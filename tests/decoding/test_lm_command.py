@@ -7,7 +7,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.cli import run as sbkit
 from sbkit.lm.arpa import read_arpa
-from sbkit.text.tokenizer import ensure_tokenizer
+from tests.decoding.spoken import char_tokenizer
 
 TEXT = "The bird sings.\n\nA bird, a tree!\nThe tree sings\n"
 
@@ -29,12 +29,7 @@ def test_words_are_normalized_and_modelled(
 
 def test_tokens_are_those_of_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
-    tokenizer = ensure_tokenizer(
-        model_file=tmp_path / "run/tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["the bird sings", "a tre"],
-    )
+    tokenizer = char_tokenizer(tmp_path / "run", ["the bird sings", "a tre"])
     out = tmp_path / "tokens.arpa"
     options = ["--language=en", "--order=4", "--out", str(out)]
     assert (
@@ -64,12 +59,7 @@ def test_what_gives_no_model_is_refused(
 
 def text_for_tokens_of(folder: Path, trained_on: str) -> tuple[Path, Path]:
     """Make a tokenizer of letters in a folder; name a text, and an ARPA file, beside it."""
-    ensure_tokenizer(
-        model_file=folder / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: [trained_on],
-    )
+    char_tokenizer(folder, [trained_on])
     return folder / "a.txt", folder / "tokens.arpa"
 
 

@@ -15,15 +15,14 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
-from tests.decoding.spoken import heard, spoken
+from tests.decoding.spoken import char_tokenizer, heard, spoken, train_models
 from tests.lm.test_ngram import rows
 
 WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
@@ -153,20 +152,14 @@ def test_the_best_path_is_the_best_by_definition(pieces: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
-
-
-def make_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
-    file = folder / "tokenizer.model"
-    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+    return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
 
 
 def graph_of(
     folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
 ) -> BeamDecoder:
     file = folder / "lm.safetensors"
-    declared = LanguageModelSpec(source="these", word_order=order, token_order=2)
-    ensure_language_models(file, declared, texts=lambda: TEXTS, tokenizer=tokenizer)
+    train_models(file, tokenizer, TEXTS, words=order)
     given: dict[str, object] = {"weights": Weights(word=1.0), "kind": "graph", **options}
     return BeamDecoder(tokenizer=tokenizer, language_models=file, **given)  # type: ignore[arg-type]
 
@@ -211,7 +204,7 @@ def test_its_own_weights_are_chosen(tmp_path: Path, tokenizer: Tokenizer) -> Non
 def test_a_graph_of_another_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer)
     (tmp_path / "other").mkdir()
-    decoder.tokenizer = make_tokenizer(tmp_path / "other", ["xyz"])
+    decoder.tokenizer = char_tokenizer(tmp_path / "other", ["xyz"])
     with pytest.raises(SbkitError, match="must be of the model's own tokenizer, but is of another"):
         decoder.nbest(np.zeros((2, 7)))
     with pytest.raises(SbkitError, match="as many columns as the tokenizer has tokens"):

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu.time_errors import compare_times, fit_offsets, read_truth, time_source
+from recipes.FestvoxRu.time_errors import align, compare_times, fit_offsets, read_truth, time_source
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.alignment import WordOffsets
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.frames import LogProbs
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.language_models import LanguageModelSpec, ensure_language_models
 from sbkit.decoding.spelling import SPACE
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Encoded
 from sbkit.inference.runtime.torch_model import TorchModel, load_bundle
 from sbkit.text.word import Word
+from tests.decoding.spoken import train_models
 from tests.inference.bundles import make_bundle
 
 FRAME = 0.04  # seconds
@@ -62,9 +62,8 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
     """Make a beam whose model of tokens has never seen two spaces."""
     assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
-    declared = LanguageModelSpec(source="these", word_order=0, token_order=3)
     texts = ["hello there there", "a quick brown fox"]
-    ensure_language_models(file, declared, texts=lambda: texts, tokenizer=loaded.tokenizer)
+    train_models(file, loaded.tokenizer, texts, words=0)
     return BeamDecoder(
         tokenizer=loaded.tokenizer, language_models=file, weights={"token": 10.0, "token_bonus": 0}
     )
@@ -87,7 +86,7 @@ def recognize(loaded: Bundle, words: str | None = None) -> tuple[Word, ...]:
     with encoding(loaded):
         if words is None:
             return loaded.recognize(clip, times=True)[0].words
-        return loaded.align(clip, [words])[0]
+        return align(loaded, clip, [words])[0]
 
 
 def test_one_text_has_the_same_times_whichever_decoder_wrote_it(

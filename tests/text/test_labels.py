@@ -18,15 +18,6 @@ def test_one_class_is_refused_and_nothing_is_written(
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "a\ttab"])
-def test_a_label_that_is_no_line_is_refused_and_nothing_is_written(
-    name: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SbkitError, match="must be text of one line without tabs, but"):
-        ensure_labels(tmp_path / "labels.txt", ["a", name])
-    assert not (tmp_path / "labels.txt").exists()
-
-
 def test_what_differs_is_named_also_among_many(tmp_path: Path) -> None:
     many = [f"speaker {number}" for number in range(100)]
     ensure_labels(tmp_path / "labels.txt", many)
