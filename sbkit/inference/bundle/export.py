@@ -22,7 +22,6 @@ from sbkit.base.text import listed, versions
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.declaration import CHECKPOINTS, RESOLVED, read_declaration
-from sbkit.checkpoint.declaration import FILE as DECLARATION
 from sbkit.checkpoint.integrity import checksum, find_damage, write_checksums
 from sbkit.checkpoint.part_names import part_names_in
 from sbkit.checkpoint.weights import average
@@ -133,7 +132,7 @@ def _contents(run: Path, own: frozenset[str]) -> tuple[dict[str, bytes], dict[st
             "not. Train with train.py and a recipe, which names it."
         )
     task = load_task(meta[TASK], own=own)
-    contents, labels = _read_labels(run, task, best[0])
+    contents, labels = _read_labels(run, task)
     described = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = _read_json(run / DECODER_FILE)  # that the test was run with
     if decoder is not None:
@@ -214,7 +213,7 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     return {"model": owned, "parts": parts}
 
 
-def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, bytes], Any]:
+def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
     """Read the file of labels that the model was trained with: as a bundle has it, and as labels.
 
     Raises SbkitError where it is another one.
@@ -222,9 +221,7 @@ def _read_labels(run: Path, task: Task, best: Checkpoint) -> tuple[dict[str, byt
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
-    declared = read_declaration(run) if (run / DECLARATION).is_file() else None
-    expected = best.meta.get("tokenizer") if declared is None else declared.labels
-    if expected not in (None, checksum(file)):
+    if read_declaration(run).labels != checksum(file):
         raise SbkitError(
             f"{file} must be the one that the run was trained with, but is another: what the model "
             "predicts would go by other names. Put it back."
