@@ -87,11 +87,6 @@ class AddNoise(FromFolder):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
-        if len(snr_db) != 2 or snr_db[0] > snr_db[1]:
-            raise SbkitError(
-                "`snr_db` of AddNoise must be the lowest and the highest ratio in decibels, such "
-                f"as [5, 20], but is {list(snr_db)}. Correct it."
-            )
         self.low, self.high = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,7 +55,11 @@ class Transformer(nn.Module):
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        _check_sizes(d_model, nhead, encoder_module, kernel_size)
+        if encoder_module not in ("conformer", "transformer"):
+            raise SbkitError(
+                f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
+                "Choose one of the two."
+            )
         width = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
         block: Callable[[], nn.Module] = {
             "conformer": lambda: ConformerBlock(**width, kernel_size=kernel_size, dropout=dropout),
@@ -321,21 +325,3 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """
     turned: Tensor = x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
     return turned.to(x.dtype)
-
-
-def _check_sizes(d_model: int, nhead: int, encoder_module: str, kernel_size: int) -> None:
-    if encoder_module not in ("conformer", "transformer"):
-        raise SbkitError(
-            f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}. "
-            "Choose one of the two."
-        )
-    if d_model % (2 * nhead):
-        raise SbkitError(
-            f"`d_model` must be a multiple of twice `nhead` (rotary positions turn pairs), but "
-            f"they are {d_model} and {nhead}. Change one of them."
-        )
-    if kernel_size % 2 == 0:
-        raise SbkitError(
-            "`kernel_size` must be odd, so that a frame sits in its middle, but is "
-            f"{kernel_size}. Add or take one."
-        )
