@@ -67,18 +67,10 @@ class Encoder:
 class FeatureEncoder(Encoder):
     """Features, front-end and Transformer, called in their order."""
 
-    def __init__(
-        self,
-        *,
-        compute_features: nn.Module,
-        CNN: nn.Module,
-        Transformer: nn.Module,
-        padding: int = 0,
-    ) -> None:
-        modules = {"compute_features": compute_features, "CNN": CNN, "Transformer": Transformer}
-        super().__init__(TransformerPart(Transformer, padding=padding), modules)
-        self.features: FeatureExtractor = FeatureExtractor(compute_features)
-        self.front_end = FrontEnd(CNN)
+    def __init__(self, modules: Mapping[str, nn.Module], *, padding: int = 0) -> None:
+        super().__init__(TransformerPart(modules["Transformer"], padding=padding), modules)
+        self.features: FeatureExtractor = FeatureExtractor(modules["compute_features"])
+        self.front_end = FrontEnd(modules["CNN"])
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: SpecAugment | None = None
@@ -130,7 +122,7 @@ def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> 
             f"`Transformer`, but has {' and '.join(f'`{key}`' for key in given) or 'neither'}. "
             "Declare the one or the others."
         )
-    return FeatureEncoder(**given, padding=padding)
+    return FeatureEncoder(given, padding=padding)
 
 
 def measure_subsampling(hparams: Mapping[str, Any]) -> Subsampling:

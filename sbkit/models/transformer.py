@@ -10,7 +10,7 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,10 @@ class Transformer(nn.Module):
         Raises SbkitError when there are no decoder layers.
         """
         if not self.decoder:
-            raise_no_decoder()
+            raise SbkitError(
+                "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
+                "Raise it, or set --ctc_weight=1.0 to train CTC alone."
+            )
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
@@ -285,14 +288,6 @@ class Convolution(nn.Module):
         y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
         y = silu(self.depthwise_norm(self.depthwise_conv(y)))
         return self.dropout.add(x, self.out_proj(y))
-
-
-def raise_no_decoder() -> NoReturn:
-    """Raise SbkitError where a decoder is to be trained and there is none."""
-    raise SbkitError(
-        "`num_decoder_layers` must be at least 1 while ctc_weight is below 1.0, but is 0. "
-        "Raise it, or set --ctc_weight=1.0 to train CTC alone."
-    )
 
 
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
