@@ -15,13 +15,18 @@ from recipes.asr.language_models import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.splits import Splits
 from sbkit.decoding.decoder import BeamDecoder, Weights
-from sbkit.decoding.spelling import Spelling
 from sbkit.decoding.tune import TuningUtterance, tune, used_weights
 from sbkit.decoding.word_graph import GraphSearch, make_graph
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.by_definition import CHARACTERS, PIECES, SETTINGS, random_matrices, spelling
+from tests.decoding.by_definition import (
+    CHARACTERS,
+    PIECES,
+    SETTINGS,
+    LettersTokenizer,
+    random_matrices,
+)
 from tests.decoding.spoken import char_tokenizer, heard, spoken, train_models
 from tests.lm.test_ngram import rows
 
@@ -36,11 +41,11 @@ class ByDefinition:
     A path may back off where it need not, and so forget what came before: Kaldi's graphs are so.
     """
 
-    def __init__(self, model: NgramModel, how: Spelling) -> None:
-        self._pieces, self._words = how.pieces, Walks(make_automaton(model))
+    def __init__(self, model: NgramModel, how: Tokenizer) -> None:
+        self._pieces, self._words = how.pieces(), Walks(make_automaton(model))
         words = model.words[3:]
-        first = {word: tuple(how.spell(word)) for word in words}
-        later = {word: tuple(how.spell(f"{word} {word}"))[len(first[word]) :] for word in words}
+        first = {word: tuple(how.encode(word)) for word in words}
+        later = {word: tuple(how.encode(f"{word} {word}"))[len(first[word]) :] for word in words}
         self._known = [
             {tokens: model.id_of(word) for word, tokens in each.items()} for each in (first, later)
         ]
@@ -127,9 +132,12 @@ def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...],
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
 def test_the_best_path_is_the_best_by_definition(pieces: Sequence[str]) -> None:
-    model, how = train((text.split() for text in SENTENCES), order=3).model, spelling(pieces)
+    model, how = (
+        train((text.split() for text in SENTENCES), order=3).model,
+        LettersTokenizer(pieces),
+    )
     search = GraphSearch(
-        graph=make_graph(words=model, spelling=how, blank=0, **WEIGHTS), settings=SETTINGS
+        graph=make_graph(words=model, tokenizer=how, blank=0, **WEIGHTS), settings=SETTINGS
     )
     definition, compared = ByDefinition(model, how), 0
     for log_probs in filter(len, random_matrices(42)):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sbkit.decoding.word_scorer import WordScorer, make_lexicon
-from tests.decoding.by_definition import CHARACTERS, random_model, spelling
+from tests.decoding.by_definition import CHARACTERS, LettersTokenizer, random_model
 
 MODEL = random_model(("aa", "ab", "bb"), seed=5)
 SPACE, A, B = 1, 2, 3  # of CHARACTERS
@@ -14,8 +14,8 @@ SPACE, A, B = 1, 2, 3  # of CHARACTERS
 def scorer_of(pieces: tuple[str, ...] = CHARACTERS, words: Sequence[str] = ()) -> WordScorer:
     return WordScorer(
         lm=MODEL,
-        lexicon=make_lexicon(MODEL, spelling(pieces)),
-        spelling=spelling(pieces),
+        lexicon=make_lexicon(MODEL, LettersTokenizer(pieces)),
+        tokenizer=LettersTokenizer(pieces),
         lm_weight=1.0,
         word_bonus=0.25,
         unknown_word_score=-7.0,

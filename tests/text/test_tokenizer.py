@@ -40,6 +40,9 @@ def test_text_of_three_scripts_comes_back(tmp_path: Path, kind: str, vocab_size:
         tokenizer.vocabulary.check_targets(ids, of=text)
         assert tokenizer.vocabulary.unk not in ids
         assert tokenizer.decode(ids) == text
+        assert tokenizer.words([0, 1, *ids, 2, 3]) == text.split()  # special tokens leave no trace
+        assert tokenizer.letters(text) == "▁".join(text.split())
+    assert tokenizer.letters("fox ñ") == ""
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
