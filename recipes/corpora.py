@@ -1,9 +1,8 @@
 """Choose the corpus of a run: by its name, by manifests, by its folder, or the default one."""
 
 import importlib
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.corpus import Corpus
 from sbkit.data.corpora.manifest import Manifest
-from sbkit.data.corpora.splits import require_split_name, resolve_splits
+from sbkit.data.corpora.splits import resolve_splits
 from sbkit.data.corpora.streamed_split import StreamedSplit
 from sbkit.data.storage import sharded_corpus
 from sbkit.data.storage.archive import is_archive, unpacked
@@ -71,51 +69,20 @@ def _import_corpus(name: str) -> Corpus:
             f"`corpus` must name a module with the functions splits and read, but {name} has no "
             f"{' and no '.join(missing)}. Write it, as in recipes/LibriSpeech/corpus.py."
         )
-    return OwnCorpus(name, module)
+    return OwnCorpus(module)
 
 
 @dataclass(frozen=True)
 class OwnCorpus:
-    """A corpus of the user's own, of which what it returns is checked."""
+    """A corpus of the user's own, which the knob ``splits`` applies to as well."""
 
-    name: str
     module: Corpus
 
     def splits(self, knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of each role: those of the knob ``splits``, else the module's.
-
-        Raises:
-            SbkitError: they are none.
-        """
-        named: Any = self.module.splits(knobs)
-        if not isinstance(named, Mapping):
-            raise SbkitError(
-                "`splits` of a corpus must return the names of splits for train, valid and test, "
-                f"but that of {self.name} returned {named!r}. Correct it there."
-            )
-        roles = {
-            role: [names] if isinstance(names, str) else [*names] for role, names in named.items()
-        }
-        every = [*chain.from_iterable(roles.values())]
-        for split in every:
-            require_split_name(split)
-        return resolve_splits(knobs.get("splits"), roles, every)
+        """Return the splits of each role: those of the knob ``splits``, else the module's."""
+        roles = self.module.splits(knobs)
+        return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
     def read(self, knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:
-        """Return the rows of one split.
-
-        Raises:
-            SbkitError: two have one id.
-        """
-        source: Any = self.module.read(knobs, split)
-        if isinstance(source, StreamedSplit):
-            return source
-        clips = Clips.of(source.clips)
-        if len({*clips.ids}) < len(clips):
-            twice = next(id for id, count in Counter(clips.ids).items() if count > 1)
-            raise SbkitError(
-                f"Each clip must have an id of its own, but {self.name} has {twice!r} twice in "
-                f"{split}. Make it of more of the path."
-            )
-        manifest: Manifest = replace(source, clips=clips)
-        return manifest
+        """Return the rows of one split."""
+        return self.module.read(knobs, split)

@@ -140,8 +140,8 @@ def _prepare(knobs: Knobs, *, normalize: Callable[[str], str], keep_empty: bool 
 
     def prepare(name: str, role: str) -> PreparedSplit:
         manifest = read_listed(corpus, knobs, name)
-        if not keep_empty and (note := check_locale(manifest, knobs["language"])):
-            log(f"note: {name}: {note}")
+        if not keep_empty:
+            check_locale(manifest, knobs["language"])
         return prepare_split(
             manifest,
             split=name,

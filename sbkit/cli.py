@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import BAD_INPUT, FAILED, SbkitError
-from sbkit.base.process import Parser, run_main
+from sbkit.base.process import Parser, import_own, run_main
 from sbkit.base.text import __version__, printable, printable_json
-from sbkit.inference.bundle.own_parts import import_own
 
 Argument = tuple[str, dict[str, Any]]
 Command = Callable[[argparse.Namespace], int | None]
@@ -147,8 +146,6 @@ def _prepare(options: argparse.Namespace) -> None:
     "cache",
     "list prepared audio, or remove what no corpus needs",
     ("action", {"choices": ("list", "prune"), "nargs": "?", "default": "list"}),
-    text("--older-than", "DAYS", "prune: what was not used for so long instead", type=float),
-    flag("--dry-run", "prune: only print what would be removed"),
 )
 def _cache(options: argparse.Namespace) -> None:
     from sbkit.data.storage.audio_cache import default_cache
@@ -157,8 +154,7 @@ def _cache(options: argparse.Namespace) -> None:
     if options.action == "list":
         print_entries(default_cache())
     else:
-        older_than, dry_run = options.older_than, options.dry_run
-        prune(default_cache(), older_than=older_than, unused=False, dry_run=dry_run)
+        prune(default_cache())
 
 
 @command(

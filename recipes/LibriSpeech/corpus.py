@@ -15,7 +15,6 @@ from sbkit.base.files import read_text
 from sbkit.data.corpora.clips import Clip
 from sbkit.data.corpora.manifest import BadRow, Manifest, collect
 from sbkit.data.corpora.splits import resolve_splits
-from sbkit.data.corpora.tables import check_no_columns
 from sbkit.data.storage.archive import unpacked
 from sbkit.text.languages import spoken_language
 
@@ -34,10 +33,8 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: of the knob ``splits``, else train-*, dev-* and test-*.
 
     Raises:
-        SbkitError: ``data_folder`` has no split of this layout, or not the one named; or a column
-            is named, which it does not have.
+        SbkitError: ``data_folder`` has no split of this layout, or not the one named.
     """
-    check_no_columns(knobs, "the layout of LibriSpeech")
     there = _split_names(_find(knobs))
     own = {
         role: [split for split in there if split.startswith(prefix)]

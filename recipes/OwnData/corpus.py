@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.kaldi import is_kaldi
 from sbkit.data.corpora.manifest import Manifest
-from sbkit.data.corpora.own_manifest import read_manifests
+from sbkit.data.corpora.own_manifest import is_kaldi, read_manifests
 from sbkit.data.corpora.saved_dataset import is_saved_dataset
 from sbkit.data.corpora.splits import ROLES, require_split_name, resolve_splits
 from sbkit.data.corpora.streamed_split import StreamedSplit, streamed_files
-from sbkit.data.corpora.tables import check_no_columns
 from sbkit.text.languages import spoken_language
 
 ROLE_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -26,8 +24,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: those of the knob ``splits``, else as ``manifest`` has them.
 
     Raises:
-        SbkitError: ``manifest`` is no such mapping, or lacks what trains or validates; or a column
-            is named, which no file has.
+        SbkitError: ``manifest`` is no such mapping, or lacks what trains or validates.
     """
     files, roles = _read_mapping(knobs["manifest"])
     for role in ("train", "valid"):
@@ -37,12 +34,7 @@ def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
                 f"{'dev' if role == 'valid' else role}. Add --manifest "
                 f"{'dev' if role == 'valid' else role}=FILE."
             )
-    used = resolve_splits(knobs.get("splits"), roles, list(files))
-    if all(
-        is_kaldi(Path(file)) for names in used.values() for name in names for file in files[name]
-    ):
-        check_no_columns(knobs, "data in Kaldi's form")
-    return used
+    return resolve_splits(knobs.get("splits"), roles, list(files))
 
 
 def read(knobs: Mapping[str, Any], split: str) -> Manifest | StreamedSplit:

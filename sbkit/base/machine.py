@@ -40,7 +40,6 @@ from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
 
 # Of the allocator: options of mallopt(3) and madvise(2), sizes in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -80,17 +79,6 @@ def affine_cores() -> int:
         return os.cpu_count() or 1
 
 
-def available_memory() -> int | None:
-    """Return the bytes that the system and version 2 cgroups leave; None where neither tells."""
-    left = [_number(MEMINFO, r"MemAvailable:\s+") * 1024] if MEMINFO.exists() else []
-    for limit in _of_cgroups("memory.max"):
-        if limit.read_text().strip() != "max":
-            taken = _number(limit.with_name("memory.current"))
-            cached = _number(limit.with_name("memory.stat"), "inactive_file ")
-            left.append(max(0, _number(limit) - taken + cached))
-    return min(left, default=None)
-
-
 def _of_cgroups(name: str) -> Iterator[Path]:
     """Yield the files of a name of this process's version 2 cgroup, and of all above it.
 
@@ -100,12 +88,6 @@ def _of_cgroups(name: str) -> Iterator[Path]:
     if inner := re.search(r"^0::/(.*)$", membership, re.MULTILINE):
         group = CGROUPS / inner[1]
         yield from filter(Path.exists, (each / name for each in (group, *group.parents)))
-
-
-def _number(file: Path, before: str = "") -> int:
-    """Return the number of a file that stands at the start of a line, behind a text."""
-    found = re.search(rf"^{before}(\d+)", file.read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 _is_kept = False

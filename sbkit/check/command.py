@@ -9,7 +9,6 @@ from sbkit.base.text import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_planned_run
 from sbkit.check.cost import NAME as COST
-from sbkit.check.cost import Cost, as_table
 from sbkit.check.finding import Finding, summary
 from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_overrides
@@ -32,23 +31,15 @@ def check_file(
     overrides = find_batch_seconds(yaml_file, parse_overrides(arguments), target=target)
     with PlannedRun(yaml_file, overrides, target=target) as planned:
         findings = check_planned_run(planned)
-        cost = planned.parts.get(COST)
-    _print(findings, cost, as_json=as_json)
+    cost = planned.made.get(COST)  # where it could be measured
+    if as_json:
+        record = {"findings": [finding.as_record() for finding in findings]}
+        print(printable_json(to_json(record | ({COST: asdict(cost)} if cost else {}))))
+    else:
+        print(*findings, summary(findings), *([cost] if cost else []), sep="\n")
     return exit_code(findings, strict=strict)
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
     """Return 1 when a finding stops the run; strict: also when there is any."""
     return FINDINGS if any(strict or finding.stops for finding in findings) else 0
-
-
-def _print(findings: Sequence[Finding], cost: Cost | None, *, as_json: bool) -> None:
-    if as_json:
-        record = {"findings": [finding.as_record() for finding in findings]}
-        print(printable_json(to_json(record | ({"cost": asdict(cost)} if cost else {}))))
-        return
-    for finding in findings:
-        print(finding)
-    print(summary(findings))
-    if cost is not None:
-        print(as_table(cost))

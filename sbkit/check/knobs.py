@@ -1,12 +1,12 @@
 """Knobs that the run would refuse, and keys that no reference and no code reads.
 
 Code is what defines the recipe and the corpus, and sbkit: a key counts as read where its name
-stands there as a text or as an attribute of the hparams. Tables of ranges, sbkit's checks and its
-config name keys without using them, and do not count.
+stands there in quotes, but not as a key of a table, or as an attribute of the hparams. sbkit's
+checks and its config name keys without using them, and do not count.
 """
 
-import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -19,41 +19,32 @@ from sbkit.check.finding import Finding, words_of
 from sbkit.check.model.unused import CHECK
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.config.document import Document, did_you_mean, referenced, tag_of, walk
+from sbkit.config.hparams import resolve
 from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.train.recipe import Recipe
 
 SBKIT = Path(__file__).parents[1]
 NAMING = (SBKIT / "check", SBKIT / "config")
-TABLE = "RANGES"
-HOLDERS = ("hparams", "knobs", "modules")  # `brain.hparams.lr`
+NAME = re.compile(r"""["'](\w+)["'](?!:)|\b(?:hparams|knobs|modules)\.(\w+)""")
 
 
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
     """Find each knob, and each argument of a class that declares its ranges, out of its range."""
     ranges = dict(RANGES)
-    with suppress(MissingPartError):  # a YAML of SpeechBrain's names no recipe
+    with suppress(MissingPartError):
         ranges |= planned.recipe.ranges
-    reported: dict[str | int, str] = {}
+    reported: set[str | int] = set()
     for name, sentence in out_of_range(planned.knobs, ranges):
-        reported[name] = sentence
+        reported.add(name)
         yield planned.finding("ranges", name, **words_of(sentence))
-    for keys, sentence in planned.resolved.arguments_out_of_range():
+    resolved = resolve(planned.yaml_file, planned.overrides)
+    for keys, sentence in resolved.arguments_out_of_range():
         if keys[0] not in reported:
             yield planned.finding("ranges", *keys, **words_of(sentence))
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
-    """Find the keys that nothing reads, where there is a recipe to search."""
-    if not planned.has_recipe:
-        yield planned.finding(
-            "recipe",
-            declared="a YAML must name its `recipe` to be checked whole",
-            effect="this one names none: no data, batch or step was looked at",
-            fix="Write `recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own. A YAML for a "
-            "script of its own needs none.",
-            stops=False,
-        )
-        return
+    """Find the keys that nothing reads."""
     names = names_read_by(planned.recipe, str(planned.knobs.get("corpus")))
     known = {*RunOptions().as_dict(), *names} - set(planned.document.root)
     for key in unread(planned.document, names):
@@ -104,23 +95,8 @@ def _files_beside(module: str) -> Iterable[Path]:
 
 @cache
 def _names_in(file: Path) -> frozenset[str]:
-    """Collect the texts of a file, and the attributes that it takes of the hparams."""
+    """Collect the names in quotes in a file, and the attributes that it takes of the hparams."""
     if any(folder in file.parents for folder in NAMING):
         return frozenset()
-    nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    tables = {id(each) for node in nodes if _is_table(node) for each in ast.walk(node)}
-    found: set[str] = set()
-    for node in nodes:
-        match node:
-            case ast.Constant(value=str(text)) if id(node) not in tables:
-                found.add(text)
-            case ast.Attribute(attr=name, value=ast.Name(id=holder) | ast.Attribute(attr=holder)):
-                found |= {name} if holder in HOLDERS else set()
-    return frozenset(found)
-
-
-def _is_table(node: ast.AST) -> bool:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-            return name == TABLE
-    return False
+    found = NAME.findall(file.read_text(encoding="utf-8"))
+    return frozenset(name for names in found for name in names if name)

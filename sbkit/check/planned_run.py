@@ -1,27 +1,24 @@
-"""What is checked: a run, made part by part, none of it before a check asks for it.
+"""What is checked: a run in a scratch folder, each of its parts made once, or failed once.
 
-A part that cannot be made is a fault by itself, reported once; the checks that need it are left
-out. Everything is built in a folder of its own, so that a check leaves no trace in the run's.
+A part that cannot be made is a fault, reported once; the checks that need it are left out.
 """
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.check.finding import Finding
-from sbkit.config.document import Document, read_document
-from sbkit.config.hparams import Resolved, load_hparams, read_knobs
-from sbkit.config.hparams import resolve as resolve_yaml
-from sbkit.data.corpora.splits import Splits
-from sbkit.distributed.device import SUPPORTED, Count, Placement, count_here, count_on, resolve
+from sbkit.checkpoint.rng import preserve_rng
+from sbkit.config.document import read_document
+from sbkit.config.hparams import read_knobs
+from sbkit.data.batches.loaders import Loaders
+from sbkit.distributed.device import count_here, count_on, resolve
 from sbkit.logs.log import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
@@ -29,17 +26,19 @@ from sbkit.train.run import Run
 
 Value = TypeVar("Value")
 
-TOKENIZER = "tokenizer.model"  # of a YAML that names no recipe
 PARTS = ("recipe", "placement", "splits", "labels", "hparams", "model", "loaders", "brain")
+ON_CPU = resolve("cpu", "fp32")
+STAND_IN = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
 
 
 class MissingPartError(Exception):
     """A part that a check asked for and that cannot be made; its fault is reported elsewhere."""
 
 
-class PlannedRun:
-    """A YAML with its overrides, and everything that training would make of it.
+class PlannedRun(Run):
+    """A run that leaves no trace in its folder, which is ``run_folder``.
 
+    Each of `PARTS` raises MissingPartError where it cannot be made, and its error is in `faults`.
     Raises SbkitError when the YAML cannot be read at all.
     """
 
@@ -51,176 +50,57 @@ class PlannedRun:
         recipe: Recipe | None = None,
         target: str | None = None,
     ) -> None:
-        self.yaml_file, self.overrides = yaml_file, dict(overrides)
-        self.target = target
-        self.document: Document = read_document(yaml_file)
-        self.knobs: dict[str, Any] = read_knobs(yaml_file, overrides)
-        self.parts: dict[str, Any] = {}
+        count = count_here if target is None else count_on(target)
+        super().__init__(yaml_file, overrides, recipe=recipe, count=count)
+        self.run_folder, self.count, self.target = self.folder, count, target
+        self.document = read_document(yaml_file)
         self.faults: dict[str, SbkitError] = {}
-        self._closing = ExitStack()
-        self._scratch = Path(self._closing.enter_context(TemporaryDirectory()))
-        self.has_recipe = recipe is not None or "recipe" in self.knobs
-        self._recipe = recipe
+        self.made: dict[str, Any] = {}
+        self._scratch = TemporaryDirectory(prefix="sbkit-check")
+        self.overrides["output_folder"] = self._scratch.name
+        self.knobs = read_knobs(yaml_file, self.overrides)
 
     def __enter__(self) -> "PlannedRun":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        self._scratch.cleanup()
 
-    @cached_property
-    def run(self) -> Run:
-        """Return the run that is checked, in the folder of the check."""
-        return Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
+    def __getattribute__(self, name: str) -> Any:
+        """Return a part, made once or failed once; all else as it is."""
+        get = super().__getattribute__
+        return self.once(name, lambda: get(name)) if name in PARTS else get(name)
 
-    def once(
-        self,
-        name: str,
-        make: Callable[[], Value],
-        *,
-        must: str = "`{}` of the run must be made without an error",
-        fix: str = "Correct the part of the YAML that it is made of.",
-    ) -> Value:
-        """Return what is made under a name, made once or failed once.
-
-        An error is kept in `faults`; ``must`` and ``fix`` make a sentence of one that is none yet.
-        Raises MissingPartError where it cannot be made.
-        """
+    def once(self, name: str, make: Callable[[], Value]) -> Value:
+        """Return what is made under a name; raises MissingPartError where it cannot be made."""
         if name in self.faults:
             raise MissingPartError(name)
-        if name not in self.parts:
+        if name not in self.made:
             try:
-                self.parts[name] = make()
+                with quiet(), preserve_rng(ON_CPU.device):  # training logs it, and draws, itself
+                    self.made[name] = make()
             except MissingPartError:
                 raise
             except Exception as error:
-                came = f"{type(error).__name__} was raised: {error}"
-                sentence = SbkitError(f"{must.format(name)}, but {came}. {fix}")
-                sentence.__cause__ = error
-                self.faults[name] = error if isinstance(error, SbkitError) else sentence
+                self.faults[name] = _as_sentence(error, name)
                 raise MissingPartError(name) from error
-        made: Value = self.parts[name]
+        made: Value = self.made[name]
         return made
 
-    # -- the parts, in the order of a run ------------------------------------------------------
-
-    @property
-    def recipe(self) -> Recipe:
-        """Return the recipe that the YAML names; SpeechBrain's YAMLs name none."""
-        if not self.has_recipe:
-            raise MissingPartError("recipe")
-        return self.once("recipe", lambda: self.run.recipe)
-
-    @property
-    def placement(self) -> Placement:
-        """Return the device and the precision that the run would take."""
-        return self.once("placement", lambda: self.run.placement)
-
-    @property
-    def splits(self) -> Splits:
-        """Prepare the data as training does, and open it."""
-        _ = self.recipe
-        return self.once("splits", lambda: _quietly(lambda: self.run.splits))
-
-    @property
-    def labels(self) -> Any:
-        """Open what turns labels into ids; one that is made stays in the folder of the check."""
-        _ = self.splits
-        return self.once("labels", lambda: _quietly(lambda: self.run.labels))
-
-    @property
-    def hparams(self) -> dict[str, Any]:
-        """Build the objects of the YAML."""
-        return self.once("hparams", self._build)
-
-    @property
-    def model(self) -> nn.ModuleList:
-        """Return the one ModuleList."""
-        return self.once("model", self._find_model)
-
-    @property
-    def loaders(self) -> Any:
-        """Plan the batches of every split."""
-        parts = self.hparams, self.splits, self.labels, resolve("cpu", "fp32")
-        make = self.recipe.make_loaders
-        return self.once("loaders", lambda: _quietly(lambda: make(*parts)))
-
-    @property
-    def brain(self) -> Brain:
-        """Make the recipe's Brain on the CPU, in fp32."""
-        _ = self.recipe
-        return self.once("brain", lambda: self.make_brain(resolve("cpu", "fp32")))
-
-    def make_brain(self, placement: Placement) -> Brain:
-        """Make the recipe's Brain for a device and a precision, evaluating as it is declared."""
-        self.run.hparams = self.hparams | {"model": self.model}
-        return self._make_brain(self.run, placement)
-
-    def build_again(self) -> Brain:
-        """Build the objects of the YAML and the Brain once more."""
-        run = Run(self.yaml_file, self.building_overrides, recipe=self._recipe, count=self.count)
-        run.hparams = self._build()
-        return self._make_brain(run, resolve("cpu", "fp32"))
-
-    @property
-    def count(self) -> Count:
-        """Count devices as this machine has them, or the one meant."""
-        return count_here if self.target is None else count_on(self.target)
-
-    @property
-    def resolved(self) -> Resolved:
-        """Return the YAML as it takes effect."""
-        return resolve_yaml(self.yaml_file, self.overrides)
-
-    # -- words and places ----------------------------------------------------------------------
-
-    @property
-    def run_folder(self) -> Path | None:
-        """Return the real run's folder, which a check only reads."""
-        folder = self.knobs.get("output_folder")
-        return None if folder is None else Path(folder)
+    # -- parts that differ from those of the run -----------------------------------------------
 
     @cached_property
-    def building_overrides(self) -> dict[str, Any]:
-        """Return the overrides, with the folder of the check in place of the run's."""
-        if self.run_folder is None:
-            return self.overrides
-        for name in {TOKENIZER, self._label_file()}:
-            if name is not None and (self.run_folder / name).is_file():
-                shutil.copy(self.run_folder / name, self._scratch)
-        return self.overrides | {"output_folder": str(self._scratch)}
+    def labels(self) -> Any:
+        """Open what turns labels into ids, from a copy of the run's file where it has one."""
+        name = self.recipe.task.label_file
+        if name and (self.run_folder / name).is_file():
+            shutil.copy(self.run_folder / name, self.folder)
+        return super().labels
 
-    def place(self, *keys: str | int) -> str:
-        """Return FILE:LINE of a key, or of the last of its keys that the file has."""
-        return self.document.place(keys)
-
-    def as_in_training(self, sentence: str) -> str:
-        """Name the run's folder where a sentence names that of the check."""
-        return sentence.replace(str(self._scratch), str(self.run_folder))
-
-    def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
-        """Make a finding about a key."""
-        return Finding(check=check, where=self.place(*keys), **words)
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _label_file(self) -> str | None:
-        try:
-            return Run(self.yaml_file, self.overrides, recipe=self._recipe).recipe.task.label_file
-        except SbkitError:  # of a recipe that cannot be imported, which is reported
-            return None
-
-    def _build(self) -> dict[str, Any]:
-        if self.has_recipe and not (self._scratch / (self.recipe.task.label_file or "")).exists():
-            _ = self.labels  # its file is what the YAML opens
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.knobs.get("seed", 0))
-            return load_hparams(self.yaml_file, self.building_overrides)
-
-    def _find_model(self) -> nn.ModuleList:
-        model = self.hparams.get("model")
-        if model is None and not self.has_recipe:
-            raise MissingPartError("model")  # SpeechBrain's YAMLs have `modules`
+    @cached_property
+    def model(self) -> nn.ModuleList:
+        """Return the one ModuleList."""
+        model = self.hparams["model"]
         if not isinstance(model, nn.ModuleList):
             raise SbkitError(
                 "`model` must be the one torch.nn.ModuleList of all parts, but is "
@@ -229,16 +109,38 @@ class PlannedRun:
             )
         return model
 
-    def _make_brain(self, run: Run, placement: Placement) -> Brain:
-        evaluation = str(self.knobs.get("eval_precision", "fp32"))
-        if evaluation not in SUPPORTED[placement.device.type]:
-            evaluation = "fp32"  # on this stand-in, or a fault that the placement check names
-        return run.make_brain(
-            device=placement.device, precision=placement.precision, eval_precision=evaluation
-        )
+    @cached_property
+    def loaders(self) -> Loaders:
+        """Plan the batches of every split; the device meant may be another machine's."""
+        return self.recipe.make_loaders(self.hparams, self.splits, self.labels, ON_CPU)
+
+    @cached_property
+    def brain(self) -> Brain:
+        """Make the recipe's Brain on the CPU, in fp32."""
+        _ = self.model
+        return self.make_brain(**STAND_IN)
+
+    def build_again(self, **run_opts: Any) -> Brain:
+        """Build the objects of the YAML and the Brain once more."""
+        again = Run(self.yaml_file, self.overrides, recipe=self.recipe, count=self.count)
+        again.splits, again.labels = self.splits, self.labels
+        return again.make_brain(**run_opts)
+
+    # -- words and places ----------------------------------------------------------------------
+
+    def place(self, *keys: str | int) -> str:
+        """Return FILE:LINE of a key, or of the last of its keys that the file has."""
+        return self.document.place(keys)
+
+    def finding(self, check: str, *keys: str | int, **words: Any) -> Finding:
+        """Make a finding about a key."""
+        return Finding(check=check, where=self.place(*keys), **words)
 
 
-def _quietly(make: Callable[[], Value]) -> Value:
-    """Make something without its log, which training writes itself."""
-    with quiet():
-        return make()
+def _as_sentence(error: Exception, part: str) -> SbkitError:
+    if isinstance(error, SbkitError):
+        return error
+    return SbkitError(
+        f"`{part}` of the run must be made without an error, but {type(error).__name__} was "
+        f"raised: {error}. Correct the part of the YAML that it is made of."
+    )

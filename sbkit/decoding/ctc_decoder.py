@@ -7,10 +7,10 @@ clips in several processes.
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.attention import AttentionDecoder
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MANY_FRAMES = 5000  # 200 s, after which processes are started; each takes half a second for it
 MOST_PROCESSES = 16  # each has language models and caches of its own, 0.1 GB of the default run
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,16 +96,14 @@ class DecoderPool:
         self._processes: ProcessPoolExecutor | None = None
         self._frames = 0
 
-    def decode(
-        self, clips: Sequence[DecoderInput], *, times: bool
-    ) -> list[Recognized | SbkitError]:
-        """Return the text of each clip, or why it cannot be decoded; ``times``: of its words, too.
+    def decode(self, clips: Sequence[DecoderInput], *, times: bool) -> list[Recognized]:
+        """Return the text of each clip; ``times``: of its words, too.
 
-        Raises SbkitError where a process is killed.
+        Raises SbkitError where a clip cannot be decoded, or a process is killed.
         """
         self._frames += sum(len(clip.log_probs) for clip in clips)
         if self._count < 2 or self._frames < MANY_FRAMES or not self.decoder.is_python:
-            return [_attempt(self.decoder, times, clip) for clip in clips]
+            return [self.decoder.decode(clip, times=times) for clip in clips]
         from loky.process_executor import BrokenProcessPool
 
         try:
@@ -151,22 +147,5 @@ def _keep(decoder: CtcDecoder) -> None:
     _own = decoder
 
 
-def _decode(times: bool, clip: DecoderInput) -> Recognized | SbkitError:
-    return _attempt(_own, times, clip)
-
-
-def _attempt(decoder: CtcDecoder, times: bool, clip: DecoderInput) -> Recognized | SbkitError:
-    try:
-        return decoder.decode(clip, times=times)
-    except SbkitError as error:
-        return error
-
-
-def raise_errors(found: Iterable[Found | SbkitError]) -> list[Found]:
-    """Return the results of all clips; raise the first error among them."""
-    results = list[Found]()
-    for each in found:
-        if isinstance(each, SbkitError):
-            raise each
-        results.append(each)
-    return results
+def _decode(times: bool, clip: DecoderInput) -> Recognized:
+    return _own.decode(clip, times=times)

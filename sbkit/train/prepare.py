@@ -5,7 +5,6 @@ from pathlib import Path
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import require_writable
-from sbkit.base.text import plural
 from sbkit.config.hparams import parse_command
 from sbkit.data.corpora.columns import shard_numbers
 from sbkit.data.report import measure_data, write_data_report
@@ -59,10 +58,5 @@ def prepare_shards(arguments: Sequence[str], destination: str, shard_size: str) 
     )
     roles = corpus.splits(run.knobs)
     sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
-    index = write_shards(Storage.at(destination), options, sources, roles)
-    if index is not None:
-        for name, shards in index.splits.items():
-            hours = sum(shard.samples for shard in shards) / options.sample_rate / 3600
-            clips = sum(shard.clips for shard in shards)
-            log(f"{name}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+    if write_shards(Storage.at(destination), options, sources, roles) is not None:
         log(f"Train with --data_folder={destination}")

@@ -95,14 +95,13 @@ def test_of_a_large_folder_files_are_taken_evenly(
     monkeypatch.setattr(noise, "MOST_FILES", 3)
     for part in (AddNoise(folder=str(tmp_path)), AddReverb(folder=str(tmp_path))):
         assert [file.stem for file in part.files] == ["0", "2", "4"]
-        assert part.found == 7
     monkeypatch.setattr(noise, "MOST_FILES", 7)
     assert len(AddNoise(folder=str(tmp_path)).files) == 7
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path, noises: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder, words in (("empty", "empty holds none"), ("none", "none is missing")):
+    for folder, words in (("empty", "empty holds none"), ("none", "none holds none")):
         with pytest.raises(SbkitError, match=words):
             AddNoise(folder=str(tmp_path / folder))
         with pytest.raises(SbkitError, match=words):

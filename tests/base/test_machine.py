@@ -15,7 +15,6 @@ from sbkit.base.machine import (
     SETTINGS,
     ThreadWaiting,
     affine_cores,
-    available_memory,
     describe_waiting,
     prepare_waiting,
     usable_cores,
@@ -29,10 +28,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pretend to be in a cgroup of two levels, on a machine of eight cores."""
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "cgroup").write_text("4:memory:/old\n0::/jobs/mine\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
     monkeypatch.setattr(machine, "CGROUPS", tmp_path)
     monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     return tmp_path
 
@@ -52,16 +49,6 @@ def test_the_tightest_quota_of_all_groups_above_counts(
     for group, limit in limits.items():
         (groups / group / "cpu.max").write_text(limit + "\n")
     assert usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("limit", "free"), [("1000", 350), ("max", 7 * 1024), ("100", 0), (None, 7 * 1024)]
-)
-def test_the_tightest_limit_of_memory_counts(groups: Path, limit: str | None, free: int) -> None:
-    files = {"current": "700", "stat": "file 9\ninactive_file 50"}
-    for name, text in ({"max": limit, **files} if limit else {}).items():
-        (groups / "jobs" / f"memory.{name}").write_text(f"{text}\n")
-    assert available_memory() == free
 
 
 FAULTS = """

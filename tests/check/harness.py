@@ -38,9 +38,6 @@ class Expected:
     stops: bool = True
 
 
-NO_RECIPE = Expected("recipe", ".yaml:1", ("was looked at",), stops=False)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
     """What is broken, and what must be found: no more and no less.

@@ -4,12 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from recipes.asr.recipe import ASR
 from sbkit.base.errors import SbkitError
-from sbkit.check.batch_seconds import FittingBatch, find_batch_seconds, largest_fitting
+from sbkit.check.batch_seconds import Batches, find_batch_seconds, largest_fitting, try_steps
+from sbkit.check.cost import RealSteps
+from sbkit.check.planned_run import PlannedRun
 from sbkit.config.hparams import parse_command
 from tests.check.harness import healthy_workplace
-from tests.runs import ROOT, Workplace, read_json
+from tests.runs import ROOT, Workplace, one_thread, read_json
 
 YAML = ROOT / "hparams" / "ctc.yaml"
 ROOM = 1000  # bytes that are free, of which 900 may be taken
@@ -18,37 +22,31 @@ ROOM = 1000  # bytes that are free, of which 900 may be taken
 @pytest.mark.parametrize(
     ("held", "ends", "most", "found"),
     [
-        (100, 9999, 5000, (374, 848, "")),  # two bytes a second: the last tenth is not tried
-        (100, 9999, 60, (60, 220, "why")),
-        (100, 9999, 20, (31, 162, "why")),  # never less than the longest utterance
-        (100, 200, 5000, (124, 348, "")),  # memory ends before its line says so
+        (100, 9999, 5000, 374),  # two bytes a second: the last tenth is not tried
+        (100, 9999, 60, 60),
+        (100, 9999, 20, 31),  # never less than the longest utterance
+        (100, 200, 5000, 124),  # memory ends before its line says so
         (100, 30, 5000, None),
     ],
 )
-def test_batches_grow_while_they_fit(
-    held: int, ends: int, most: float, found: tuple[int, int, str] | None
-) -> None:
+def test_batches_grow_while_they_fit(held: int, ends: int, most: float, found: int | None) -> None:
     def peak_of(seconds: int) -> int | None:
         return held + 2 * seconds if seconds <= ends else None
 
-    fitting = largest_fitting(peak_of, least=31, most=most, free=ROOM, limit="why")
-    assert (fitting and (fitting.seconds, fitting.peak, fitting.limit)) == found
+    fitting = largest_fitting(peak_of, least=31, most=most, free=ROOM)
+    assert (fitting and fitting.seconds) == found
 
 
 def test_what_is_taken_is_said() -> None:
-    assert FittingBatch(480, 61 << 30, 79 << 30).describe() == "peak 61.0 of 79.0 GiB"
+    fitting = largest_fitting(lambda _: 61 << 30, least=31, most=31, free=79 << 30)
+    assert fitting is not None
+    assert fitting.reason == "peak 61.0 of 79.0 GiB"
 
 
 def test_a_number_stays_and_another_machine_is_not_tried() -> None:
     assert find_batch_seconds(YAML, {"batch_seconds": 40}) == {"batch_seconds": 40}
     with pytest.raises(SbkitError, match="must be a number where --target is another machine"):
         find_batch_seconds(YAML, {"batch_seconds": "auto"}, target="cuda:8")
-
-
-def test_no_other_word_and_no_other_knob_is_automatic() -> None:
-    for option in ("--batch_seconds=most", "--lr=auto", "--d_model=auto"):
-        with pytest.raises(SbkitError, match=r"must be a (whole )?number"):
-            find_batch_seconds(*parse_command([str(YAML), option]))
 
 
 def test_a_run_that_cannot_be_built_is_left_to_the_check(
@@ -58,6 +56,25 @@ def test_a_run_that_cannot_be_built_is_left_to_the_check(
     assert find_batch_seconds(YAML, overrides) == overrides | {"batch_seconds": 60.0}
     said = capsys.readouterr().out
     assert said.startswith("batch_seconds: auto -> 60 (no step can be tried: see the errors of ")
+
+
+def test_steps_are_tried_until_memory_ends(
+    asterisk_english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    workplace = healthy_workplace(asterisk_english, tmp_path / "workplace")
+    command = parse_command(workplace.arguments(tmp_path / "run"))
+    with one_thread(), PlannedRun(*command, recipe=ASR) as planned:
+        batches = Batches(planned)
+        found = try_steps(planned, batches, most=9, free=1 << 50)
+        assert found.seconds == 9
+
+        def out_of_memory(*_: object) -> float:
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(RealSteps, "take", out_of_memory)
+        with pytest.raises(SbkitError, match="must be at least the longest utterance"):
+            try_steps(planned, batches, most=9, free=1 << 50)
 
 
 def test_a_run_keeps_the_number_that_it_began_with(

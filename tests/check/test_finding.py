@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.text import printable
-from sbkit.check.check import check_planned_run, from_error
+from sbkit.check.check import check_planned_run
 from sbkit.check.command import exit_code
 from sbkit.check.finding import Finding, summary, words_of
 from sbkit.check.planned_run import PlannedRun
@@ -27,8 +26,6 @@ def test_the_severity_is_in_the_text_and_in_the_record() -> None:
     [
         ([], "Nothing found.", 0, 0),
         ([NOTE], "1 note", 0, 1),
-        ([NOTE, NOTE], "2 notes", 0, 1),
-        ([ERROR], "1 error", 1, 1),
         ([ERROR, NOTE, ERROR], "2 errors and 1 note", 1, 1),
     ],
 )
@@ -41,7 +38,6 @@ def test_only_what_stops_a_run_is_an_exit_code(
 
 
 def test_control_characters_are_printed_escaped() -> None:
-    assert printable("a\x1b[2J\r\u202eb\tñ 你\n") == "a\\x1b[2J\\r\\u202eb\\tñ 你\\n"
     named = replace(ERROR, declared="data_folder must be")
     assert named.as_sentence().startswith("data_folder must be, but is not. Do.")
     assert ERROR.as_sentence().startswith("A must be")
@@ -54,36 +50,31 @@ def test_a_sentence_without_its_halves_stays_whole() -> None:
     assert finding.as_sentence() == "Something went wrong. Correct it there."
 
 
-def test_a_note_of_the_same_line_hides_no_error(tmp_path: Path) -> None:
+def test_a_part_that_fails_is_reported_unless_a_check_names_its_key(tmp_path: Path) -> None:
     yaml = tmp_path / "it.yaml"
-    yaml.write_text("CNN: 1\nlr: 0.1\n")
-    with PlannedRun(yaml, {}) as planned:
-        fault = SbkitError("`CNN` must stride evenly, but does not. Correct it.")
-        planned.faults["loaders"] = fault
-        note = planned.finding("x", "CNN", declared="a", effect="b", fix="C.", stops=False)
-        stopping = planned.finding("x", "CNN", declared="a", effect="b", fix="C.")
-        told = from_error(fault, "loaders", planned)
-        assert check_planned_run(planned, [check_that_yields(note)]) == [told, note]
-        assert check_planned_run(planned, [check_that_yields(stopping)]) == [stopping]
+    yaml.write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
 
-
-def test_one_python_error_is_one_finding(tmp_path: Path) -> None:
-    yaml = tmp_path / "it.yaml"
-    yaml.write_text("CNN: 1\n")
-
-    def check_a(planned: PlannedRun) -> list[Finding]:
-        raise TypeError("forward() got an unexpected keyword argument 'lengths'")
-
-    def check_b(planned: PlannedRun) -> list[Finding]:
-        return check_a(planned)
-
-    with PlannedRun(yaml, {}) as planned:
-        (finding,) = check_planned_run(planned, [check_a, check_b])
-    assert "unexpected keyword argument 'lengths'" in finding.effect
-
-
-def check_that_yields(finding: Finding):  # type: ignore[no-untyped-def]
     def check_it(planned: PlannedRun) -> list[Finding]:
-        return [finding]
+        return [found]
 
-    return check_it
+    with PlannedRun(yaml, {}) as planned:
+        planned.faults["loaders"] = SbkitError("`CNN` must stride evenly, but does not. Correct.")
+        found = planned.finding("x", "CNN", declared="a", effect="b", fix="C.", stops=False)
+        beside_note = [each.check for each in check_planned_run(planned, [check_it])]
+        found = replace(found, stops=True)
+        beside_error = [each.check for each in check_planned_run(planned, [check_it])]
+    assert beside_note == ["x", "loaders", "recipe"]
+    assert beside_error == ["x", "recipe"]
+
+
+def test_a_check_that_fails_is_a_note(tmp_path: Path) -> None:
+    yaml = tmp_path / "it.yaml"
+    yaml.write_text("output_folder: there\n")
+
+    def check_it(planned: PlannedRun) -> list[Finding]:
+        raise TypeError("an unexpected keyword")
+
+    with PlannedRun(yaml, {}) as planned:
+        note, *_ = check_planned_run(planned, [check_it])
+    assert not note.stops
+    assert "(TypeError: an unexpected keyword)" in note.effect

@@ -43,9 +43,3 @@ def test_a_word_begun_pays_its_best_unigram_at_once_and_the_rest_at_its_end() ->
     assert added[1] == pytest.approx(unigrams["ab"] - max(unigrams.values()))
     assert added[2] == pytest.approx(log_prob("ab") - unigrams["ab"])
     assert sum(added[:3]) == pytest.approx(log_prob("ab") + 0.25)
-
-
-def test_a_spelling_pays_for_the_unknown_word_when_it_leaves_the_lexicon() -> None:
-    added = scores(scorer_of(), [B, A, A, SPACE])  # no word begins with "ba"
-    assert added[0] + added[1] == pytest.approx(log_prob("<unk>") + 0.25 - 7)
-    assert added[2:4] == [0, 0]

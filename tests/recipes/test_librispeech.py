@@ -113,9 +113,3 @@ def test_the_knob_splits_names_others(root: Path) -> None:
 def test_splits_that_cannot_be_are_refused(root: Path, splits: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         corpus_of(knobs(root)).splits(knobs(root, splits=splits))
-
-
-@pytest.mark.parametrize("key", ["path_column", "text_column"])
-def test_a_column_that_there_is_not_is_refused(root: Path, key: str) -> None:
-    with pytest.raises(SbkitError, match=f"`{key}` must be null for the layout of LibriSpeech"):
-        corpus_of(knobs(root)).splits(knobs(root, **{key: "words"}))

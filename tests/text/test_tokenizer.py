@@ -57,19 +57,6 @@ def test_an_unseen_character_is_unk_and_never_blank(
     assert tokenizer.decode(tokenizer.encode("fox ñ fox")) == "fox fox"
 
 
-@pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 20), ("unigram", 16)])
-def test_text_that_looks_like_special_tokens_is_harmless(
-    tmp_path: Path, kind: str, vocab_size: Any
-) -> None:
-    texts = ["a▁b <unk>", "<blank> </s>", "a b c d e k l n s u"] * 5
-    tokenizer = train(tmp_path, kind, vocab_size, texts)
-    assert tokenizer.vocabulary == Vocabulary(size=tokenizer.vocab_size)
-    for text, heard in [("a▁b", "a b"), ("<unk>", "unk"), ("<blank> </s>", "blank s")]:
-        ids = tokenizer.encode(text)
-        assert not {0, 2, 3} & set(ids)
-        assert tokenizer.decode(ids) == heard
-
-
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     files = [train(tmp_path / name, kind, vocab_size).model_file for name in ("one", "two")]

@@ -6,20 +6,18 @@ from contextlib import suppress
 import numpy as np
 from torch import nn
 
-from sbkit.check.data.characters import check_unseen
-from sbkit.check.data.utterances import TEXT, TRAIN, about, transcripts_of
+from sbkit.check.data.utterances import about, transcripts_of
 from sbkit.check.finding import Finding
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.models.asr import head_size
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 CHECK = "labels"
 
 
 def check_labels(planned: PlannedRun) -> Iterator[Finding]:
-    """Compare sizes, the labels of every transcript, and its characters."""
-    for check in (_check_sizes, _check_transcripts, check_unseen):
+    """Compare the sizes, and the labels of every transcript."""
+    for check in (_check_sizes, _check_transcripts):
         with suppress(MissingPartError):
             yield from check(planned)
 
@@ -34,12 +32,7 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
                 name,
                 declared=f"`{name}` must have as many outputs or rows as {whose} has tokens "
                 f"({wanted})",
-                effect=f"has {size}: "
-                + (
-                    f"no token from {size} on could be written"
-                    if size < wanted
-                    else "the last ones stand for no token"
-                ),
+                effect=f"has {size}",
                 fix="Write `!ref <tokenizer.vocab_size>` for its size.",
             )
 
@@ -47,11 +40,10 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
 def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
     """Yield all that has one row or output per token; the others must agree with the first."""
     hparams = planned.hparams
-    task = planned.recipe.task if planned.has_recipe else SPEECH_RECOGNITION
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     if isinstance(vocab_size, int):
         yield "the tokenizer", vocab_size
-    for name in task.heads:
+    for name in planned.recipe.task.heads:
         head = hparams.get(name)
         if isinstance(head, nn.Module):
             yield name, head_size(head)
@@ -62,36 +54,33 @@ def _sizes(planned: PlannedRun) -> Iterator[tuple[str, int]]:
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
-    """Find labels that no loss may see, and characters of train that the tokenizer lacks."""
-    transcripts = transcripts_of(planned)
-    vocabulary = planned.labels.vocabulary
-    refused = {name: np.flatnonzero(each.refused) for name, each in transcripts.items()}
-    unknown = {TRAIN: np.flatnonzero(transcripts[TRAIN].unknown)}
-
-    def wrong(split: str, row: int) -> str:
-        ids = planned.labels.encode(planned.splits.named()[split][TEXT][row])
-        return ", ".join(map(str, sorted({each for each in ids if vocabulary.refuses(each)})))
-
+    """Find labels that no loss may see, characters that the tokenizer lacks, and no text."""
+    transcripts, vocabulary = transcripts_of(planned), planned.labels.vocabulary
     yield from about(
         planned,
+        CHECK,
         "tokenizer",
-        check=CHECK,
-        found=refused,
-        reason="label out of range",
-        detail=wrong,
-        declared=f"every label must be from 0 to {vocabulary.size - 1} and not the blank "
-        f"({vocabulary.blank})",
-        effect="hold another",
+        {name: np.flatnonzero(each.refused) for name, each in transcripts.items()},
+        declared=f"every transcript must have labels from 0 to {vocabulary.size - 1} without the "
+        f"blank ({vocabulary.blank})",
         fix="Use the tokenizer that was trained on this text.",
     )
     yield from about(
         planned,
-        "output_folder",
-        check=CHECK,
-        found=unknown,
-        reason="unknown character",
-        declared="the tokenizer must know every character of train",
-        effect="hold one that it does not know",
-        fix="Choose another --output_folder, for which a tokenizer is trained anew.",
+        CHECK,
+        "data_folder",
+        {name: np.flatnonzero(each.unknown) for name, each in transcripts.items()},
+        declared="every transcript must consist of characters that the tokenizer knows",
+        fix="Correct these transcripts. Where they are many and of train, choose another "
+        "--output_folder, for which a tokenizer is trained anew.",
+        stops=False,
+    )
+    yield from about(
+        planned,
+        CHECK,
+        "data_folder",
+        {name: np.flatnonzero(each.characters == 0) for name, each in transcripts.items()},
+        declared="every utterance must have a transcript",
+        fix="Write down what was said, or take the rows out.",
         stops=False,
     )

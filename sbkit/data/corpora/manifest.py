@@ -116,36 +116,23 @@ def free_name(name: str) -> str:
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
-def check_locale(manifest: Manifest, language: str) -> str | None:
-    """Return a note if some rows have another locale than the language; None if none has.
+def check_locale(manifest: Manifest, language: str) -> None:
+    """Raise SbkitError where more than half of the rows with a locale have another one.
 
     Rows without a locale say nothing, and a region makes no difference.
-
-    Raises:
-        SbkitError: more than half of the rows that have a locale have another one.
     """
-    locales = _count_locales(Clips.of(manifest.clips))
-    del locales[""]
-    others = Counter(
-        {locale: n for locale, n in locales.items() if primary(locale) != primary(language)}
-    )
-    if not others:
-        return None
-    most, count = others.most_common(1)[0]
-    total, other = locales.total(), others.total()
-    if 2 * other > total:
-        raise SbkitError(
-            f"`language` must be the language of the manifest, but is {language} where {count} of "
-            f"{total} rows have the locale {most}. Pass --language={most}."
-        )
-    rows = "1 row has" if other == 1 else f"{other} rows have"
-    return f"{rows} another locale than {language} (of {total}; most often {most})"
-
-
-def _count_locales(clips: Clips) -> Counter[str]:
-    if "locale" not in clips.columns.column_names:
-        return Counter()
+    columns = Clips.of(manifest.clips).columns
+    if "locale" not in columns.column_names:
+        return
     counts = Counter[str]()
-    for entry in clips.columns["locale"].value_counts().to_pylist():
+    for entry in columns["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
-    return counts
+    del counts[""]
+    others = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
+    if 2 * sum(others.values()) > counts.total():
+        most = max(others, key=others.__getitem__)
+        raise SbkitError(
+            f"`language` must be the language of the manifest, but is {language} where "
+            f"{others[most]} of {counts.total()} rows have the locale {most}. Pass "
+            f"--language={most}."
+        )

@@ -1,7 +1,7 @@
 """Manifests of the user's own: tables, NeMo's JSON Lines, Kaldi's folders, saved datasets."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Literal
 import pyarrow as pa
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpora.clips import Clips
-from sbkit.data.corpora.kaldi import is_kaldi, read_kaldi
+from sbkit.base.files import read_text
+from sbkit.data.corpora.clips import Clip, Clips
 from sbkit.data.corpora.manifest import (
     BadRow,
     Manifest,
@@ -28,6 +28,7 @@ from sbkit.data.corpora.tables import (
     read_table,
 )
 
+COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}  # Kaldi's
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 
 TextColumn = str | Literal[False] | None
@@ -60,7 +61,7 @@ def _read_source(
     source: Path, path_column: str | None, text_column: TextColumn, language: str
 ) -> Manifest:
     if is_kaldi(source):
-        return collect(read_kaldi(source, language, transcripts=text_column is not False))
+        return collect(_read_kaldi(source, language, transcripts=text_column is not False))
     table = _open_table(source)
     return read_rows(table, path_column, text_column, language, partial(locate, table.file.parent))
 
@@ -138,3 +139,62 @@ def locate(folder: Path, name: str) -> Located:
     if name.startswith("~/"):
         return str(Path(name).expanduser())
     return name if name.startswith("/") else f"{folder}/{name}"
+
+
+def is_kaldi(source: Path) -> bool:
+    """Return whether a source is a data folder of Kaldi's form."""
+    return (source / "wav.scp").is_file()
+
+
+def _read_kaldi(
+    folder: Path, language: str, *, transcripts: bool = True
+) -> Iterator[Clip | BadRow]:
+    """Read Kaldi's or WeNet's folder: ``wav.scp``, ``text`` and, where it is, ``utt2spk``.
+
+    Each file has lines "KEY VALUE". Paths are relative to the folder.
+
+    Its clips have the column ``language``, which is that of what is spoken without ``utt2lang``.
+
+    Raises:
+        SbkitError: ``wav.scp`` holds a command, there are ``segments``, or ``text`` is missing.
+    """
+    if (folder / "segments").is_file():
+        raise SbkitError(
+            f"Each recording of {folder} must be one utterance, but the file segments cuts them. "
+            "Cut the recordings into files first (in Kaldi: extract-segments)."
+        )
+    audio = _read_pairs(folder / "wav.scp")
+    sentences = dict(_read_pairs(folder / "text")) if transcripts else {}
+    columns = {
+        name: dict(_read_pairs(folder / file))
+        for file, name in COLUMNS.items()
+        if (folder / file).is_file()
+    }
+    if (folder / "spk2gender").is_file():
+        of_speaker = dict(_read_pairs(folder / "spk2gender"))
+        speakers = columns.get("speaker", {})
+        columns.setdefault("gender", {u: of_speaker.get(s, "") for u, s in speakers.items()})
+    for number, (utterance, name) in enumerate(audio, start=1):
+        where = f"wav.scp line {number}"
+        if name.endswith("|") or name.startswith("|"):
+            raise SbkitError(
+                f"{folder}/wav.scp must name audio files, but line {number} is a command "
+                f"({name[:60]}), and sbkit runs none. Write its audio to files and name those."
+            )
+        if not name:
+            yield BadRow(where, "no path", f"{utterance or 'the line'} has no path")
+        elif sentences and utterance not in sentences:
+            yield BadRow(where, "no transcript", f"text has no line for {utterance}")
+        else:
+            kept = {column: values.get(utterance, "") for column, values in columns.items()}
+            kept.setdefault("language", language)
+            yield Clip(utterance, folder / name, sentences.get(utterance, ""), kept)
+    for utterance in sorted(sentences.keys() - {key for key, _ in audio}):
+        yield BadRow(utterance, "no audio file", "text has a line for it, wav.scp has none")
+
+
+def _read_pairs(file: Path) -> list[tuple[str, str]]:
+    what = f"The file {file.name} of a data folder of Kaldi"
+    lines = read_text(file, largest=1 << 31, what=what)
+    split = (line.strip().split(maxsplit=1) for line in lines)
+    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]

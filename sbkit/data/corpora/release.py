@@ -10,7 +10,7 @@ from sbkit.data.corpora.manifest import Manifest, join_manifests
 from sbkit.data.corpora.own_manifest import Located, read_rows
 from sbkit.data.corpora.tables import PATH_COLUMNS, read_table
 from sbkit.data.storage.archive import unpacked
-from sbkit.text.languages import check_language, primary
+from sbkit.text.languages import check_language
 
 DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without their extension
 
@@ -94,26 +94,12 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     if not (release / "clips").is_dir():
         missing.append("clips/")
     if missing:
-        there = split_names(release)
-        if there and missing != ["clips/"]:  # a delta release has clips, and no split of them
-            todo += (
-                f" Or divide the rows of {there[0]}.tsv into them."
-                if len(there) == 1
-                else f" Or choose among {', '.join(there)}, which are there: --splits="
-                f"'{{train: {there[-1]}, valid: NAME, test: NAME}}'."
-            )
-        todo += _name_regions(named, language)
+        if there := split_names(release):  # a delta release has clips, and no split of them
+            todo += f" Or choose among {', '.join(there)}, which are there, with --splits."
         raise SbkitError(
             f"data_folder must hold a release, but {release} has no {', '.join(missing)}. {todo}"
         )
     return release
-
-
-def _name_regions(folder: Path, language: str) -> str:
-    """Name the folders of a language's regions, as of zh-CN where zh is asked for."""
-    there = sorted(each.name for each in folder.iterdir() if (each / "clips").is_dir())
-    regions = [each for each in there if primary(each) == primary(language) and each != language]
-    return f" Or pass --language={regions[0]}, which is there." if regions else ""
 
 
 def split_names(release: Path) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from sbkit.data.storage.audio_cache import (
     EMBEDDED_FOLDER,
     default_cache,
     describe_folder,
-    note_use,
 )
 from sbkit.data.storage.filesystem import writing
 
@@ -64,7 +63,6 @@ def read_saved_dataset(source: Path) -> Table:
             f"{source} must be a dataset that `datasets` reads, but fails ({type(error).__name__}: "
             f"{str(error)[:200]}). Save it again."
         ) from error
-    note_use(embedded_folder(source))
     return Table(within, table.rows, range(1, len(table.rows) + 1))
 
 

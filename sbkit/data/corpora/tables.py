@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -135,16 +135,6 @@ def find_text_column(table: Table, text_column: str | Literal[False] | None) -> 
     if text_column is False:
         return ""
     return find_column(table, text_column, TEXT_COLUMNS, "text_column")
-
-
-def check_no_columns(knobs: Mapping[str, Any], data: str) -> None:
-    """Raise SbkitError for knobs that name columns, where the data has none."""
-    for key in ("path_column", "text_column"):
-        if knobs.get(key):
-            raise SbkitError(
-                f"`{key}` must be null for {data}, which has no columns, but is {knobs[key]!r}. "
-                "Leave it out."
-            )
 
 
 def _wrong_encoding(file: Path, error: Exception) -> SbkitError:

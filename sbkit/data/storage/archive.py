@@ -13,7 +13,6 @@ from sbkit.data.storage.audio_cache import (
     EMBEDDED_FOLDER,
     default_cache,
     describe_folder,
-    note_use,
 )
 from sbkit.data.storage.filesystem import writing
 from sbkit.logs.log import log
@@ -28,12 +27,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(corpus: Path) -> Path:
-    """Return the folder of a corpus, unpacking it where it is an archive."""
-    return unpack(corpus) if is_archive(corpus) else corpus
-
-
-def unpack(archive: Path) -> Path:
-    """Unpack an archive into the cache, unless it is there, and return the corpus in it.
+    """Return the folder of a corpus; an archive is unpacked into the cache, unless it is there.
 
     Only files and folders are unpacked, no links and no devices. What is unpacked belongs to the
     archive as it is now: its path, size and time.
@@ -41,16 +35,17 @@ def unpack(archive: Path) -> Path:
     Raises:
         SbkitError: the archive is damaged or leads out of its folder, or there is no room for it.
     """
-    facts = archive.stat()
-    known_by = f"{archive.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
+    if not is_archive(corpus):
+        return corpus
+    archive, facts = corpus.resolve(), corpus.stat()
+    known_by = f"{archive}\n{facts.st_size}\n{facts.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(known_by)).hexdigest()[:12]
     folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
         log(f"unpacking {archive} into {folder}, once")
         with writing(folder.parent), building(folder) as beside:
             _extract(archive, beside)
-            describe_folder(beside, archive.resolve())
-    note_use(folder)
+            describe_folder(beside, archive)
     return _innermost(folder)
 
 

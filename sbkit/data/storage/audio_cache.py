@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioError
-from sbkit.base.errors import SbkitError
 from sbkit.base.files import share_lock, try_lock, write_text_atomically
 from sbkit.data.corpora.clips import decode_paths
 from sbkit.data.storage.audio_store import AUDIO, PLACE
@@ -32,7 +31,7 @@ from sbkit.data.storage.shard import (
     read_table,
     remove_leftovers,
     share_work,
-    to_places,
+    to_stored,
 )
 from sbkit.logs.log import log
 
@@ -51,12 +50,7 @@ def default_cache() -> Path:
     if own := os.environ.get("SBKIT_CACHE"):
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
-    except RuntimeError as error:  # as in a container whose user has no entry
-        raise SbkitError(
-            "The cache must lie in a folder, but this user has no home. Let SBKIT_CACHE name one."
-        ) from error
+    return (Path(shared) if shared else Path.home() / ".cache") / "sbkit"
 
 
 NO_AUDIO = pa.schema(
@@ -115,7 +109,6 @@ class AudioCache:
                 ]
                 share_work(self.folder, works)
                 listing.look()
-        note_use(self.folder)
         return self._locate(files, listing)
 
     def _decode(
@@ -257,11 +250,9 @@ class Listing:
         """Return the key, samples, digest and place of every clip."""
         parts = [NO_AUDIO]
         for file, table in self._tables.items():
-            audio = pa.repeat(str(file.with_suffix(".arrow")), len(table))
-            places = to_places(table, audio, shard=0, sample_rate=sample_rate)
-            digests = pc.struct_field(table[AUDIO], "digest")
-            columns = [table[KEY], table["samples"], digests, places]
-            parts.append(pa.table(columns, schema=NO_AUDIO.schema))
+            audio = str(file.with_suffix(".arrow"))
+            stored = to_stored(table, audio, shard=0, sample_rate=sample_rate)
+            parts.append(stored.add_column(0, KEY, table[KEY]))
         return pa.concat_tables(parts)
 
 
@@ -270,9 +261,3 @@ def describe_folder(folder: Path, corpus: Path, **facts: object) -> None:
     if not (folder / CORPUS_FILE).is_file():
         text = json.dumps({"folder": str(corpus), **facts})
         write_text_atomically(folder / CORPUS_FILE, text + "\n")
-
-
-def note_use(folder: Path) -> None:
-    """Note that a folder of the cache was used now, where that can be written."""
-    with suppress(OSError):
-        os.utime(folder / CORPUS_FILE)

@@ -37,10 +37,11 @@ def decode_clips(
     Threads, since libsndfile and torch release the interpreter: 200 clips of 48 kHz mp3 took 0.91 s
     on one, 0.50 s on two threads, and 2.7 s in two processes that were already running.
     """
-    threads = usable_cores()
+    threads, torch_threads = usable_cores(), torch.get_num_threads()
+    torch.set_num_threads(1)  # each decoding thread would start threads of torch's own
     paths = iter(paths)
     ahead: deque[Future[Decoded]] = deque()
-    with _one_torch_thread(), ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             while True:
                 for path in islice(paths, CLIPS_AHEAD * threads - len(ahead)):
@@ -50,6 +51,7 @@ def decode_clips(
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(torch_threads)
 
 
 def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
@@ -64,17 +66,6 @@ def decode_clip(path: Path, sample_rate: int, store: str = "pcm") -> Decoded:
         sentence = f"{path} must be readable, but is not: {error}. Repair that."
         return Decoded(AudioError("unreachable", sentence))
     return Decoded(encode(samples, store=store, sample_rate=sample_rate), len(samples), digest)
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Keep each decoding thread from starting threads of torch's own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -5,13 +5,12 @@ manifest -> texts, normalized each time -> audio, from the cache or decoded into
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from datasets.table import InMemoryTable
 
@@ -63,38 +62,38 @@ def prepare_split(
     clips = Clips.of(manifest.clips)
     texts = [normalize(sentence) for sentence in clips.sentences]
     spoken = np.array([row for row, text in enumerate(texts) if keep_empty or text.strip()], int)
+    with_text = clips.take(spoken)
     if manifest.stored is not None:
-        stored, errors = StoredAudio(_take(manifest.stored, spoken), {})
+        stored, errors = StoredAudio(manifest.stored.take(pa.array(spoken)), {})
     elif len(spoken):
-        paths = _take(clips.own, spoken)["path"]
+        paths = with_text.own["path"]
         cache = AudioCache.of(paths, sample_rate, cache_folder, store)
         stored, errors = cache.prepare(paths, title=f"Decoding {split}")
     else:
         stored, errors = StoredAudio(NO_AUDIO, {})
     lost = [Excluded(split, row.id, row.reason, row.detail) for row in manifest.bad_rows]
-    reasons: Counter[str] = Counter(row.reason for row in manifest.bad_rows)
-    for place, error in errors.items():
-        lost.append(Excluded(split, clips[int(spoken[place])].id, UNREADABLE, str(error)))
-        reasons[f"{UNREADABLE}: {error.reason}"] += 1
-    check_loss(split, lost, reasons, len(clips) + len(manifest.bad_rows))
-    empty = [
-        Excluded(split, clips[int(row)].id, EMPTY, clips[int(row)].sentence)
-        for row in np.setdiff1d(np.arange(len(clips)), spoken)
+    lost += [
+        Excluded(split, with_text[row].id, UNREADABLE, str(error)) for row, error in errors.items()
     ]
-    table = _texts(clips, texts, np.delete(spoken, list(errors)), stored)
+    check_loss(split, lost, len(clips) + len(manifest.bad_rows))
+    empty = [
+        Excluded(split, clips[row].id, EMPTY, clips[row].sentence)
+        for row in np.setdiff1d(np.arange(len(clips)), spoken).tolist()
+    ]
+    rows = np.delete(spoken, list(errors))
+    table = _join(clips.take(rows), [texts[row] for row in rows.tolist()], stored)
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
     return PreparedSplit(dataset, lost + empty, fingerprint)
 
 
-def check_loss(
-    split: str, lost: Sequence[Excluded], reasons: Mapping[str, int], total: int
-) -> None:
+def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     """Raise SbkitError where more than ``MAX_LOST`` of a split's ``total`` rows is unusable."""
     if len(lost) <= MAX_LOST * total:
         return
-    counts = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).most_common())
+    reasons = Counter(item.reason for item in lost).most_common()
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
     first = "; ".join(f"{item.id}: {item.detail}" for item in lost[:3])
     raise SbkitError(
         f"At most {MAX_LOST:.0%} of the rows of {split} may be unusable, but {len(lost)} of "
@@ -111,22 +110,14 @@ def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
     return digest.hexdigest()
 
 
-def _take(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Return some rows; where these are all, they are not copied."""
-    return table if np.array_equal(rows, np.arange(len(table))) else table.take(pa.array(rows))
-
-
-def _texts(
-    clips: Clips, texts: Sequence[str], rows: npt.NDArray[np.int64], stored: pa.Table
-) -> pa.Table:
-    """Return all columns of some rows, in the order of the split."""
-    own, others = _take(clips.own, rows), _take(clips.columns, rows)
+def _join(clips: Clips, texts: Sequence[str], stored: pa.Table) -> pa.Table:
+    """Return all columns of a split: those of its clips beside their texts and their audio."""
     columns = {
-        "id": own["id"],
-        "text": pa.array([texts[row] for row in rows.tolist()], pa.string()),
-        "sentence": own["sentence"],
+        "id": clips.own["id"],
+        "text": pa.array(texts, pa.string()),
+        "sentence": clips.own["sentence"],
         "samples": stored["samples"],
     }
     for name in clips.columns.column_names:
-        columns[free_name(name)] = others[name].fill_null("")
+        columns[free_name(name)] = clips.columns[name].fill_null("")
     return pa.table({**columns, AUDIO: stored[AUDIO]})

@@ -171,13 +171,14 @@ def read_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     return table.replace_schema_metadata(None), facts
 
 
-def to_places(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.StructArray:
-    """Return the `PLACE` of each row of a shard's table, given the file that its audio is in."""
+def to_stored(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
+    """Return the samples, digest and `PLACE` of each row of a shard, whose audio is in ``file``."""
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
-    columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
-    columns["sample_rate"] = pa.repeat(sample_rate, len(table))
-    return pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
+    for name, value in (("file", file), ("shard", shard), ("sample_rate", sample_rate)):
+        columns[name] = pa.repeat(value, len(table))
+    places = pa.StructArray.from_arrays([columns[each.name] for each in PLACE], fields=list(PLACE))
+    return pa.table({"samples": table["samples"], "digest": audio.field("digest"), AUDIO: places})
 
 
 def share_work(folder: Path, works: Sequence[tuple[str, Callable[[], None]]]) -> None:

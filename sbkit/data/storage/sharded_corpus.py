@@ -1,6 +1,6 @@
 """A corpus of shards, in a folder or at any URL that fsspec reads.
 
-<data_folder>/sbkit-shards.json            the index, written last: sample rate, splits and sizes
+<data_folder>/sbkit-shards.json            the index, written last: sample rate, splits and names
              SPLIT-KEY-NNN.{arrow,parquet}  shards, as `sbkit.data.storage.shard` describes them
 
 Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
@@ -10,6 +10,7 @@ bytes.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,30 +22,23 @@ from sbkit.data.corpora.manifest import BadRow, Manifest
 from sbkit.data.corpora.splits import resolve_splits
 from sbkit.data.storage.audio_store import AUDIO
 from sbkit.data.storage.filesystem import Storage
-from sbkit.data.storage.shard import ShardFacts, read_table, to_places
+from sbkit.data.storage.shard import ShardFacts, read_table, to_stored
 
 INDEX = "sbkit-shards.json"
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One shard as the index lists it: its name, and the bytes, clips and samples in it."""
-
-    name: str
-    bytes: int
-    clips: int
-    samples: int
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Index:
-    """What a corpus of shards holds; ``roles`` are its splits of train, valid and test."""
+    """What a corpus of shards holds: the names of the shards of each split.
+
+    ``roles`` are the splits of train, valid and test.
+    """
 
     sample_rate: int
     store: str
     roles: Mapping[str, Sequence[str]]
-    splits: Mapping[str, Sequence[Listed]]
+    splits: Mapping[str, Sequence[str]]
 
 
 def recognizes(place: str) -> bool:
@@ -76,45 +70,34 @@ def read(knobs: Mapping[str, Any], split: str) -> Manifest:
             f"but is {knobs['sample_rate']}. Pass --sample_rate={index.sample_rate}, or prepare "
             "shards at that rate."
         )
-    shards = index.splits[split]
-    if not shards:
-        raise SbkitError(
-            f"The split {split} must have a shard, but the index in {storage.url} lists none. "
-            "Prepare the shards again."
-        )
-    for name, state in missing_shards(storage, shards)[:1]:
-        raise SbkitError(
-            f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
-            "prepare the shards again: only what is missing is written."
-        )
-    first = 1 + _place(index, split)
-    tables, stored, bad = list[pa.Table](), list[pa.Table](), list[BadRow]()
-    for number, shard in enumerate(shards):
-        table, facts = open_table(storage, shard.name)
+    first = 1 + list(chain.from_iterable(index.splits.values())).index(index.splits[split][0])
+    tables, stored, sizes, bad = (
+        list[pa.Table](),
+        list[pa.Table](),
+        dict[str, int](),
+        list[BadRow](),
+    )
+    for number, name in enumerate(index.splits[split]):
+        table, facts = open_table(storage, name)
         bad.extend(BadRow(*each) for each in facts.left_out)
-        file = pa.repeat(storage.file(f"{shard.name}.arrow"), len(table))
-        rate = index.sample_rate
-        places = to_places(table, file, shard=first + number, sample_rate=rate)
-        stored.append(
-            pa.table(
-                {"samples": table["samples"], "digest": _digests(table, number), AUDIO: places}
-            )
-        )
+        file = storage.file(f"{name}.arrow")
+        audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
+        # The plan of an epoch depends on the shard's number, too.
+        digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
+        stored.append(audio.set_column(1, "digest", digests))
         tables.append(table.drop_columns(["samples", AUDIO]))
+        if facts.bytes:
+            sizes[f"{name}.arrow"] = facts.bytes
+    for (name, size), found in zip(sizes.items(), storage.sizes(list(sizes)), strict=True):
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
+            raise SbkitError(
+                f"{storage.file(name)} must be as it was written, but {state}. Copy it again, or "
+                "prepare the shards again: only what is missing is written."
+            )
     # A shard has the columns of its own clips: in JSON Lines, not all rows have all of them.
     joined = pa.concat_tables(tables, promote_options="default")
     return Manifest(_clips(joined), tuple(bad), pa.concat_tables(stored))
-
-
-def _place(index: Index, split: str) -> int:
-    """Return how many shards come before those of a split."""
-    names = list(index.splits)
-    return sum(len(index.splits[name]) for name in names[: names.index(split)])
-
-
-def _digests(table: pa.Table, number: int) -> pa.ChunkedArray:
-    """Join the digests with the shard's number: the plan of an epoch depends on it, too."""
-    return pc.binary_join_element_wise(pc.struct_field(table[AUDIO], "digest"), str(number), "@")
 
 
 def read_index(storage: Storage) -> Index:
@@ -128,11 +111,7 @@ def read_index(storage: Storage) -> Index:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
             raise ValueError("another format")
-        listed = {
-            split: [Listed(**each) for each in shards]
-            for split, shards in values.pop("splits").items()
-        }
-        return Index(splits=listed, **values)
+        return Index(**values)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise SbkitError(
             f"{storage.file(INDEX)} must be the index that `sbkit prepare --shards` writes, but is "
@@ -147,7 +126,7 @@ def write_index(storage: Storage, index: Index) -> None:
 
 
 def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
-    """Read the table of a shard; raises SbkitError where it is missing or damaged."""
+    """Read the table of a shard; raises SbkitError where it is damaged."""
     content = storage.read(f"{name}.parquet")
     try:
         return read_table(content)
@@ -157,19 +136,6 @@ def open_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
             f"({str(error)[:100]}). Copy it again, or remove it and prepare the shards again: only "
             "what is missing is written."
         ) from error
-
-
-def missing_shards(storage: Storage, shards: Sequence[Listed]) -> list[tuple[str, str]]:
-    """Return the files that are not there as they were written, and how they are."""
-    wanted = {f"{shard.name}.arrow": shard.bytes for shard in shards if shard.bytes}
-    wanted |= {f"{shard.name}.parquet": 0 for shard in shards}
-    missing = []
-    for (name, size), found in zip(wanted.items(), storage.sizes(list(wanted)), strict=True):
-        if found is None:
-            missing.append((name, "is missing"))
-        elif size and found != size:
-            missing.append((name, f"has {found} bytes instead of {size}"))
-    return missing
 
 
 def _clips(table: pa.Table) -> Clips:

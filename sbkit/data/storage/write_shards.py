@@ -20,9 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.text import plural
 from sbkit.data.corpora.clips import Clips
 from sbkit.data.corpora.manifest import Manifest, free_name
 from sbkit.data.corpora.splits import Excluded
@@ -40,8 +42,6 @@ from sbkit.data.storage.shard import (
 from sbkit.data.storage.sharded_corpus import (
     INDEX,
     Index,
-    Listed,
-    missing_shards,
     open_table,
     read_index,
     write_index,
@@ -116,11 +116,6 @@ def write_shards(
             f"`audio_store` of shards must be pcm or flac, but is {options.store}: they hold the "
             "audio. Pass --audio_store=flac."
         )
-    if any(isinstance(each, Manifest) and each.stored is not None for each in sources.values()):
-        raise SbkitError(
-            "Shards must be made of audio files, but the data is in shards already. Name what "
-            "they were made of, or copy them."
-        )
     with writing(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
         if storage.folder is not None:
@@ -131,8 +126,7 @@ def write_shards(
             else _manifest_units(split, source, options)
             for split, source in sources.items()
         }
-        if (there := _existing(storage, units, roles)) is not None:
-            return there
+        _check_same(storage, units, roles)
         every = [unit for some in units.values() for unit in some]
         write = partial(_write_unit, storage, options, scratch)
         if storage.folder is not None:
@@ -193,16 +187,15 @@ def _file_facts(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _existing(
+def _check_same(
     storage: Storage, units: Mapping[str, Sequence[Unit]], roles: Mapping[str, Sequence[str]]
-) -> Index | None:
-    """Return the index where all that it names is there; raises SbkitError where it has others."""
+) -> None:
+    """Raise SbkitError where there is an index of other shards."""
     if storage.sizes([INDEX]) == [None]:
-        return None
+        return
     index = read_index(storage)
     there = {
-        split: {shard.name.rpartition("-")[0] for shard in shards}
-        for split, shards in index.splits.items()
+        split: {name.rpartition("-")[0] for name in names} for split, names in index.splits.items()
     }
     meant = {split: {unit.name for unit in some} for split, some in units.items()}
     if (there, index.roles) != (meant, {role: list(names) for role, names in roles.items()}):
@@ -210,8 +203,6 @@ def _existing(
             f"{storage.url} must be empty or hold shards of the same data, made in the same way, "
             f"but its {INDEX} names others. Name another place, or remove that file."
         )
-    missing = [each for shards in index.splits.values() for each in missing_shards(storage, shards)]
-    return None if missing else index
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
@@ -246,9 +237,10 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
 
 
 class Finished(NamedTuple):
-    """A shard that is there: how the index lists it, and what its table says."""
+    """A shard that is there: its name, table and facts."""
 
-    listed: Listed
+    name: str
+    table: pa.Table
     facts: ShardFacts
 
 
@@ -267,8 +259,7 @@ def _finished(storage: Storage, unit: Unit) -> Iterator[Finished]:
         table, facts = open_table(storage, name)
         if facts.bytes != (size or 0):
             return
-        samples = pc.sum(table["samples"]).as_py() or 0
-        yield Finished(Listed(name, facts.bytes, len(table), samples), facts)
+        yield Finished(name, table, facts)
         if facts.last:
             return
 
@@ -305,20 +296,22 @@ def _finish(
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
     """Write the index where all shards are there; raises SbkitError where much is left out."""
-    splits: dict[str, list[Listed]] = {}
+    splits = dict[str, list[str]]()
     for split, some in units.items():
-        splits[split], lost = [], list[Excluded]()
+        shards = list[Finished]()
         for unit in some:
-            shards = list(_finished(storage, unit))
-            if not shards or not shards[-1].facts.last:
+            shards += _finished(storage, unit)
+            if not shards or not shards[-1].name.startswith(unit.name) or not shards[-1].facts.last:
                 log("Other processes still write; the last one writes the index.")
                 return None
-            splits[split] += [shard.listed for shard in shards]
-            lost += [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
-        reasons = Counter(each.reason for each in lost)
-        clips = sum(shard.clips for shard in splits[split])
-        check_loss(split, lost, reasons, clips + len(lost))
-        for reason, number in reasons.items():
+        splits[split] = [shard.name for shard in shards]
+        lost = [Excluded(split, *each) for shard in shards for each in shard.facts.left_out]
+        clips = sum(len(shard.table) for shard in shards)
+        check_loss(split, lost, clips + len(lost))
+        samples = sum(pc.sum(shard.table["samples"]).as_py() or 0 for shard in shards)
+        hours = samples / options.sample_rate / 3600
+        log(f"{split}: {clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
+        for reason, number in Counter(each.reason for each in lost).items():
             log(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, options.store, roles, splits)
     folder = storage.folder

@@ -3,7 +3,7 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples
-from sbkit.audio.rate import require_rate
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.comparison import check_finite, check_same_model
 from sbkit.decoding.attention import Counts, Floats
@@ -34,6 +33,7 @@ from sbkit.inference.runtime.model import (
     require_effective,
     run_batches,
 )
+from sbkit.models.encoder import require_rate
 
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
@@ -210,8 +210,7 @@ def load_torch(
     """
     file, bundle = folder / WEIGHTS, read.bundle
     weights = _parse_weights(read.weights, file)
-    parts = {name: build(each, own=own) for name, each in bundle.config.parts.items()}
-    model = _assemble(bundle, parts)
+    model, parts = _assemble(bundle, own)
     modules: nn.ModuleList = model.model
     check_same_model(weights, modules.state_dict(), of=str(file))
     names = {name for name, _ in modules.named_parameters()}
@@ -219,23 +218,24 @@ def load_torch(
     modules.load_state_dict(weights)
     return TorchModel(
         model,
-        parts=parts.values(),
+        parts=parts,
         sample_rate=bundle.config.sample_rate,
         placement=placement,
         compilation=compilation,
     )
 
 
-def _assemble(bundle: Bundle, parts: Mapping[str, nn.Module]) -> Any:
-    """Give the parts to the task's class by their names, with what it takes of the labels."""
+def _assemble(bundle: Bundle, own: frozenset[str]) -> tuple[Any, list[nn.Module]]:
+    """Build the parts, and give them to the task's class with what it takes of the labels."""
     config, task = bundle.config, bundle.task
     more = {} if task.labels is None else task.labels.arguments(bundle.labels)
     try:
+        parts = {name: build(each, own=own) for name, each in config.parts.items()}
         model = nn.ModuleList(parts[name] for name in config.model)
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        return task.import_model()(model=model, **parts, **more)
+        return task.import_model()(model=model, **parts, **more), [*parts.values()]
     except SbkitError:
         raise
     except Exception as error:  # parts of others, which fit no other part

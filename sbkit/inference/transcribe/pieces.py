@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS, level_range, window_levels
@@ -48,24 +47,6 @@ class Piece:
     def next_start(self) -> int:
         """The first sample of the piece after it."""
         return self.start + len(self.samples) - self.overlap
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Quiet windows: the first, and the one after the last."""
-
-    first: int
-    end: int
-
-    @property
-    def count(self) -> int:
-        """How many windows it has."""
-        return self.end - self.first
-
-    @property
-    def cut(self) -> int:
-        """The window to cut at: in its middle, and no more than MARGIN before its end."""
-        return self.end - min(self.count // 2, round(MARGIN * WINDOWS))
 
 
 @dataclass(frozen=True)
@@ -110,26 +91,26 @@ class Cutter:
         start, ahead, goes_on = after.next_start, held[: self._longest], len(held) > self._longest
         window = self.sample_rate // WINDOWS
         count, least = len(ahead) // window, max(self.shortest * WINDOWS, after.overlap / window)
-        pauses = [
-            each
-            for each in find_pauses(ahead, window)
-            if each.cut >= least and (goes_on or each.end < count)
-            if each.first > 0 or each.count == count
+        pauses = [  # how long each is, and where it is cut: in its middle, or MARGIN before its end
+            (end - first, end - min((end - first) // 2, round(MARGIN * WINDOWS)))
+            for first, end in find_pauses(ahead, window)
+            if (goes_on or end < count) and (first > 0 or end - first == count)
         ]
-        for each in pauses:
-            if each.count >= LONG_PAUSE * WINDOWS:
-                return Piece(held[: each.cut * window].copy(), start)
+        pauses = [(length, cut) for length, cut in pauses if cut >= least]
+        for length, cut in pauses:
+            if length >= LONG_PAUSE * WINDOWS:
+                return Piece(held[: cut * window].copy(), start)
         if not goes_on:
             return Piece(held, start)
-        best = max(pauses, key=lambda each: (each.count, each.first), default=None)
-        if best is not None and best.count >= SHORT_PAUSE * WINDOWS:
-            return Piece(held[: best.cut * window].copy(), start)
+        length, cut = max(pauses, default=(0, 0))
+        if length >= SHORT_PAUSE * WINDOWS:
+            return Piece(held[: cut * window].copy(), start)
         following = self._longest - seconds_to_samples(OVERLAP, self.sample_rate)
         return Piece(ahead, start, self._longest - following // self.multiple * self.multiple)
 
 
-def find_pauses(samples: Samples, window: int) -> list[Pause]:
-    """Find what is quiet beside the rest: (S,) -> runs of windows."""
+def find_pauses(samples: Samples, window: int) -> list[list[int]]:
+    """Find what is quiet beside the rest: (S,) -> the first window of each, and the one after."""
     count = len(samples) // window
     if count == 0:
         return []
@@ -139,8 +120,8 @@ def find_pauses(samples: Samples, window: int) -> list[Pause]:
     if speech - noise >= LEAST_RANGE:
         threshold = max(threshold, noise + ABOVE_NOISE)
     quiet = np.concatenate([[False], levels < threshold, [False]])
-    edges: npt.NDArray[np.int64] = np.flatnonzero(quiet[1:] != quiet[:-1])
-    return [Pause(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
+    pauses: list[list[int]] = np.flatnonzero(quiet[1:] != quiet[:-1]).reshape(-1, 2).tolist()
+    return pauses
 
 
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil, inf
 from textwrap import wrap
-from unicodedata import category, combining
 
 from sbkit.text.word import Word
 
 WIDTH, LINES = 42, 2
 SHORTEST, LONGEST = 5 / 6, 7.0  # seconds that a subtitle stands
-VIRAMA = 9  # Unicode's combining class of marks that join two letters, as in Khmer
 PAUSE = 1.0  # seconds between words, after which a new one begins
 
 
@@ -62,19 +60,9 @@ def _fitting(word: Word) -> Iterator[Word]:
         yield word
         return
     parts = max(ceil(letters / WIDTH), ceil(seconds / LONGEST))
-    cuts = (_before_marks(word.text, letters * part // parts) for part in range(parts + 1))
-    for first, end in pairwise(dict.fromkeys(cuts)):
+    for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
         begin, after = (word.start + seconds * place / letters for place in (first, end))
         yield replace(word, text=word.text[first:end], start=begin, end=after)
-
-
-def _before_marks(text: str, place: int) -> int:
-    """Return a place to cut a text at that parts no letter from its marks, such as Thai vowels."""
-    while 0 < place < len(text) and (
-        category(text[place]).startswith("M") or combining(text[place - 1]) == VIRAMA
-    ):
-        place -= 1
-    return place
 
 
 def to_srt(words: Sequence[Word]) -> str:

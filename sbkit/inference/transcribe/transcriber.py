@@ -20,7 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import return_freed_memory, usable_cores
 from sbkit.base.text import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.decoding.ctc_decoder import DecoderInput, Recognized, raise_errors
+from sbkit.decoding.ctc_decoder import DecoderInput, Recognized
 from sbkit.inference.bundle.bundle import Bundle
 from sbkit.inference.runtime.model import Effective, Encoded, ModelThread, naming_audio
 from sbkit.inference.runtime.runtimes import open_model
@@ -142,7 +142,12 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         Raises:
             SbkitError: one of them cannot be read.
         """
-        return raise_errors(self.stream(audios, sample_rate))
+        found = list[Transcript]()
+        for each in self.stream(audios, sample_rate):
+            if isinstance(each, SbkitError):
+                raise each
+            found.append(each)
+        return found
 
     def stream(
         self,
@@ -155,15 +160,19 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
         on_seconds: called with the seconds of audio that were decoded since it was called last.
         """
-        found, cut = list[Recognized | SbkitError](), 0
+        found, cut = list[Recognized](), 0
         for pool in _pools(self._cut(audios, sample_rate), self._rate):
             decoded, cut = self._recognize(pool, cut)
-            for part, each in zip(pool, decoded, strict=True):
-                found.append(each)
-                if on_seconds is not None and isinstance(part.piece, Piece):
+            for part in pool:
+                if isinstance(part.piece, SbkitError):
+                    yield part.piece
+                    found = []
+                    continue
+                found.append(next(decoded))
+                if on_seconds is not None:
                     on_seconds(self._seconds(part.piece.next_start - part.piece.start))
                 if part.is_last:
-                    yield self._join(found, part)
+                    yield self._join(found, part.name, part.piece)
                     found = []
 
     def close(self) -> None:
@@ -193,23 +202,20 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
     def _recognize(
         self, pool: Sequence[_QueuedPiece], cut: int
-    ) -> tuple[list[Recognized | SbkitError], int]:
-        """Return the text of each piece of a pool, or its error.
+    ) -> tuple[Iterator[Recognized], int]:
+        """Return the text of each piece of a pool.
 
         cut: frames that the first piece leaves to the one before it, as returned with that one.
         """
         clips: list[DecoderInput] = []
         encoded = iter(self._encode(pool))
         for part in pool:
-            if isinstance(part.piece, Piece):
+            if isinstance(part.piece, SbkitError):
+                cut = 0
+            else:
                 clip, cut = self._trim(part.piece, next(encoded), cut)
                 clips.append(clip)
-            else:
-                cut = 0
-        decoded = iter(self._pool.decode(clips, times=self._times))
-        return [
-            next(decoded) if isinstance(part.piece, Piece) else part.piece for part in pool
-        ], cut
+        return iter(self._pool.decode(clips, times=self._times)), cut
 
     def _encode(self, pool: Sequence[_QueuedPiece]) -> list[Encoded]:
         """Run the model on the pieces of a pool, in batches of similar length."""
@@ -238,20 +244,12 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         clip = self._bundle.decoder_input(encoded.part(first, end), samples=samples, begin=begin)
         return clip, cut
 
-    def _join(
-        self, found: Sequence[Recognized | SbkitError], last: _QueuedPiece
-    ) -> Transcript | SbkitError:
-        """Return the transcript of a source's pieces, or the first error among them."""
-        try:
-            pieces = raise_errors(found)
-        except SbkitError as error:
-            return error
-        assert isinstance(last.piece, Piece)
-        words = chain.from_iterable(each.words for each in pieces)
+    def _join(self, found: Sequence[Recognized], name: str | None, last: Piece) -> Transcript:
+        words = chain.from_iterable(each.words for each in found)
         return Transcript(
-            file=last.name,
-            text=printable(" ".join(each.text for each in pieces if each.text)),
-            seconds=self._seconds(last.piece.next_start),
+            file=name,
+            text=printable(" ".join(each.text for each in found if each.text)),
+            seconds=self._seconds(last.next_start),
             words=tuple(replace(each, text=printable(each.text)) for each in words),
             effective=self.effective,
         )

@@ -10,7 +10,6 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from sbkit.check.data.speech import check_noises
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, Expected, Mutation
@@ -18,7 +17,6 @@ from tests.runs import rows_of
 
 Row = dict[str, str]
 LETTERS = f"{ascii_lowercase} '"
-NOISE = "wave_augment: !new:sbkit.audio.noise.AddNoise\n    folder: !ref <data_folder>/noises\n"
 
 
 # -- edits of a release ------------------------------------------------------------------------
@@ -41,12 +39,6 @@ def sentence(split: str, change: Callable[[str], str]) -> Edit:
 
 def longer(times: int) -> Callable[[str], str]:
     return lambda text: " ".join([text] * times)
-
-
-def with_noises(release: Path) -> None:
-    (release / "noises").mkdir()
-    for number in range(1801):
-        (release / "noises" / f"{number}.wav").touch()
 
 
 def with_unseen_letter(release: Path) -> None:
@@ -175,20 +167,14 @@ MUTATIONS = [
         expected=(Expected("labels", "Transformer", ("has 60",)),),
     ),
     Mutation(
-        name="a tokenizer of another size",
-        options=("--token_type=char", "--vocab_size=50"),
-        run=tokenizer_of(LETTERS),
-        expected=(Expected("labels", "vocab_size", ("is 50", "32 tokens")),),
-    ),
-    Mutation(
         name="a tokenizer of another text",
-        run=tokenizer_of(LETTERS.replace("e", "")),
-        expected=(Expected("labels", "output_folder", ("in train",), stops=False),),
+        run=tokenizer_of(LETTERS.replace("v", "")),
+        expected=(Expected("labels", "data_folder", ("in train", "--output_folder"), False),),
     ),
     Mutation(
         name="a blank that is a letter",
         recipe=tokenizing(Misled),
-        expected=(Expected("labels", "tokenizer", ("15 of 16 in train", "hold another")),),
+        expected=(Expected("labels", "tokenizer", ("15 of 16 in train", "do not")),),
     ),
     Mutation(
         name="a start that is the end",
@@ -203,7 +189,7 @@ MUTATIONS = [
     Mutation(
         name="a label beyond the vocabulary",
         recipe=tokenizing(Overflowing),
-        expected=(Expected("labels", "tokenizer", ("4 of 4 in test", "hold another")),),
+        expected=(Expected("labels", "tokenizer", ("4 of 4 in test",)),),
     ),
     Mutation(
         name="a report by a column that no test set has",
@@ -213,14 +199,16 @@ MUTATIONS = [
     Mutation(
         name="a letter that training never shows",
         release=with_unseen_letter,
-        expected=(Expected("labels", "data_folder", ("1 of 4 in test", "x 1"), stops=False),),
+        expected=(Expected("labels", "data_folder", ("1 of 4 in test",), stops=False),),
     ),
     Mutation(
         name="a subsampling twice as wide",
         yaml="hparams/ctc_speechbrain.yaml",
         text=(("strides: [2, 2]", "strides: [4, 2]"), ("<n_mels> // 4 *", "<n_mels> // 8 *")),
         expected=(
-            Expected("alignment", "CNN", ("frame of 80 ms", "in train", "belongs to its clip")),
+            Expected(
+                "alignment", "data_folder", ("frame of 80 ms", "in train", "belongs to its clip")
+            ),
         ),
     ),
     Mutation(
@@ -244,12 +232,12 @@ MUTATIONS = [
     Mutation(
         name="a clip cut in the middle of its file",
         release=roomy(with_cut_file),
-        expected=(Expected("data", "data_folder", ("unreadable", "in train"), stops=False),),
+        expected=(Expected("data", "data_folder", ("unreadable", "of train"), stops=False),),
     ),
     Mutation(
         name="a clip that is missing",
         release=roomy(without_clip),
-        expected=(Expected("data", "data_folder", ("unreadable", "in train"), stops=False),),
+        expected=(Expected("data", "data_folder", ("unreadable", "of train"), stops=False),),
     ),
     Mutation(
         name="too many clips that are missing",
@@ -264,17 +252,14 @@ MUTATIONS = [
     Mutation(
         name="a clip of silence",
         release=audio("train", np.zeros_like),
-        expected=(Expected("data", "data_folder", ("1 of 16 in train", "silent"), stops=False),),
-    ),
-    Mutation(
-        name="a clip that is cut at full scale",
-        release=audio("test", lambda samples: np.clip(samples * 20, -1, 1)),
-        expected=(Expected("data", "data_folder", ("1 of 4 in test", "clipped"), stops=False),),
+        expected=(Expected("data", "data_folder", ("1 of 16 in train", "sound"), stops=False),),
     ),
     Mutation(
         name="an empty transcript in test",
         release=sentence("test", lambda text: "…"),
-        expected=(Expected("data", "data_folder", ("1 of 4 in test", "has none"), stops=False),),
+        expected=(
+            Expected("labels", "data_folder", ("1 of 4 in test", "a transcript"), stops=False),
+        ),
     ),
     Mutation(
         name="an empty transcript in train",
@@ -297,23 +282,8 @@ MUTATIONS = [
         expected=(Expected("data", "data_folder", ("1 of 2 speakers in dev",), stops=False),),
     ),
     Mutation(
-        name="a transcript that nobody can say so fast",
-        options=("--token_type=bpe", "--vocab_size=100"),
-        release=sentence(
-            "train", lambda _: "the conference is now locked the conference is now muted"
-        ),
-        expected=(Expected("data", "data_folder", ("characters a second",), stops=False),),
-    ),
-    Mutation(
         name="limits that leave out much of train",
         options=("--max_seconds=1.85",),
-        expected=(Expected("data", "max_seconds", ("in train", "left out"), stops=False),),
-    ),
-    Mutation(
-        name="a folder of more noises than are taken",
-        text=(("spec_augment: !new", f"{NOISE}spec_augment: !new"),),
-        release=with_noises,
-        checks=(check_noises,),
-        expected=(Expected("noises", "wave_augment", ("1,801", "1,800 are taken"), stops=False),),
+        expected=(Expected("data", "max_seconds", ("of train", "left out"), stops=False),),
     ),
 ]

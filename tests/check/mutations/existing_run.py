@@ -21,15 +21,6 @@ def cut_short(run: Path) -> None:
     (folder / "model.ckpt").write_bytes(bytes(99))
 
 
-def another_thing(run: Path) -> None:
-    (run / "holiday.jpg").write_bytes(b"sea")
-
-
-def a_file(run: Path) -> None:
-    run.rmdir()
-    run.write_text("results")
-
-
 @contextmanager
 def checkpoint(run: Path) -> Iterator[Path]:
     """Make a checkpoint that is whole, of what is written into its folder."""
@@ -54,19 +45,9 @@ MUTATIONS = [
         expected=(Expected("run_folder", ".yaml:1", ("declaration.json must be", "Put it back")),),
     ),
     Mutation(
-        name="a run folder of another thing",
-        run=another_thing,
-        expected=(Expected("run_folder", "output_folder", ("holiday.jpg",), stops=False),),
-    ),
-    Mutation(
         name="weights to begin with that are nowhere",
         options=("--init_from=/nowhere",),
         expected=(Expected("initial_weights", "init_from", ("/nowhere is neither",)),),
-    ),
-    Mutation(
-        name="a run folder that is a file",
-        run=a_file,
-        expected=(Expected("run_folder", "output_folder", ("no folder to write to",)),),
     ),
     Mutation(
         name="a size that only running code could tell",
@@ -78,12 +59,5 @@ MUTATIONS = [
             ),
         ),
         expected=(Expected("export", "ctc_lin", ("!apply:builtins.max",), stops=False),),
-    ),
-    Mutation(
-        name="a part that decides by a number",
-        text=(
-            ("!new:sbkit.models.frontend.ConvFrontEnd", "!new:tests.check.parts.DecidingFrontEnd"),
-        ),
-        expected=(Expected("export", "CNN", ("tests.check.parts", "--import"), stops=False),),
     ),
 ]

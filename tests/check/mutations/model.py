@@ -77,12 +77,6 @@ class WithoutDecoder(AsrBrain):
         return super().compute_objectives(without, batch, stage)
 
 
-class Frozen(AsrBrain):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.hparams.CNN.requires_grad_(False)
-
-
 class LayersInList(AsrBrain):
     def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
         hparams["Transformer"].layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
@@ -108,9 +102,7 @@ OWNERSHIP = [
     Mutation(
         name="ctc_lin left out of the list",
         text=((PARTS, PARTS.replace(", !ref <ctc_lin>", "")),),
-        expected=(
-            Expected("ownership", "ctc_lin", ("`ctc_lin` holds", "ctc_lin.weight", "Add `!ref")),
-        ),
+        expected=(Expected("ownership", "ctc_lin", ("`ctc_lin` holds", "Add `!ref")),),
     ),
     Mutation(
         name="a scorer with a layer of its own",
@@ -146,14 +138,14 @@ OWNERSHIP = [
             Expected(
                 "ownership",
                 "Transformer",
-                ("`Transformer.layers` holds 36 parameters", "Use torch.nn.ModuleList instead"),
+                ("`Transformer.layers` holds 36 parameters", "a torch.nn.ModuleList"),
             ),
         ),
     ),
     Mutation(
         name="a layer twice in the list",
         text=((HEADS, "!ref <seq_lin>, !ref <ctc_lin>, !ref <ctc_lin>]"),),
-        expected=(Expected("ownership", "model.0.4", ("`model.3` and `model.4`", "`ctc_lin`")),),
+        expected=(Expected("ownership", "model", ("`ctc_lin` is in it 2 times",)),),
     ),
     Mutation(
         name="a checkpointer without the model",
@@ -194,7 +186,7 @@ OWNERSHIP = [
     Mutation(
         name="a parameter that only the optimizer has",
         recipe=brain(TrainsAnother),
-        expected=(Expected("ownership", "opt_class", ("outside the YAML", "DDP")),),
+        expected=(Expected("ownership", "opt_class", ("outside the model",)),),
     ),
 ]
 
@@ -277,11 +269,6 @@ UNUSED = [
             Expected("unused", "seq_lin", ("does not reach the loss",)),
         ),
     ),
-    Mutation(
-        name="a frozen layer",
-        recipe=brain(Frozen),
-        expected=(Expected("unused", "CNN", ("frozen",), stops=False),),
-    ),
 ]
 
 CNN = "!new:sbkit.models.frontend.ConvFrontEnd"
@@ -294,14 +281,14 @@ INTERFACES = [
             expected=(Expected(check, "CNN", ("`CNN` must", said)),),
         )
         for part, check, said in (
-            ("LensFrontEnd", "shapes", "its forward takes (x, lens)"),
-            ("UndividedFrontEnd", "shapes", "count what its strides leave"),
+            ("LensFrontEnd", "brain", "its forward takes (x, lens)"),
+            ("UndividedFrontEnd", "dry_run", "count what its strides leave"),
         )
     ),
     Mutation(
         name="features that are made for another rate than the audio's",
         text=(("    sample_rate: !ref <sample_rate>\n\nspec", "    sample_rate: 8000\n\nspec"),),
-        expected=(Expected("features", "compute_features", ("made for 8000 Hz",)),),
+        expected=(Expected("hparams", "compute_features", ("made for 8000 Hz",)),),
     ),
     Mutation(
         name="a decoder that sees the answer",
@@ -313,7 +300,6 @@ INTERFACES = [
         ),
         expected=(
             Expected("causality", "Transformer", ("change with the last one", "causal mask")),
-            Expected("export", "Transformer", ("tests.check.parts",), stops=False),
         ),
     ),
     Mutation(
@@ -321,7 +307,6 @@ INTERFACES = [
         text=((CNN, "!new:tests.check.parts.CenteringFrontEnd"),),
         expected=(
             Expected("padding", "model", ("% beside a longer one", "take lengths"), stops=False),
-            Expected("export", "CNN", ("tests.check.parts",), stops=False),
         ),
     ),
 ]

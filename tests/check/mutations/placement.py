@@ -38,12 +38,6 @@ MUTATIONS = [
         **EIGHT,
     ),
     Mutation(
-        name="one device of eight",
-        options=(*ROOMY, "--device=cuda:3"),
-        expected=(Expected("placement", "device", ("cuda:3", "--device=cuda"), stops=False),),
-        **EIGHT,
-    ),
-    Mutation(
         name="batches too small for eight processes",
         options=("--device=cuda",),
         expected=(Expected("placement", "batch_seconds", ("8 processes",), stops=False),),

@@ -9,8 +9,8 @@ import pytest
 from recipes.corpora import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpora.corpus import read_listed
-from sbkit.data.storage.archive import unpack
-from sbkit.data.storage.cache import find_prunable, list_entries
+from sbkit.data.storage.archive import unpacked
+from sbkit.data.storage.cache import list_entries
 from tests.recipes.test_common_voice import make_release, prepare
 
 
@@ -41,12 +41,12 @@ def test_an_archive_is_prepared_as_its_folder(suffix: str, tmp_path: Path, cache
     assert len(packed.train) == 3
     named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
     assert len(read_listed(corpus_of(named), named, "train").clips) == 3
-    again = unpack(archive)
-    assert again == unpack(archive)
+    again = unpacked(archive)
+    assert again == unpacked(archive)
     (entry,) = [each for each in list_entries(cache) if each.corpus == archive]
-    assert not find_prunable([entry], older_than=None, unused=True)
+    assert not entry.is_orphan
     archive.unlink()
-    assert find_prunable([entry], older_than=None, unused=True)
+    assert entry.is_orphan
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -69,7 +69,7 @@ def test_nothing_is_written_outside(name: str, tmp_path: Path, cache: Path) -> N
         info.size = 4
         tar.addfile(info, io.BytesIO(b"evil"))
     with pytest.raises(SbkitError, match="must be a whole tar file.* out of its folder"):
-        unpack(archive)
+        unpacked(archive)
     assert not [*tmp_path.rglob("outside.tsv")]
 
 
@@ -82,10 +82,10 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
             tar.addfile(info)
         info = tarfile.TarInfo("train.tsv")
         tar.addfile(info, io.BytesIO())
-    assert [each.name for each in unpack(archive).iterdir() if each.suffix == ".tsv"] == [
+    assert [each.name for each in unpacked(archive).iterdir() if each.suffix == ".tsv"] == [
         "train.tsv"
     ]
-    assert not [each for each in unpack(archive).iterdir() if each.name.startswith("entry")]
+    assert not [each for each in unpacked(archive).iterdir() if each.name.startswith("entry")]
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,4 +96,4 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(SbkitError, match="must have room for prepared data.* SBKIT_CACHE"):
-        unpack(archive)
+        unpacked(archive)

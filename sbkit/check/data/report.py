@@ -1,0 +1,74 @@
+"""What the report of the data says of rows left out and shared, and whether clips are silent."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sbkit.audio.io import FULL_SCALE
+from sbkit.base.text import listed, plural
+from sbkit.check.data.utterances import about
+from sbkit.check.finding import SHOWN, Finding
+from sbkit.check.planned_run import PlannedRun
+from sbkit.data.report import measure_data
+from sbkit.data.storage.audio_store import read_clips
+
+CHECK, KEY = "data", "data_folder"
+NAMES = {"text": "sentence", "speaker": "speaker"}  # by column of what splits may not share
+MANY_OUTSIDE = 0.01  # of train; the limits are declared, and fewer are what they are there for
+SAMPLED = 500  # utterances of a split, evenly spread over it, whose audio is looked at
+SILENT = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
+
+
+def check_report(planned: PlannedRun) -> Iterator[Finding]:
+    """Find rows that are left out, and sentences and speakers in two splits."""
+    splits, language = planned.splits, planned.knobs.get("language")
+    facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
+    few = MANY_OUTSIDE * (len(splits.out_of_range) + len(splits.train))
+    outside = {each.reason for each in splits.out_of_range if len(splits.out_of_range) > few}
+    unusable = {each.reason for each in splits.excluded}
+    for each in facts["left_out"]:
+        if each["reason"] in outside | unusable:
+            shown = (f"{item['id']} ({item['detail']})" for item in each["examples"])
+            yield planned.finding(
+                CHECK,
+                "max_seconds" if each["reason"] in outside else KEY,
+                declared=f"the rows of {each['split']} must be usable",
+                effect=f"{each['utterances']:,} are left out ({each['reason']}): {listed(shown)}",
+                fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
+                stops=False,
+            )
+    for each in facts["shared"]:
+        what, (one, other) = NAMES.get(each["column"]), each["splits"]
+        only_one = what == "speaker" and facts["speakers"] == 1  # whom no split can part
+        if what and each["values"] and not only_one:
+            yield planned.finding(
+                CHECK,
+                KEY,
+                declared=f"a {what} must be in one split only: a score on what was trained on "
+                "measures memory",
+                effect=f"{each['values']:,} of {plural(each['of'], what)} in {other} "
+                f"{'is' if each['values'] == 1 else 'are'} in {one}, too: "
+                f"{listed(each['examples'], most=SHOWN)}",
+                fix=f"Keep each {what} in one split.",
+                stops=False,
+            )
+
+
+def check_silence(planned: PlannedRun) -> Iterator[Finding]:
+    """Find silent clips among some of each split."""
+    silent = {}
+    for name, split in planned.splits.named().items():
+        rows = np.unique(np.linspace(0, len(split) - 1, SAMPLED).astype(np.int64))
+        peaks = [
+            np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows.tolist())
+        ]
+        silent[name] = rows[np.array(peaks) < SILENT]
+    yield from about(
+        planned,
+        CHECK,
+        KEY,
+        silent,
+        declared=f"every clip must hold sound (up to {SAMPLED} of each split were looked at)",
+        fix="Record them again, or take them out.",
+        stops=False,
+    )
