@@ -55,3 +55,14 @@ def test_a_run_that_went_on_and_was_ended_in_its_test_is_tested_again(
     assert not summary.exists()
     assert workplace.train_here(tmp_path / "run", "--number_of_epochs=2") == 0
     assert summary.is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_stays_ended(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said in ("CER has not improved for 1 epochs", "the results in"):
+        assert workplace.train_here(tmp_path, "--lr=0.0", "--early_stopping=1") == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert "epoch 3/4" not in out
