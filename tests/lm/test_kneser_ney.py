@@ -85,14 +85,6 @@ def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
             ), history
 
 
-def test_discounts_are_those_of_the_formula_or_none() -> None:
-    assert estimate_discounts(np.repeat([1, 2, 3, 4, 9], [6, 3, 2, 1, 5])) == pytest.approx(
-        (0, 1 - 2 * 0.5 * 3 / 6, 2 - 3 * 0.5 * 2 / 3, 3 - 4 * 0.5 * 1 / 2)
-    )
-    assert estimate_discounts(np.array([1, 1, 2, 4])) is None  # no 3
-    assert estimate_discounts(np.repeat([1, 2, 3, 4], [6, 3, 1, 9])) is None  # D3 < 0
-
-
 def test_an_order_that_falls_back_takes_the_discounts_that_it_says() -> None:
     trained = train([["a", "a", "a", "b"]], order=1)
     assert trained.fallback_orders == (1,)
