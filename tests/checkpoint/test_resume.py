@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 import speechbrain as sb
-from sentencepiece import sentencepiece_model_pb2
 
 import sbkit
-from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.cli import run as sbkit_command
-from sbkit.text.tokenizer import Tokenizer
 from tests.runs import Workplace, make_workplace, one_thread
 from tests.speechbrain_recipe import load_recipe, make_asr, run
 
@@ -40,28 +36,6 @@ def train(workplace: Workplace, folder: Path, *options: str) -> int:
 def begun(trained: Path, tmp_path: Path) -> Path:
     """Give a run of one epoch that a test may spoil."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def renumber(tokenizer: Path) -> None:
-    """Make a tokenizer of as many tokens, two of which have changed places."""
-    model = sentencepiece_model_pb2.ModelProto()
-    model.ParseFromString(tokenizer.read_bytes())
-    model.pieces[5].piece, model.pieces[6].piece = model.pieces[6].piece, model.pieces[5].piece
-    tokenizer.write_bytes(model.SerializeToString())
-
-
-def test_another_tokenizer_of_the_same_size_is_refused(
-    begun: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
-) -> None:
-    size = Tokenizer(model_file=begun / "tokenizer.model").vocab_size
-    renumber(begun / "tokenizer.model")
-    assert Tokenizer(model_file=begun / "tokenizer.model").vocab_size == size
-    assert train(workplace, begun) == BAD_INPUT
-    error = capsys.readouterr().err
-    assert "the file of labels: " in error
-    assert len(error.splitlines()) == 1
-    with pytest.raises(SbkitError, match="but is another"):
-        sbkit_command(["export", str(begun), "--out", str(tmp_path / "bundle")])
 
 
 def test_a_tokenizer_of_an_attempt_that_saved_nothing_is_named(
